@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 import lockstep
-from benchmarks.common import bare, data_option, record_of, save, spread, step_s
-from benchmarks.common import lockstep as run_lockstep
+from benchmarks.common import bare, data_option, lockstep as run_lockstep, record_of, save, spread, step_s
 from benchmarks.kinds import kind, slug
 from lockstep.data.dataset import Dataset
 from lockstep.data.readers import load_cifar10, load_mnist

@@ -17,15 +17,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.classify.predict import Classifier as Classifier
-    from lockstep.classify.predict import Prediction as Prediction
-    from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord
-    from lockstep.commands.evaluate import evaluate as evaluate
-    from lockstep.commands.export import ExportRecord as ExportRecord
-    from lockstep.commands.export import export as export
+    from lockstep.classify.predict import Classifier as Classifier, Prediction as Prediction
+    from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord, evaluate as evaluate
+    from lockstep.commands.export import ExportRecord as ExportRecord, export as export
     from lockstep.commands.predict import load as load
-    from lockstep.commands.report import Report as Report
-    from lockstep.commands.report import report as report
+    from lockstep.commands.report import Report as Report, report as report
     from lockstep.commands.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe

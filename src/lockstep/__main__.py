@@ -9,9 +9,9 @@ if __name__ == "__main__" and not sys.flags.safe_path and sys.path and sys.path[
 
 def main() -> None:
     """Run the program."""
-    from lockstep.commands import program
+    from lockstep.commands.program import main as program
 
-    program.main()
+    program()
 
 
 if __name__ == "__main__":

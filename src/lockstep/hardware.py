@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface of this host alone
 
-_PROCESS = psutil.Process()
 _GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
 _OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
 _ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")  # on x86 and ARM
@@ -66,9 +65,8 @@ def memory_problem(error: Exception) -> str | None:
     """Return torch's words if `error` says that a GPU or the host has too little memory, else None."""
     import torch
 
-    text = str(error).strip().splitlines() or ["out of memory"]
-    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return text[0] if lacks or (isinstance(error, RuntimeError) and _OF_ALLOCATOR.search(str(error))) else None
+    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(str(error))
+    return (str(error).strip() or "out of memory").splitlines()[0] if lacks else None
 
 
 def cores() -> int:
@@ -105,7 +103,7 @@ def memory_bytes(device: "torch.device") -> int:
     """Return the memory that this process holds: of tensors on a GPU, or all resident memory on a CPU."""
     import torch
 
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(_PROCESS.memory_info().rss)
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
 
 
 def peak_memory_bytes(device: "torch.device") -> int:

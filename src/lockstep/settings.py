@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
-_SHOWN = 300  # characters of a wrong value in a message
 
 
 class Settings(BaseModel):
@@ -85,7 +84,7 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name}: got {item['input']!r:.{_SHOWN}}: {problem}" if name else problem
+    return f"{title} setting {name}: got {item['input']!r:.300}: {problem}" if name else problem
 
 
 def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
@@ -108,8 +107,6 @@ def load_object(path: str) -> Any:
     stays on sys.path, because the object may import more when it is called.
     """
     module_name, _, name = path.partition(":")
-    if not name:
-        raise LockstepError(f"{path!r} is not of the form package.module:name")
     if module_name not in sys.modules and (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
     try:

@@ -12,14 +12,12 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import save
 from tests.runs import fit_here, state_path
 
-from lockstep.classify.predict import load as load_classifier
-from lockstep.classify.predict import weights_of
+from lockstep.classify.predict import load as load_classifier, weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model

@@ -1,8 +1,7 @@
 """Random words: a fixed function of seed, stream, epoch and example."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lockstep import rng
 

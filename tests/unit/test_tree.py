@@ -4,8 +4,7 @@ import gc
 import weakref
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lockstep.core.reduction import owned
 from lockstep.core.tree import add_leaves, add_nodes, cover, middle

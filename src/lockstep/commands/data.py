@@ -31,8 +31,7 @@ def fetch(name: Name, data: Path | None = None) -> Answer:
         name: Name of a dataset, as `lockstep data list` shows it.
         data: Download into DIR/NAME. Default: LOCKSTEP_DATA/NAME, or the user's cache.
     """
-    from lockstep.data import catalog
-    from lockstep.data import fetch as module
+    from lockstep.data import catalog, fetch as module
     from lockstep.launch.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None

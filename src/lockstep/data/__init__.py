@@ -1,12 +1,14 @@
 """Datasets, augmentations and policies, and their registries."""
 
-from lockstep.data.augmentations import Crop as Crop
-from lockstep.data.augmentations import Distort as Distort
-from lockstep.data.augmentations import Features as Features
-from lockstep.data.augmentations import FlipTranslate as FlipTranslate
-from lockstep.data.augmentations import Plain as Plain
-from lockstep.data.augmentations import Shift as Shift
-from lockstep.data.augmentations import TrivialAugment as TrivialAugment
+from lockstep.data.augmentations import (
+    Crop as Crop,
+    Distort as Distort,
+    Features as Features,
+    FlipTranslate as FlipTranslate,
+    Plain as Plain,
+    Shift as Shift,
+    TrivialAugment as TrivialAugment,
+)
 from lockstep.settings import kinds
 
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.

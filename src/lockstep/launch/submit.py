@@ -21,8 +21,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.context import Context, Output
 from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import handled_by
-from lockstep.launch.supervisor import Outcome as Outcome
-from lockstep.launch.supervisor import Relay, Supervisor
+from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 
 
