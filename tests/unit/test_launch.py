@@ -33,7 +33,7 @@ from lockstep.settings import validated
         (4, 16, {"device": "cuda:0,2"}, 2),
     ],
 )
-def test_the_number_of_processes_follows_from_devices_and_towers(monkeypatch, gpus, cores, placement, most):
+def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, placement, most):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert capacity(get_recipe("digits"), Placement(**placement)) == most
