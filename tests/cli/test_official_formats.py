@@ -6,11 +6,8 @@ from the files to the weights works. Batches are small, and most runs are judged
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
-
-RECORD = Path(__file__).parents[2] / "examples/cifar10-record.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -86,12 +83,3 @@ def test_a_recipe_learns_on_growing_images(trained):
     assert losses[-1] < losses[0] - 0.8
     assert result["accuracy"]["raw"] > 0.8
     assert result["accuracy_one_view"] > 0.5
-
-
-@pytest.mark.slow
-def test_the_recipe_for_a_gpu_takes_steps_on_a_cpu(trained):
-    """Not compiled: a compiler would take minutes for this network here; `test_compiled.py` compiles a smaller one."""
-    small = ("--batch", 16, "--steps", 2, *judged_on(20), "--set", "compile=false")
-    result, losses = trained(RECORD, "cifar10", *small, "--name", "steps")
-    assert losses[0] == pytest.approx(2.3, abs=0.3)  # ln 10
-    assert result["examples"] == 32

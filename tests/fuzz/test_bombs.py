@@ -32,10 +32,6 @@ def sparse(name, size):
     with open(name, "wb") as file:
         file.truncate(size)
 
-def tensors(header, length=None, rest=b""):
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + rest
-
 zeros = gzip.compress(bytes(1 << 24))
 """
 BOMBS = {
@@ -44,14 +40,8 @@ Path("i.gz").write_bytes(gzip.compress(struct.pack(">4I", 2051, 20, 28, 28)) + z
 Path("l.gz").write_bytes(gzip.compress(struct.pack(">2I", 2049, 20) + bytes(20)))
 call = lambda: readers.read_mnist(Path("i.gz"), Path("l.gz"), count=20)
 """,
-    "a header of 2^32 images": """
-Path("i").write_bytes(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)); Path("l").write_bytes(b"")
-call = lambda: readers.read_mnist(Path("i"), Path("l"), count=20)
-""",
     "a recipe of 4 GB": "sparse('r.toml', 1 << 32); call = lambda: read_file(Path('r.toml'))",
-    "a recipe that nests": "Path('r.toml').write_text('a=' + '[' * 900_000); call = lambda: read_file(Path('r.toml'))",
     "a JSON file of 4 GB": "sparse('recipe.json', 1 << 32); call = lambda: Run(Path('.')).recipe()",
-    "a JSON file that nests": "Path('recipe.json').write_text('[' * 10**7); call = lambda: Run(Path('.')).recipe()",
     "a number of a million digits": """
 Path('recipe.json').write_text('{"steps": ' + '9' * 1_000_000 + '}'); call = lambda: Run(Path('.')).recipe()
 """,
@@ -61,21 +51,10 @@ os.mkfifo("m.safetensors"); call = lambda: statefile.read(Path("m.safetensors"))
     "a state that is an endless device": """
 Path("m.safetensors").symlink_to("/dev/zero"); call = lambda: statefile.read(Path("m.safetensors"))
 """,
-    "a model file with a header of 2^60 bytes": """
-Path("m.safetensors").write_bytes(tensors({}, 1 << 60)); call = lambda: statefile.facts_of(Path("m.safetensors"))
-""",
     "a model file with a header of 4 GB": """
 sparse("m.safetensors", 1 << 32)
 with open("m.safetensors", "r+b") as file: file.write(struct.pack("<Q", (1 << 32) - 8))
 call = lambda: statefile.facts_of(Path("m.safetensors"))
-""",
-    "tensors of 2^60 values": """
-Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]}}))
-call = lambda: init("w.safetensors")
-""",
-    "tensors whose size overflows": """
-Path("w.safetensors").write_bytes(tensors({"a": {"dtype": "F32", "shape": [1 << 32] * 4, "data_offsets": [0, 0]}}))
-call = lambda: init("w.safetensors")
 """,
     "a tensor that repeats one value": """
 torch.save({"logits.weight": torch.zeros(1).expand(1 << 40)}, "w.pt"); call = lambda: init("w.pt")

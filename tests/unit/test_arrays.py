@@ -11,7 +11,7 @@ from PIL import Image
 
 from lockstep.data import arrays as module
 from lockstep.data.decode import decode_image
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, LockstepError
 
 RNG = np.random.default_rng(1)
 PIXELS = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)
@@ -230,17 +230,6 @@ def test_a_changed_file_is_noticed(cache, suffix, change):
     assert changed != data
     with pytest.raises(LockstepError, match=r"is damaged.*[dD]elete it"):
         module.load_stored(sha256)
-
-
-def test_a_disk_without_room_is_named(monkeypatch, cache):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lockstep.data.pixels.os.pwrite", full)
-    with pytest.raises(LockstepError, match="the disk has no room") as error:
-        module.store(arrays(), None)
-    assert error.value.code == ENVIRONMENT
-    assert list(cache.iterdir()) == []
 
 
 # ---- functions

@@ -21,22 +21,14 @@ def cifar_file(path, labels):
 
 
 def test_three_records_decode_to_label_and_image(tmp_path):
-    path = cifar_file(tmp_path / "x.bin", [3, 0, 9])
-    data = readers.read_cifar([path], records=3)
-    assert data.labels.tolist() == [3, 0, 9]
-    assert data.images.shape == (3, 32, 32, 3)
+    paths = [cifar_file(tmp_path / "x.bin", [3, 0, 9]), cifar_file(tmp_path / "y.bin", [1, 2, 2])]
+    data = readers.read_cifar(paths, records=3)
+    assert data.labels.tolist() == [3, 0, 9, 1, 2, 2]
+    assert data.images.shape == (6, 32, 32, 3)
+    assert readers.read_cifar(paths[::-1], records=3).sha256 != data.sha256
     assert data.images[2, 0, 0].tolist() == [12, 52, 92]
     assert data.images[1, 1, 2].tolist() == [1, 2, 3]
     assert data.images[1, 2, 1].tolist() == [11, 51, 91]
-
-
-def test_two_files_make_one_dataset_in_order(tmp_path):
-    paths = [cifar_file(tmp_path / f"{i}.bin", [i, i + 1]) for i in range(2)]
-    data = readers.read_cifar(paths, records=2)
-    assert data.labels.tolist() == [0, 1, 1, 2]
-    again = readers.read_cifar(paths, records=2)
-    swapped = readers.read_cifar(paths[::-1], records=2)
-    assert data.sha256 == again.sha256 != swapped.sha256
 
 
 def test_damaged_cifar_files_are_reported(tmp_path):
@@ -92,11 +84,11 @@ def test_damaged_idx_files_are_reported(tmp_path):
     images = idx(tmp_path / "images", np.zeros((2, 28, 28)), False)
     labels = idx(tmp_path / "labels", [0, 10], False)
     for call, words in (
-        (lambda: readers.read_mnist(labels, labels, count=2), "labels: idx magic number"),
-        (lambda: readers.read_mnist(images, images, count=2), "images: idx magic number"),
+        (lambda: readers.read_mnist(labels, labels, count=2), "labels: its idx header is"),
+        (lambda: readers.read_mnist(images, images, count=2), "images: its idx header is"),
         (
             lambda: readers.read_mnist(images, labels, count=3),
-            r"images: its header says \[2, 28, 28\], expected",
+            r"images: its idx header is \[2051, 2, 28, 28\], expected",
         ),
         (lambda: readers.read_mnist(images, labels, count=2), "labels: label 10 in record 1"),
     ):
@@ -128,18 +120,3 @@ def test_a_damaged_installation_is_named(tmp_path, monkeypatch):
         with pytest.raises(LockstepError, match=rf"digits\.npz {words}.*: install lockstep again"):
             readers.load_digits(None)
         readers.DIGITS.write_bytes(b"PK")
-
-
-def test_real_cifar10(real_data):
-    splits = readers.load_cifar10(real_data)
-    assert np.bincount(splits["train"].labels.numpy()).tolist() == [5000] * 10
-    assert np.bincount(splits["test"].labels.numpy()).tolist() == [1000] * 10
-    means = splits["train"].images.float().div_(255).mean((0, 1, 2))
-    assert means.tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
-
-
-def test_real_mnist(real_data):
-    splits = readers.load_mnist(real_data)
-    assert [len(splits[name]) for name in ("train", "validation", "test")] == [55_000, 5_000, 10_000]
-    assert splits["validation"].labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert splits["test"].labels[:5].tolist() == [7, 2, 1, 0, 4]

@@ -2,17 +2,14 @@
 
 import itertools
 
-import numpy as np
 import pytest
 import torch
-from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
 from lockstep.data import readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import opened_or_made
 from lockstep.errors import LockstepError
-from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
@@ -82,29 +79,8 @@ def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
         assert moved.pixels(slice(5)).device.type == moved.pixels(torch.tensor([2, 1])).device.type == "meta"
 
 
-def test_a_run_has_the_same_bits(monkeypatch, tmp_path, train_set):
-    recipe = get_recipe("digits").replace(epochs=None, steps=4, eval_batch=50, held_out=60)
-    parts = {"train": train_set, "test": readers.load_digits(None)["test"]}
-    results = []
-    for kind in ("memory", KINDS[1]):
-        splits = {name: through(kind, part) for name, part in parts.items()}
-        monkeypatch.setattr(session, "read_splits", lambda recipe, placement, splits=splits: splits)
-        placement = Placement(eval_every=3, summary_every=4, digest_every=2)
-        results.append(fit_here(recipe, tmp_path / kind, placement).result)
-    for name in ("weights_sha256", "accuracy", "loss"):
-        assert results[0][name] == results[1][name]
-
-
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with pytest.raises(LockstepError, match=r"has no split 'test'.*its splits are train\. .*held_out=N"):
         Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Session(held, Placement(), Context(), {"train": train_set}).splits
-
-
-def test_spread_examples_are_of_all_classes():
-    images = np.arange(10, dtype=np.uint8)[:, None, None, None]
-    whole = Dataset.of(images, np.repeat([0, 1], 5), ("a", "b"))
-    assert whole.spread(4).pixels(slice(None)).flatten().tolist() == [0, 2, 5, 7]
-    assert whole.spread(4).labels.tolist() == [0, 0, 1, 1]
-    assert len(whole.spread(99)) == 10

@@ -154,15 +154,6 @@ def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit)
     assert server.requests == ["toy.tar.gz"]
 
 
-def test_a_destination_that_cannot_be_made_is_reported(tmp_path, server):
-    (tmp_path / "file").write_text("")
-    for destination in (tmp_path / "file/toy", tmp_path / "file/deeper/toy"):
-        with pytest.raises(LockstepError, match=r"cannot write .*file.*By hand") as caught:
-            fetch.fetch(toy(TOY, server.url), destination)
-        assert caught.value.code == ENVIRONMENT
-    assert server.requests == []
-
-
 def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch):
     """Threads stand for programs: the lock of each open file is its own. The holder removes it while others wait."""
     monkeypatch.setattr(fetch, "_TIMEOUT_S", 60)

@@ -33,18 +33,17 @@ def never(rows):
 
 
 def test_a_file_is_made_once_and_mapped_by_later_programs(folder):
+    folder.mkdir(parents=True)
+    (folder / ".partial").write_bytes(b"left")  # by a program that was killed; its lock is free
     assert torch.equal(made(), torch.from_numpy(IMAGES))
     assert torch.equal(made(make=never), torch.from_numpy(IMAGES))
     assert list(folder.iterdir()) == [path_of("key")]
     assert np.array_equal(np.load(path_of("key")), IMAGES)  # Every program can read it.
-    made("another key")
-    assert len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("position", [0, 100, 128 + 7, -5, -1])
-def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(monkeypatch, position, parts):
-    monkeypatch.setattr(pixels, "_PART_BYTES", -(-IMAGES.nbytes // parts))
+def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(monkeypatch, position):
+    monkeypatch.setattr(pixels, "_PART_BYTES", -(-IMAGES.nbytes // 3))
     made()
     data = bytearray(path_of("key").read_bytes())
     data[position] ^= 1
@@ -55,7 +54,7 @@ def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(monkeypatch, po
     assert error.value.code == DATA
 
 
-@pytest.mark.parametrize("length", [0, 3, 4, 100, -1, -100])
+@pytest.mark.parametrize("length", [0, 3, 100, -1])
 def test_a_file_that_is_cut_off_is_an_error(length):
     made()
     path_of("key").write_bytes(path_of("key").read_bytes()[:length])
@@ -73,14 +72,6 @@ def test_what_fails_leaves_nothing(folder, error):
     with pytest.raises(error, match="at 40"):
         made(make=failing)
     assert list(folder.iterdir()) == []
-
-
-def test_what_a_killed_program_left_is_removed(folder):
-    """The lock of a killed program is free."""
-    folder.mkdir(parents=True)
-    (folder / ".partial").write_bytes(b"left")
-    made()
-    assert list(folder.iterdir()) == [path_of("key")]
 
 
 def test_of_several_programs_one_makes_the_file(caplog):
@@ -117,11 +108,3 @@ def test_a_disk_without_room_is_an_error_with_the_size(folder, monkeypatch, call
     assert "XDG_CACHE_HOME" in str(error.value)
     assert error.value.code == ENVIRONMENT
     assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_an_error(folder):
-    folder.parent.mkdir(parents=True)
-    folder.write_text("a file")
-    with pytest.raises(LockstepError, match=f"cannot be written to {folder}: File exists") as error:
-        made()
-    assert error.value.code == ENVIRONMENT

@@ -19,14 +19,8 @@ import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files
-from lockstep.data.decode import (
-    RULES,
-    UnreadableImageError,
-    decode_image,
-    decoder_versions,
-    inspect_image,
-    read_image,
-)
+from lockstep.data import decode
+from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.progress import in_threads
 from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
 from lockstep.errors import DATA, LockstepError
@@ -299,11 +293,9 @@ def read(found: Scan) -> list[Photo]:
                 for photo in unknown[rows.start : rows.stop]:
                     known[photo.path] = _examined(root, photo)
 
-            try:
-                in_threads(f"reading the images in {root}", examine, len(unknown), _AT_A_TIME)
-            finally:  # A program that is stopped keeps what it has read.
-                if unknown:
-                    _save(path, known)
+            in_threads(f"reading the images in {root}", examine, len(unknown), _AT_A_TIME)
+            if unknown:
+                _save(path, known)
     return [known[photo.path] for photo in photos]
 
 
@@ -317,7 +309,7 @@ def _examined(root: Path, photo: Photo) -> Photo:
     try:
         data = read_image(root / photo.path)
         photo = photo._replace(sha256=hashlib.sha256(data).hexdigest())
-        format, width, height, grey = inspect_image(data)
+        format, width, height, grey = decode.inspect_image(data)
         return photo._replace(format=format, width=width, height=height, grey=grey)
     except UnreadableImageError as error:
         return photo._replace(cause=str(error))

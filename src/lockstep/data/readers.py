@@ -80,19 +80,16 @@ def read_cifar(paths: list[Path], *, records: int) -> Dataset:
 
     Raises: LockstepError that names the file if its size is wrong or a label is out of range.
     """
+    size = records * _CIFAR_RECORD_BYTES
+    images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
+    labels = np.empty(records * len(paths), np.int64)
     try:
-        for path in paths:  # check all sizes first, so that a truncated file is reported before any file is read
-            if (got := path.stat().st_size) != records * _CIFAR_RECORD_BYTES:
-                raise LockstepError(
-                    f"{path}: {got} bytes, expected {records * _CIFAR_RECORD_BYTES} ({records} records): the file is "
-                    f"truncated or not in CIFAR binary format",
-                    DATA,
-                )
-        images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
-        labels = np.empty(records * len(paths), np.int64)
         for i, path in enumerate(paths):
+            if (got := path.stat().st_size) != size:
+                problem = f"{got} bytes, expected {size} ({records} records)"
+                raise LockstepError(f"{path}: {problem}: the file is truncated or not in CIFAR binary format", DATA)
             part = slice(i * records, (i + 1) * records)
-            data = np.fromfile(path, np.uint8, records * _CIFAR_RECORD_BYTES).reshape(records, _CIFAR_RECORD_BYTES)
+            data = np.fromfile(path, np.uint8, size).reshape(records, _CIFAR_RECORD_BYTES)
             labels[part] = data[:, 0]
             if (largest := labels[part].max()) >= len(_CIFAR10_CLASSES):
                 record = int(labels[part].argmax())
@@ -135,15 +132,12 @@ def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]
     length = 4 * (1 + len(shape))
     data = _bytes(path, length + math.prod(shape) + 1)
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
-    if not header or header[0] != magic:
-        raise LockstepError(f"{path}: idx magic number {header[0] if header else 'missing'}, expected {magic}", DATA)
-    if tuple(header[1:]) != shape:
-        raise LockstepError(f"{path}: its header says {header[1:]}, expected {list(shape)}", DATA)
+    if header != [magic, *shape]:
+        raise LockstepError(f"{path}: its idx header is {header}, expected {[magic, *shape]}", DATA)
     body = np.frombuffer(data, np.uint8, offset=length)
-    if body.size < math.prod(shape):
-        raise LockstepError(f"{path}: {body.size} values, expected {math.prod(shape)}: the file is truncated", DATA)
-    if body.size > math.prod(shape):
-        raise LockstepError(f"{path}: more values than the {math.prod(shape)} of its header", DATA)
+    if body.size != math.prod(shape):
+        values = f"{body.size} values, expected {math.prod(shape)}"
+        raise LockstepError(f"{path}: {values}: the file is truncated, or another one", DATA)
     return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays
 
 
