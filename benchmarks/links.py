@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s
 SHAPES = {"2 x 2": (2, 2), "4 x 1": (4, 1)}  # hosts, and processes on each
 MODELS = {"cifar10-tutorial": (128, 62, 2), "mnist": (128, 12, 2)}  # images of a tower; steps of a long and a short run
-ONE_PART = "import sys; from lockstep.core import vector; vector.LEAST_PART = 1 << 60; "
+ONE_PART = "import sys; from lockstep.core import vector; vector.MIN_PART = 1 << 60; "
 START = "from lockstep.commands.program import main; sys.exit(main())"
 PORT = "29500"
 

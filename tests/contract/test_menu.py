@@ -26,7 +26,7 @@ from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import Tower
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
 from lockstep.listeners.events import Listener
@@ -125,7 +125,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
     log = Log(course, [digests], monitor, CPU)
     last = course.steps if steps is None else steps
-    poll = lambda: ControlFlags(SIGTERM if state.step == last - 1 else None)  # noqa: E731
+    poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower = Tower(course, network)
     updates = train(dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2)
     for _ in updates if last else ():

@@ -42,7 +42,7 @@ from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.core.vector import ControlFlags, Metrics
+from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset
 from lockstep.jobs import probe
 from lockstep.listeners.events import Listener
@@ -195,7 +195,7 @@ def rehearse(recipe: Recipe, kind: str, passed: list[str]) -> list[str]:
 
         def read(self: Metrics) -> tuple:
             reads.append(self.requests.device)
-            return ControlFlags(), []
+            return Requests(), []
 
         with mock.patch.object(Metrics, "read", read):
             steps = train(dataset, tower, reduction, state, log)

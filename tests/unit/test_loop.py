@@ -10,7 +10,7 @@ from lockstep.core.group import Alone
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
 from lockstep.core.tower import NonFiniteError
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.listeners.log import Log
 from lockstep.recipes import get_recipe
@@ -35,7 +35,7 @@ def test_it_yields_once_after_each_update():
     state, items = loop()
     weights = [state.weights_sha256()]
     for number, requested in enumerate(items, 1):
-        assert requested == ControlFlags()
+        assert requested == Requests()
         assert state.step == number
         weights.append(state.weights_sha256())
     assert state.step == 6
@@ -44,7 +44,7 @@ def test_it_yields_once_after_each_update():
 
 def test_nothing_is_computed_before_the_first_item_is_taken():
     calls = []
-    state, items = loop(poll_flags=lambda: calls.append(state.step) or ControlFlags())
+    state, items = loop(poll_flags=lambda: calls.append(state.step) or Requests())
     assert (state.step, calls) == (0, [])
     next(items)
     assert (state.step, calls) == (1, [0] * RECIPE.towers)
@@ -53,13 +53,13 @@ def test_nothing_is_computed_before_the_first_item_is_taken():
 
 
 def test_it_ends_after_the_step_in_which_a_process_requests_to_stop():
-    state, items = loop(poll_flags=lambda: ControlFlags(SIGTERM if state.step == 2 else None))
-    assert list(items) == [ControlFlags(), ControlFlags(), ControlFlags(SIGTERM)]
+    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None))
+    assert list(items) == [Requests(), Requests(), Requests(SIGTERM)]
     assert state.step == 3
 
 
 def test_a_request_to_save_does_not_end_it():
-    state, items = loop(poll_flags=lambda: ControlFlags(save=state.step == 4))
+    state, items = loop(poll_flags=lambda: Requests(save=state.step == 4))
     assert [item.save for item in items] == [False, False, False, False, True, False]
     assert state.step == 6
 
@@ -67,7 +67,7 @@ def test_a_request_to_save_does_not_end_it():
 def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
     whole, items = loop()
     list(items)
-    state, items = loop(poll_flags=lambda: ControlFlags(SIGTERM if state.step == 2 else None))
+    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None))
     list(items)
     tower, fresh, _ = parts(RECIPE, (1, 8, 8))
     fresh.load(state.tensors())

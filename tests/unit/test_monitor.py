@@ -1,11 +1,11 @@
 """Monitors: what a process writes its launcher reads, and how seconds are counted."""
 
-from lockstep.core.monitor import SLOW, Beat, Memory, Monitor
+from lockstep.core.monitor import SLOW, Beat, HeartbeatFile, Monitor
 
 
 def test_the_launcher_reads_what_a_process_does_also_after_the_file_is_gone(tmp_path):
     path = tmp_path / "heartbeat-0"
-    memory = Memory(path)
+    memory = HeartbeatFile(path)
     assert memory.beat == Beat()  # before the process has begun
     monitor = Monitor(path)
     path.unlink()

@@ -17,7 +17,7 @@ from tests.unit.test_evaluation_lines import evaluation
 from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
-from lockstep.core.vector import ControlFlags, Metrics
+from lockstep.core.vector import Metrics, Requests
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -34,7 +34,7 @@ STATE = SimpleNamespace(
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    return Metrics(*one, torch.zeros(len(ControlFlags().flags())), torch.zeros(4), torch.zeros(4, 3))
+    return Metrics(*one, torch.zeros(len(Requests().flags())), torch.zeros(4), torch.zeros(4, 3))
 
 
 def a_log(listeners, steps=25):

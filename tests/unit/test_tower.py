@@ -16,7 +16,7 @@ from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
@@ -175,7 +175,7 @@ def test_a_tower_that_is_not_finite_is_named():
     shards[2].images[0, 0, 0, 0] = math.inf
     _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(tower(state, shard, 7) for shard in shards))
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
-    assert metrics.read() == (ControlFlags(), [2])
+    assert metrics.read() == (Requests(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
     for bad in (math.nan, math.inf, -math.inf):
         tower._network.gradients = lambda loss, found, bad=bad: [

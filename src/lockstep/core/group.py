@@ -4,13 +4,14 @@ Only this module and launch/world.py import torch.distributed, which only moves 
 in reduction.py, so no choice of the library (ring or tree, buckets, channels) can change a bit.
 """
 
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,6 @@ from lockstep.errors import PeerLostError
 # Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
 PATIENT_S = 86400.0
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or to receive from it
 
 
@@ -96,9 +95,10 @@ def connect(
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     gpu = device if device.type == "cuda" else None
-    _reports_lost_peers(dist.init_process_group)(
-        backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
-    )
+    with _lost_peers_reported():
+        dist.init_process_group(
+            backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
+        )
     return Processes(device, monitor, limit_s=limit_s)
 
 
@@ -110,38 +110,22 @@ def is_lost_peer(error: Exception) -> bool:
     return isinstance(error, dist.DistError)
 
 
-def _reports_lost_peers(call: Callable[P, R]) -> Callable[P, R]:
-    """Wrap `call` to raise PeerLostError for a broken connection, which is the failure of another process."""
-
-    @wraps(call)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return call(*args, **kwargs)
-        except dist.DistError as error:
-            raise PeerLostError(f"lost the other processes: {error}") from error
-        except RuntimeError as error:
-            if "gloo" not in str(error).lower() and "connection" not in str(error).lower():
-                raise
-            if "Timed out" in str(error):
-                raise PeerLostError(
-                    f"no answer from the other processes within ten times --timeout ({error}): one of them hangs, or "
-                    f"its host cannot be reached. The run continues from its newest checkpoint"
-                ) from error
-            raise PeerLostError(f"lost the other processes: {error}") from error
-
-    return checked
-
-
-def _waiting(method: Callable[Concatenate["Processes", P], R]) -> Callable[Concatenate["Processes", P], R]:
-    """Wrap a method that waits for the other processes: it reports so, and raises PeerLostError if one is lost."""
-    checked = _reports_lost_peers(method)
-
-    @wraps(method)
-    def waiting(self: "Processes", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.monitor.doing("communication"):
-            return checked(self, *args, **kwargs)
-
-    return waiting
+@contextmanager
+def _lost_peers_reported() -> Iterator[None]:
+    """Raise PeerLostError for a broken connection, which is the failure of another process."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        text = str(error)
+        if not isinstance(error, dist.DistError) and not re.search("gloo|connection", text, re.IGNORECASE):
+            raise
+        cause = f"lost the other processes: {text}"
+        if "Timed out" in text:
+            cause = (
+                f"no answer from the other processes within ten times --timeout ({text}): one of them hangs, or its "
+                f"host cannot be reached. The run continues from its newest checkpoint"
+            )
+        raise PeerLostError(cause) from error
 
 
 Work = tuple[Callable[[], None], Future[None]]
@@ -153,14 +137,13 @@ def _do_all(begun: "SimpleQueue[Work]") -> None:
     while True:
         work, done = begun.get()
         try:
-            if failure is None:
-                work()
+            if failure is not None:
+                raise failure
+            work()
+            done.set_result(None)
         except BaseException as error:
             failure = error
-        if failure is None:
-            done.set_result(None)
-        else:
-            done.set_exception(failure)
+            done.set_exception(error)
         del work, done  # and with them a vector
 
 
@@ -189,25 +172,29 @@ class Processes(Group):
         self.overlaps = device.type == "cpu"
         self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
 
-    @_waiting
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Do what waits for the other processes. Raises: PeerLostError."""
+        with self.monitor.doing("communication"), _lost_peers_reported():
+            yield
+
     def gather(self, table: Tensor) -> Tensor:
         """Return the tables of all processes, stacked."""
         table = table.to(self._device).contiguous()
         out = table.new_empty((self.processes, *table.shape))
-        dist.all_gather_single(out.view(-1), table.view(-1), group=self._backend)
+        with self._waiting():
+            dist.all_gather_single(out.view(-1), table.view(-1), group=self._backend)
         return out
 
-    @_waiting
     def broadcast(self, data: bytes | None) -> bytes:
         """Return process 0's `data` in every process."""
         length = torch.tensor([len(data or b"")], device=self._device)
-        dist.broadcast(length, src=0, group=self._backend)
-        if not int(length):
-            return b""
+        self.send_from_first(length)
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
-        if data is not None and self.process == 0:
+        if data and self.process == 0:
             payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(payload, src=0, group=self._backend)
+        if len(payload):
+            self.send_from_first(payload)
         return payload.cpu().numpy().tobytes()
 
     def hosts(self) -> list[int]:
@@ -226,33 +213,29 @@ class Processes(Group):
         self._begun.put((work, done))
         return done.result
 
-    @_reports_lost_peers
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
         """Send and receive."""
-        if not sends and not receives:
-            return
         # Receives first: gloo asks the sender for each, and the question would wait behind the data of a send. So both
         # directions of a link are busy at once.
         operations = [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
         operations += [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        with _lost_peers_reported():
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
 
-    @_waiting
     def send_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with that of process 0."""
-        dist.broadcast(tensor, src=0, group=self._backend)
+        with self._waiting():
+            dist.broadcast(tensor, src=0, group=self._backend)
 
-    @_waiting
     def all_reduce(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with the backend's own sum."""
-        dist.all_reduce(tensor, group=self._backend)
+        with self._waiting():
+            dist.all_reduce(tensor, group=self._backend)
 
     def on_cpu(self) -> "Processes":
         """Return the same processes, connected by gloo. On GPUs this is a second group, not yet run on one."""
-        if self._device.type == "cpu":
-            return self
-        return self._by_gloo(self._limit_s)
+        return self if self._device.type == "cpu" else self._by_gloo(self._limit_s)
 
     def patient(self) -> "Processes":
         """Return the same processes, which wait for each other as long as it takes."""
@@ -262,8 +245,8 @@ class Processes(Group):
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
         return Processes(torch.device("cpu"), self.monitor, group, limit_s)
 
-    @_waiting
     def close(self) -> None:
         """Wait for the other processes, then leave. A process that leaves early can make the others fail."""
-        dist.barrier()
-        dist.destroy_process_group()
+        with self._waiting():
+            dist.barrier()
+            dist.destroy_process_group()

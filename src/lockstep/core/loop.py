@@ -9,7 +9,7 @@ from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction, first_towers
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
-from lockstep.core.vector import ControlFlags, Metrics
+from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset
 from lockstep.data.plan import Plan
 
@@ -55,9 +55,9 @@ def train(
     state: State,
     log: Observer,
     *,
-    poll_flags: Callable[[], ControlFlags] = ControlFlags,
+    poll_flags: Callable[[], Requests] = Requests,
     digest_every: int = 0,
-) -> Generator[ControlFlags]:
+) -> Generator[Requests]:
     """Train `state`, in place, to the last step of the tower's course. Yield after every update.
 
     Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.

@@ -8,7 +8,7 @@ import mmap
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -44,11 +44,10 @@ class Beat(NamedTuple):
 _FORMAT = struct.Struct("<4q")  # the fields of Beat, in order
 
 
-class Memory:
-    """The bytes of a heartbeat, shared between a process and its launcher through the file `path`.
+class HeartbeatFile:
+    """A heartbeat in the file `path`, which a process and its launcher map. Without a path it is in memory only.
 
-    Both keep the file mapped, so the launcher reads it also after the process was killed. Without a path the memory is
-    this process's own.
+    As both keep the file mapped, the launcher reads it also after the process was killed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -74,7 +73,7 @@ class Mark(NamedTuple):
     measured: int = 0  # steps that `parts` cover
 
 
-class Monitor(Memory):
+class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
     A GPU computes asynchronously. There the parts of a step are measured only if `begin_step` asks for it, as each
@@ -103,27 +102,21 @@ class Monitor(Memory):
         """Measure the parts of steps that are computed on `device`."""
         self._gpu = device if device.type == "cuda" else None
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self) -> AbstractContextManager[None]:
         """Count the seconds within the context as training time: those of no other part as "update"."""
-        with self._entered("update"):
-            yield
+        return self._entered("update")
 
-    @contextmanager
-    def doing(self, part: Part, step: int | None = None) -> Iterator[None]:
+    def doing(self, part: Part, step: int | None = None) -> AbstractContextManager[None]:
         """Move on, in `step` (None: the same as before). Within training, count the seconds as `part` of a step.
 
         A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may take any time.
         """
         self._step = self._step if step is None else step
-        with self._entered(None if self._part is None else part, endless=part == "report"):
-            yield
+        return self._entered(None if self._part is None else part, endless=part == "report")
 
-    @contextmanager
-    def pausing(self, *, endless: bool = False) -> Iterator[None]:
+    def pausing(self, *, endless: bool = False) -> AbstractContextManager[None]:
         """Do work that is no training and may be slow: an evaluation, saving. If `endless`, it may take any time."""
-        with self._entered(None, endless=endless):
-            yield
+        return self._entered(None, endless=endless)
 
     @contextmanager
     def _entered(self, part: Part | None, *, endless: bool = False) -> Iterator[None]:

@@ -98,20 +98,28 @@ class Network:
             raise
         return logits
 
-    def gradients(self, loss: Tensor, found: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
+    def gradients(self, loss: Tensor, each: Callable[[int, Tensor], None] | None = None) -> list[Tensor]:
         """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.
 
-        `found` gets the number of a parameter and its gradient as soon as the backward pass has it.
+        `each` gets the number of a parameter and its gradient as soon as the backward pass has it.
         """
-        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         with ExitStack() as hooks:
             for number, parameter in enumerate(self.parameters.values()):
-                if found and parameter.requires_grad:
-                    hook = parameter.register_hook(partial(found, number))  # type: ignore[no-untyped-call]
-                    hooks.enter_context(hook)
-            values = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True) if trained else ()
-        by_name = dict(zip(trained, values, strict=True))
-        return [by_name[name] if name in by_name else torch.zeros_like(p) for name, p in self.parameters.items()]
+                if each and parameter.requires_grad:
+                    hook = partial(_pass_gradient, each, number)
+                    handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                    hooks.enter_context(handle)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        return gradients
+
+
+def _pass_gradient(each: Callable[[int, Tensor], None], number: int, parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    each(number, parameter.grad)
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

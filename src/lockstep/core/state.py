@@ -65,7 +65,7 @@ class State:
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
         still = untrained_layers(recipe, {name.rpartition(".")[0] for name in self.buffers}, self.parameters)
-        self._unmoved = {name for name in self.buffers if name.rpartition(".")[0] in still}
+        self._moved = {name: b for name, b in self.buffers.items() if name.rpartition(".")[0] not in still}
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -123,15 +123,13 @@ class State:
             if self._average is not None and self._recipe.ema is not None:
                 self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
-    def _update_buffers(self, buffer_deltas: Tensor) -> None:
-        start = 0
-        for name, buffer in self.buffers.items():
-            if buffer.is_floating_point():
-                change = buffer_deltas[start : start + buffer.numel()].view_as(buffer)
-                start += buffer.numel()
-                if name not in self._unmoved:
-                    buffer.add_(change)
-            elif name.endswith("num_batches_tracked") and name not in self._unmoved:
+    def _update_buffers(self, deltas: Tensor) -> None:
+        floating = {name: buffer.shape for name, buffer in self.buffers.items() if buffer.is_floating_point()}
+        changes = named_views(deltas, floating)
+        for name, buffer in self._moved.items():
+            if name in changes:
+                buffer.add_(changes[name])
+            elif name.endswith("num_batches_tracked"):
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
@@ -152,9 +150,11 @@ class State:
         if not recipe.optimizer.decays_in_loss:
             return {}
         with arithmetic(recipe.arithmetic):
-            named = {name: c for name, c in recipe.weight_decay.items() if c and name != DEFAULT}
-            flat = {name: self.parameters[name].view(-1) for name in named}
-            terms = {name: torch.dot(flat[name], flat[name]) * (c / 2) for name, c in named.items()}
+            terms = {}
+            for name, c in recipe.weight_decay.items():
+                if c and name != DEFAULT:
+                    flat = self.parameters[name].view(-1)
+                    terms[name] = torch.dot(flat, flat) * (c / 2)
             others = [self.parameters[name] for name in self.decay if name not in recipe.weight_decay]
             if others and (c := recipe.weight_decay[DEFAULT]):
                 terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
@@ -177,16 +177,21 @@ class State:
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
-        named |= self._weights_and_average() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
+        named |= self._weights() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
         return {name: t.detach() for name, t in named.items()}
 
-    def _weights_and_average(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[str, Tensor]:
         """Return all weights, buffers and averages, by their names in a checkpoint."""
         groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
+
+    def _result(self) -> dict[str, Tensor]:
+        """Return the tensors that make a state the result of a run, by their names in a checkpoint."""
+        changing = {name: tensor for name, tensor in self._weights().items() if not name.startswith("frozen/")}
+        return {"step": torch.tensor(self.step), **changing}
 
     def keep_best(self) -> None:
         """Keep copies of the present weights as the best ones. A thread that copies the state has the earlier ones."""
@@ -200,53 +205,43 @@ class State:
                 tensor.copy_(self.best[name])
             self.step = int(self.best["step"])
 
-    def _result(self) -> dict[str, Tensor]:
-        """Return the tensors that make a state the result of a run, by their names in a checkpoint."""
-        weights = self._weights_and_average().items()
-        changing = {name: tensor for name, tensor in weights if not name.startswith("frozen/")}
-        return {"step": torch.tensor(self.step), **changing}
-
+    @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
-        self._require_fitting(tensors)
+        self._require_form_of(tensors)
         best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
         self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}
         self.step = int(tensors["step"])
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
-        with torch.no_grad():
-            for name, tensor in self._weights_and_average().items():
-                tensor.copy_(tensors[name])
-        for key, tensor in tensors.items():
-            kind, _, rest = key.partition("/")
-            if kind == "optimizer":
-                slot, _, name = rest.partition("/")
-                parameter = self.parameters[name]
-                self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True)
+        for name, tensor in self._weights().items():
+            tensor.copy_(tensors[name])
+        for name in tensors:
+            if name.startswith("optimizer/"):
+                _, slot, parameter = name.split("/", 2)
+                slots = self.optimizer.state[self.parameters[parameter]]
+                slots[slot] = tensors[name].to(self._flat.device, copy=True)
 
-    def _require_fitting(self, tensors: Mapping[str, Tensor]) -> None:
+    def _require_form_of(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""
-        own = {name: tensor for name, tensor in self.named().items() if not name.startswith((BEST, "optimizer/"))}
-        best = {f"{BEST}{name}": tensor for name, tensor in self._result().items()}
-        expected = own | best if any(name.startswith(BEST) for name in tensors) else own
-        slots = [name for name in tensors if name.startswith("optimizer/")]
-        if differing := sorted(expected.keys() ^ (tensors.keys() - {*slots})):
-            raise LockstepError(f"the checkpoint is of another model: {', '.join(differing[:5])} differ", DATA)
-        for name in slots:
-            if (parameter := self.parameters.get(name.split("/", 2)[-1])) is None:
-                raise LockstepError(f"the checkpoint is of another model: it has {name}", DATA)
-            # Adam's number of updates is a slot of one value.
-            expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
-        for name, tensor in expected.items():
-            stored, needed = ([*one.shape, one.dtype] for one in (tensors[name], tensor))
-            if stored != needed:
-                raise LockstepError(
-                    f"the checkpoint is of another model: {name} is {stored} in the checkpoint and {needed} in model "
-                    f"{self._recipe.model}",
-                    DATA,
-                )
-        if self._scale is not None and not bool(tensors["loss_scale"].isfinite().all()):
-            raise LockstepError("the loss scale in the checkpoint is not finite", DATA)
+        expected = {name: t for name, t in self.named().items() if not name.startswith((BEST, "optimizer/"))}
+        if any(name.startswith(BEST) for name in tensors):
+            expected |= {f"{BEST}{name}": tensor for name, tensor in self._result().items()}
+        for name in tensors:
+            parameter = self.parameters.get(name.split("/", 2)[-1])
+            if name.startswith("optimizer/") and parameter is not None:
+                # Adam's number of updates is a slot of one value.
+                expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
+        stored, needed = (
+            {name: [*tensor.shape, tensor.dtype] for name, tensor in of.items()} for of in (tensors, expected)
+        )
+        if differing := sorted(name for name in stored | needed if stored.get(name) != needed.get(name)):
+            name = differing[0]
+            raise LockstepError(
+                f"the checkpoint is of another model: {name} is {stored.get(name)} in the checkpoint and "
+                f"{needed.get(name)} in model {self._recipe.model}",
+                DATA,
+            )
 
     def weights_sha256(self) -> str:
         """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name.
@@ -282,12 +277,10 @@ class StatesDifferError(LockstepError):
     def __init__(self, step: int, digests: Sequence[object]) -> None:
         """`digests` are those of all processes after `step` updates. The most frequent one is taken as right."""
         right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
-        wrong = [process for process, digest in enumerate(digests) if digest != right]
-        who = f"process {wrong[0]}" if len(wrong) == 1 else f"processes {', '.join(map(str, wrong))}"
+        wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
         super().__init__(
-            f"{who} of {len(digests)} no longer computes the same bits as the others: after {step} steps the weights, "
-            f"buffers, average or optimizer state differ. Nothing was saved since they were last equal. Usual causes: "
-            f"faulty memory, or a model whose output depends on more than its weights and input. Continue from the "
-            f"last checkpoint with --resume",
+            f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
+            f"{step} steps the state differs. Nothing was saved since it was last equal. Usual causes: faulty memory, "
+            f"or a model whose output depends on more than its weights and input. Continue with --resume",
             ENVIRONMENT,
         )

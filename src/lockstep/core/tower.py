@@ -10,7 +10,7 @@ from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
 from lockstep.core.state import State
-from lockstep.core.vector import ControlFlags, Layout, VectorBuilder
+from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.kernels.portable import arithmetic
@@ -36,7 +36,7 @@ class Tower:
         state: State,
         shard: Shard,
         step: int,
-        requests: ControlFlags = ControlFlags(),  # noqa: B008  a frozen constant
+        requests: Requests = Requests(),  # noqa: B008  a frozen constant
         digest: Sequence[float] = (),
         complete: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
@@ -62,11 +62,10 @@ class Tower:
             )
             vector = VectorBuilder(self.layout, loss.device, complete)
             scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
-            gradients = network.gradients(scaled, vector.found if complete else None)
+            gradients = network.gradients(scaled, vector.add_gradient if complete else None)
             with torch.no_grad():
                 buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
-                sums = torch.zeros(self.layout.metric_length, device=loss.device)
-                metrics = self.layout.metrics(sums)
+                metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 if shard.tower == recipe.towers - 1:
                     metrics.last_cross_entropy.copy_(loss)
@@ -76,7 +75,7 @@ class Tower:
                         metrics.requests[i].fill_(flag)
                 if first and digest:
                     metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
-                vector.finish(gradients, buffer_deltas, sums, shard.tower)
+                vector.finish(gradients, buffer_deltas, shard.tower)
         return vector.values
 
 

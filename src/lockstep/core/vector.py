@@ -22,7 +22,7 @@ MIN_PART, MAX_PARTS = 1 << 18, 8
 
 
 @dataclass(frozen=True)
-class ControlFlags:
+class Requests:
     """Requests to all processes, to act on after a step."""
 
     stop: Signals | None = None  # the signal to stop for, or None
@@ -33,14 +33,14 @@ class ControlFlags:
         return [float(self.stop == one) for one in STOP_SIGNALS] + [float(self.save)]
 
     @staticmethod
-    def of(counts: Sequence[float]) -> "ControlFlags":
+    def of(counts: Sequence[float]) -> "Requests":
         """Return the requests that at least one process made, from the sums of `flags` over towers."""
         *signals, save = counts
         stop = next((one for one, count in zip(STOP_SIGNALS, signals, strict=True) if count), None)
-        return ControlFlags(stop, bool(save))
+        return Requests(stop, bool(save))
 
 
-_CONTROL_FLAGS = len(ControlFlags().flags())
+_FLAGS = len(Requests().flags())
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Metrics:
     cross_entropy: Tensor  # [], summed over the examples
     last_cross_entropy: Tensor  # [], the last tower's part of it
     correct: Tensor  # [], how many examples are classified correctly
-    requests: Tensor  # [4], for each flag of `ControlFlags` the number of towers whose process set it
+    requests: Tensor  # [4], for each flag of `Requests` the number of towers whose process set it
     non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
     digest: Tensor  # [towers, 3], digest of the process's state, in steps that compare it
 
     @staticmethod
     def sizes(towers: int) -> list[int]:
         """Return the number of values of each field, in order."""
-        return [1, 1, 1, _CONTROL_FLAGS, towers, towers * digest.VALUES]
+        return [1, 1, 1, _FLAGS, towers, towers * digest.VALUES]
 
     @staticmethod
     def views(sums: Tensor, towers: int) -> "Metrics":
@@ -69,11 +69,11 @@ class Metrics:
         rows = digests.view(-1, digest.VALUES)
         return Metrics(loss[0], last[0], correct[0], requests, non_finite, rows)
 
-    def read(self) -> tuple[ControlFlags, list[int]]:
+    def read(self) -> tuple[Requests, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
         read = torch.cat([self.requests, self.non_finite]).tolist()
-        towers = [tower for tower, flag in enumerate(read[_CONTROL_FLAGS:]) if flag]
-        return ControlFlags.of(read[:_CONTROL_FLAGS]), towers
+        towers = [tower for tower, flag in enumerate(read[_FLAGS:]) if flag]
+        return Requests.of(read[:_FLAGS]), towers
 
 
 class Part(NamedTuple):
@@ -95,56 +95,39 @@ class Layout:
 
     def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
         self._towers = towers
-        self._shapes, self._buffer_shapes = ([t.shape for t in group.values()] for group in (parameters, buffer_deltas))
+        self._counts, buffer_counts = ([t.numel() for t in group.values()] for group in (parameters, buffer_deltas))
         self.metric_length = sum(Metrics.sizes(towers))
-        self._sizes = [self.metric_length, *(sum(s.numel() for s in of) for of in (self._buffer_shapes, self._shapes))]
-        self.length = sum(self._sizes)
+        self._sections = [self.metric_length, sum(buffer_counts), sum(self._counts)]
+        self.length = sum(self._sections)
         self.parts = list(self._cut())
 
     @property
     def whole(self) -> Part:
         """Return all of a vector as one part."""
-        return Part(slice(0, self.length), range(len(self._shapes)))
+        return Part(slice(0, self.length), range(len(self._counts)))
 
     def _cut(self) -> Iterator[Part]:
         start = end = self.length
-        stop = len(self._shapes)
+        stop = len(self._counts)
         for number in reversed(range(1, stop)):
-            start -= self._shapes[number].numel()
+            start -= self._counts[number]
             if end - start >= max(MIN_PART, self.length // MAX_PARTS):
                 yield Part(slice(start, end), range(number, stop))
                 end, stop = start, number
         yield Part(slice(0, end), range(stop))
 
-    def pack(self, out: Tensor, part: Part, gradients: Sequence[Tensor]) -> None:
-        """Copy the gradients of the parameters of `part` into the vector `out` [length], converting to float32."""
-        shapes = [self._shapes[number] for number in part.parameters]
-        end = part.values.stop
-        start = end - sum(shape.numel() for shape in shapes)
-        torch._foreach_copy_(views(out[start:end], shapes), list(gradients))
-
-    def pack_rest(self, out: Tensor, buffer_deltas: Sequence[Tensor], metrics: Tensor) -> None:
-        """Copy what is not a gradient into the vector `out` [length]."""
-        first, second, _ = torch.split(out, self._sizes)
-        first.copy_(metrics)
-        if buffer_deltas:
-            torch._foreach_copy_(views(second, self._buffer_shapes), list(buffer_deltas))
-
     def unpack(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Return (gradient sums, buffer_deltas sums, metrics) as views of `total` [length]."""
-        sums, buffer_deltas, gradients = torch.split(total, self._sizes)
-        return gradients, buffer_deltas, self.metrics(sums)
-
-    def metrics(self, sums: Tensor) -> Metrics:
-        """Return the fields of a vector's first section, as views of `sums` [metric_length]."""
-        return Metrics.views(sums, self._towers)
+        sums, buffer_deltas, gradients = torch.split(total, self._sections)
+        return gradients, buffer_deltas, Metrics.views(sums, self._towers)
 
 
 class VectorBuilder:
     """A vector that is filled part by part, while the backward pass has the gradients one after the other.
 
     Attributes:
-        values: the vector [length]. Its metrics say which tower is not finite.
+        values: the vector [length].
+        metrics: its metrics, zeros at first.
     """
 
     def __init__(
@@ -154,46 +137,47 @@ class VectorBuilder:
         self.values = torch.empty(layout.length, device=device)
         self._layout, self._complete = layout, complete
         self._parts = layout.parts if complete else [layout.whole]
-        self._found: dict[int, Tensor] = {}
+        self._gradients: dict[int, Tensor] = {}
         self._finite: list[Tensor] = []  # of each part that is filled, bool []
+        _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
+        self.values[: layout.metric_length].zero_()
 
-    def found(self, number: int, gradient: Tensor | None) -> None:
+    def add_gradient(self, number: int, gradient: Tensor) -> None:
         """Take the gradient of a parameter, and fill the parts that are complete with it, but for the last one."""
-        if gradient is None:  # A function of the model says so for a parameter that has no part in the loss.
-            return
-        self._found.setdefault(number, gradient)
+        if number in self._gradients:
+            raise LockstepError(
+                f"a layer computes the gradient of parameter {number} (from 0) in several pieces, so it cannot be "
+                "exchanged during the backward pass: give --reduction central"
+            )
+        self._gradients[number] = gradient
         for part in self._parts[len(self._finite) : -1]:
-            if not all(each in self._found for each in part.parameters):
+            if not all(each in self._gradients for each in part.parameters):
                 return
             self._fill(part)
 
-    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], metrics: Tensor, tower: int) -> None:
-        """Fill the parts that are left.
-
-        Raises: LockstepError if another gradient than a parameter's own was `found`.
-        """
-        for part in self._parts[: len(self._finite)]:
-            for number in part.parameters:
-                if self._found[number] is not gradients[number]:
-                    raise LockstepError(
-                        f"a layer computes the gradient of parameter {number} (from 0) in several pieces, so it cannot "
-                        "be exchanged during the backward pass: give --reduction central"
-                    )
-        self._found = dict(enumerate(gradients))
+    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: int) -> None:
+        """Fill the parts that are left, with the metrics as they are now, and whether `tower` is finite."""
+        self._gradients = dict(enumerate(gradients))
         *others, last = self._parts[len(self._finite) :]
         for part in others:
             self._fill(part)
-        self._layout.pack_rest(self.values, buffer_deltas, metrics)
+        copy(buffer_deltas, self._buffer_deltas)
         self._fill(last, tower)
 
     def _fill(self, part: Part, tower: int | None = None) -> None:
-        self._layout.pack(self.values, part, [self._found[number] for number in part.parameters])
+        gradients = [self._gradients[number] for number in part.parameters]
+        copy(gradients, self.values[part.values][-sum(gradient.numel() for gradient in gradients) :])
         self._finite.append(is_finite(self.values[part.values]))
         if tower is not None:
-            flags = self._layout.unpack(self.values)[2].non_finite
-            flags[tower] = (~torch.stack(self._finite).all()).float()
+            self.metrics.non_finite[tower] = (~torch.stack(self._finite).all()).float()
         if self._complete:
             self._complete(self.values, part.values)
+
+
+def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
+    if tensors:
+        torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
 
 
 def is_finite(vector: Tensor) -> Tensor:

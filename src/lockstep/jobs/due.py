@@ -5,7 +5,7 @@ from typing import Any
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.runs.statefile import EVALUATIONS
 
 
@@ -31,7 +31,7 @@ class Due:
         self._waited = 0  # evaluations since the best one
         self._recorded = 0  # the number of updates at the last evaluation
 
-    def saves(self, step: int, requested: ControlFlags = ControlFlags()) -> bool:  # noqa: B008  a frozen constant
+    def saves(self, step: int, requested: Requests = Requests()) -> bool:  # noqa: B008  a frozen constant
         """Return whether a checkpoint after `step` updates is due, if the processes have `requested` this."""
         return requested.save or self.evaluates(step) or step % self._placement.save_every == 0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -143,9 +143,9 @@ class OpenRun:
         lines = startup_lines(session, log.course, session.splits["train"], test_set, self.folder.path)
         log.start([*lines, *placed, *([("resumes", f"after step {step}")] if step else [])])
 
-    def poll(self) -> ControlFlags:
+    def poll(self) -> Requests:
         """Return what this process requests now: a signal to stop for, and a checkpoint that is due by time."""
-        return ControlFlags(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
+        return Requests(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
 
     def stepped(self) -> None:
         """Learn that an update is done. Report a failed save; training continues."""

@@ -21,7 +21,7 @@ from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import OverflowedError, Tower
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
 from lockstep.data.dataset import Dataset
 from lockstep.data.decode import decoder_versions
@@ -125,8 +125,8 @@ class Session:
         return Tower(self.course, self.network)
 
     def train(
-        self, log: Observer, *, poll_flags: Callable[[], ControlFlags] = ControlFlags, digest_every: int = 0
-    ) -> Generator[ControlFlags]:
+        self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests, digest_every: int = 0
+    ) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.train`."""
         return train(
             self.train_set, self.tower, self.reduction, self.state, log,

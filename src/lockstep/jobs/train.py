@@ -6,7 +6,7 @@ from typing import Any
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.tower import NonFiniteError
-from lockstep.core.vector import ControlFlags
+from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.jobs.context import Context
@@ -56,7 +56,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         run.save(due)
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
-        evaluations, requested = _evaluate_if_due(session, test_set, due, log), ControlFlags()
+        evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
         updates = session.train(log, poll_flags=run.poll, digest_every=spec.placement.digest_every)
         for requested in () if due.ended else updates:
             run.stepped()

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from lockstep import hardware
-from lockstep.core.monitor import Beat, Memory
+from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.context import Output
@@ -98,7 +98,7 @@ class Supervisor:
         self._started_by = os.getppid()
         self._restarts = 0
         self._programs: dict[int, subprocess.Popen[bytes]] = {}
-        self._memories: dict[int, Memory] = {}
+        self._heartbeats: dict[int, HeartbeatFile] = {}
 
     def run(self) -> Outcome:
         """Do the job and return how it ended. Raises: LockstepError with the first cause if it failed."""
@@ -127,7 +127,7 @@ class Supervisor:
                 place = {"RANK": str(process), "WORLD_SIZE": str(self._processes), "LOCAL_RANK": str(process)}
                 # They meet in a file, so no port can be in use already, and listen only where no other host connects.
                 place |= {RENDEZVOUS: str(self._folder / "rendezvous"), "GLOO_SOCKET_IFNAME": hardware.LOOPBACK}
-            self._memories[process] = Memory(self._folder / f"heartbeat-{process}")
+            self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
             self._programs[process] = subprocess.Popen(
                 # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
                 [
@@ -152,7 +152,7 @@ class Supervisor:
                     time.sleep(_POLL_S)
                 else:
                     self._relay.write(_POLL_S)
-                now, seen = time.monotonic(), {process: self._memories[process].beat for process in running}
+                now, seen = time.monotonic(), {process: self._heartbeats[process].beat for process in running}
                 passed_s = min(now - last, _MAX_LOOK_S)
                 if (told := self._told("run")) is not None:
                     self._run_folder = Path(told)
@@ -202,7 +202,7 @@ class Supervisor:
         towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
         how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
         hint = ". Often this means that the system ran out of memory" if end.code == -signal.SIGKILL else ""
-        message = f"process {process} of {self._processes} ({towers}) {how} {self._memories[process].beat.where}{hint}"
+        message = f"process {process} of {self._processes} ({towers}) {how} {self._heartbeats[process].beat.where}{hint}"
         return End(ENVIRONMENT if end.code < 0 else CRASH, message)
 
     def _prepare_restart(self, failure: End) -> None:
