@@ -158,8 +158,8 @@ class Still(Supervisor):
         self.looks += 1
         assert self.looks < 1000
         row = self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
-        self._memories = {number: type("Memory", (), {"beat": beat}) for number, beat in enumerate(row)}
-        return [*self._memories]
+        self._heartbeats = {number: type("Memory", (), {"beat": beat}) for number, beat in enumerate(row)}
+        return [*self._heartbeats]
 
 
 ROW = [Beat(slow=1, step=7), Beat(slow=1, step=7)]

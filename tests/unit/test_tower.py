@@ -18,7 +18,6 @@ from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset, Shard
-from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
@@ -220,31 +219,3 @@ def test_a_layer_that_is_not_trained_has_no_gradient_and_the_others_have_theirs(
     for name, gradient in gradients({"conv1": 0.0}).items():
         expected = torch.zeros_like(gradient) if name.startswith("conv1.") else trained[name]
         assert torch.equal(gradient, expected), name
-
-
-def test_a_compiled_network_is_used_and_its_failure_is_one_message(monkeypatch):
-    recipe, calls = get_recipe("digits").replace(compile=True, arithmetic="native"), []
-
-    def compiled(module, dynamic):
-        calls.append((module, dynamic))
-        return lambda images: module(images) * 2
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    model = build_model(recipe, (1, 8, 8), 10)
-    network = Network(recipe, model, (1, 8, 8), CPU)
-    images = torch.rand(4, 1, 8, 8)
-    network.module.eval()
-    assert calls == [(network.module, False)]
-    assert torch._inductor.config.deterministic
-    assert torch._dynamo.config.fail_on_recompile_limit_hit
-    assert torch.equal(network(images), network.module(images) * 2)
-
-    class CppCompileError(RuntimeError):
-        __module__ = "torch._inductor.exc"
-
-    def fails(images):
-        raise CppCompileError("C++ compile error\n\nmore")
-
-    network._forward = fails
-    with pytest.raises(LockstepError, match=r"cannot compile the network: C\+\+ compile error\. Set compile=false"):
-        network(images)

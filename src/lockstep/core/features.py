@@ -78,7 +78,7 @@ class Prefix:
         self._arithmetic = recipe.arithmetic
         with arithmetic(recipe.arithmetic):
             layers = _folded(layers)
-        self._network = Network(recipe.replace(head=None, compile=False), layers, shape, device)
+        self._network = Network(recipe.replace(head=None), layers, shape, device)
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]

@@ -89,7 +89,7 @@ def train(
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
-            monitor.warming_up = recipe.compile  # A compiled network may be compiled again, for another image size.
+            monitor.warming_up = False
             if state_digest:
                 _compare_digests(metrics, reduction.processes, step)
                 log.digest(step, state_digest)

@@ -80,7 +80,7 @@ class Monitor(HeartbeatFile):
     measurement waits for the device. The training time itself is right in any case.
 
     Attributes:
-        warming_up: True while a step may take long, because it is the first one or compiles the network.
+        warming_up: True while a step may take long, because it is the first one.
     """
 
     def __init__(self, path: Path | None = None) -> None:

@@ -1,8 +1,8 @@
 """Network: a model in the precision that towers compute in, and the factors on its learning rates."""
 
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, LockstepError, unknown
-from lockstep.numerics import configure_compiler
+from lockstep.errors import LockstepError, unknown
 
 Shape = tuple[int, int, int]
 
@@ -48,10 +47,6 @@ class Network:
             elif not isinstance(part, _NORMS):
                 _cast(part, self.dtype)
         self.parameters = dict(self.module.named_parameters())
-        self._forward: Callable[[Tensor], Tensor] = self.module
-        if recipe.compile:
-            configure_compiler(recipe.exact)
-            self._forward = torch.compile(self.module, dynamic=False)  # one graph for each image size
         factors = lr_factors(recipe, self.parameters)
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(parameter.requires_grad and factors.get(name) != 0)
@@ -76,26 +71,9 @@ class Network:
         for norm in self._still_norms:
             norm.eval()
 
-    @contextmanager
-    def uncompiled(self) -> Iterator[None]:
-        """Compute operator by operator within the context, even if the recipe compiles the network."""
-        compiled, self._forward = self._forward, self.module
-        try:
-            yield
-        finally:
-            self._forward = compiled
-
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
-        try:
-            logits: Tensor = self._forward(images.to(self.dtype)).float()
-        except Exception as error:
-            if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                problem = str(error).strip().splitlines()[0]
-                raise LockstepError(
-                    f"torch cannot compile the network: {problem}. Set compile=false", ENVIRONMENT
-                ) from None
-            raise
+        logits: Tensor = self.module(images.to(self.dtype)).float()
         return logits
 
     def gradients(self, loss: Tensor, each: Callable[[int, Tensor], None] | None = None) -> list[Tensor]:

@@ -29,18 +29,16 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     The probe computes the vector of a tower of 16 images of step 0 twice, then one update of about a million
     parameters of `state`: whole filters, and the first rows of matrices. For a network of over 4 million parameters it
     computes the vector of 4 images once. Every session probes the same step, so a resumed run notices other hardware.
-    A network that torch compiles is probed uncompiled, because compiling it for another batch size takes a minute.
     Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
     """
     course = recipe.bind(len(dataset))
     shard = _first_images(recipe, network, dataset)
-    with network.uncompiled():
-        _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
-        tower, digests = Tower(course, network), []
-        for _ in range(1 if _is_large(network) else 2):
-            vector = tower(state, shard, 0)
-            gradients, buffer_deltas, metrics = tower.layout.unpack(vector)
-            digests.append(digest([gradients, buffer_deltas, metrics.cross_entropy, metrics.correct]))
+    _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
+    tower, digests = Tower(course, network), []
+    for _ in range(1 if _is_large(network) else 2):
+        vector = tower(state, shard, 0)
+        gradients, buffer_deltas, metrics = tower.layout.unpack(vector)
+        digests.append(digest([gradients, buffer_deltas, metrics.cross_entropy, metrics.correct]))
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
