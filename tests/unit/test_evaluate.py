@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.core.evaluate import classify_alone, evaluate
+from lockstep.core.evaluate import classify, evaluate
 from lockstep.core.group import Alone
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
@@ -152,7 +152,7 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     network.load_parameters(parameters)
     expected = logits if views == "flip" else moved
     for row in (0, 52):  # alone, every image is moved
-        found = classify_alone(recipe, network, dataset.images[row : row + 1])
+        found, _ = classify(recipe, network, dataset.images[row : row + 1])
         assert torch.allclose(found, expected[row : row + 1], atol=1e-2)
     alone = int((model(images).argmax(1) == dataset.labels).sum())
     assert result.correct_one_view == alone

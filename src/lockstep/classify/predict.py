@@ -19,7 +19,7 @@ from lockstep import hardware
 from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import classify, classify_alone
+from lockstep.core.evaluate import classify
 from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
@@ -178,7 +178,7 @@ class Classifier:
         """
         with self._turn, _memory_named():
             inputs = self._inputs(pixels)
-            row = _softmax(classify_alone(self.recipe, self._network, inputs.to(self.device)))[0]
+            row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
         if row.isnan().any():
             return Prediction(name, error="the network's output is not finite")
         # Among equal probabilities the first class counts, as in evaluation.

@@ -17,13 +17,16 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
     over every 1,024th word. The sums are of integers, so their order does not matter, and CPUs and GPUs agree. SHA-256
     of all bytes would take five times as long on a CPU, and would need a copy on a GPU. Waits for the device.
     """
-    result = hashlib.sha256()
+    result, row = hashlib.sha256(), 8 * _COLUMNS
     for tensor in tensors:
-        words, rest = _words(tensor.detach().contiguous())
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if raw.data_ptr() % 8:  # A view into another tensor may start in the middle of an 8-byte word.
+            raw = raw.clone()
+        whole = len(raw) // row * row
         result.update(str((tensor.dtype, tuple(tensor.shape))).encode())
-        if words is not None:
-            result.update(words.sum(0).cpu().numpy().tobytes())
-        result.update(rest.cpu().numpy().tobytes())
+        if whole:
+            result.update(raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0).cpu().numpy().tobytes())
+        result.update(raw[whole:].cpu().numpy().tobytes())
     return result.digest()
 
 
@@ -35,14 +38,3 @@ def short(tensors: Iterable[Tensor]) -> str:
 def values(text: str) -> list[float]:
     """Return a short digest as VALUES whole numbers below 2^24, which float32 represents exactly."""
     return [float(int(text[i : i + 6], 16)) for i in range(0, len(text), 6)]
-
-
-def _words(tensor: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return the bytes of `tensor` as int64 [rows, _COLUMNS] (None for small tensors) and the remaining uint8 bytes."""
-    raw = tensor.reshape(-1).view(torch.uint8)
-    whole = len(raw) // (8 * _COLUMNS) * (8 * _COLUMNS)
-    if whole == 0:
-        return None, raw
-    if raw.data_ptr() % 8:  # A view into another tensor may start in the middle of an 8-byte word.
-        raw = raw.clone()
-    return raw[:whole].view(torch.int64).view(-1, _COLUMNS), raw[whole:]

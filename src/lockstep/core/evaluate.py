@@ -28,7 +28,6 @@ class Evaluation:
     A prediction that is not finite counts as wrong. Among equal logits the first class is predicted.
     """
 
-    # examples, correct: how many examples there are, and how many are classified correctly
     examples: int
     correct: int
     loss: float  # mean cross-entropy
@@ -36,8 +35,7 @@ class Evaluation:
     # [classes][classes], the row is the label, the column the prediction. Predictions that are not finite have no
     # column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
-    # how many are classified correctly by the image alone, if `test_views` are several; else None
-    correct_one_view: int | None = None
+    correct_one_view: int | None = None  # by the image alone, if `test_views` are several
 
     @property
     def accuracy(self) -> float:
@@ -119,13 +117,13 @@ def evaluate(
     )
 
 
-def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and by one view.
 
     `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`, bool [b], is False
     for the repeats that fill the last chunk up. The unmoved image has half the weight, the two moved ones the other
     half, and mirror images count equally. With "unsure" in the views, only the images whose two best classes are
-    closest to each other are moved: a quarter of the `counted` ones.
+    closest to each other are moved: a quarter of the `counted` ones, or a single image.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
@@ -136,34 +134,21 @@ def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor) 
         unmoved = (one_view + network(images.flip(-1))) / 2
         if views == "flip":
             return unmoved, one_view
-        chosen = _unsure(unmoved, counted) if "unsure" in views else None
-        moved_images, by_unmoved = (images, unmoved) if chosen is None else (images[chosen], unmoved[chosen])
-        moved = sum(network(image) + network(image.flip(-1)) for image in _shifted(moved_images)) / 4
-        logits = (by_unmoved + moved) / 2
-        return logits if chosen is None else unmoved.index_copy(0, chosen, logits), one_view
+        if "unsure" not in views:
+            return (unmoved + _moved(network, images)) / 2, one_view
+        every = torch.ones(len(images), dtype=torch.bool, device=images.device)
+        chosen = _unsure(unmoved, every if counted is None else counted)
+        logits = (unmoved[chosen] + _moved(network, images[chosen])) / 2
+        return unmoved.index_copy(0, chosen, logits), one_view
 
 
-def classify_alone(recipe: Recipe, network: Forward, image: Tensor) -> Tensor:
-    """Return float32 logits [1, classes]: the mean over the views of `image`, uint8 [1, H, W, C], which are one batch.
-
-    They depend on nothing but the image. With "unsure" in the views, every image is moved: no quarter is chosen.
-    """
-    with arithmetic(recipe.arithmetic):
-        views = [recipe.input.test(image)]
-        if recipe.test_views == "one":
-            return network(views[0])
-        if "translate" in recipe.test_views:
-            views += _shifted(views[0])
-        logits = network(torch.cat([*views, *(view.flip(-1) for view in views)]))
-        unmoved, *moved = logits.view(2, len(views), -1).mean(0, keepdim=True).unbind(1)
-        return (unmoved + sum(moved) / len(moved)) / 2 if moved else unmoved
-
-
-def _shifted(images: Tensor) -> list[Tensor]:
-    """Return `images` [b, C, h, w] moved by one pixel: down and right, and up and left."""
+def _moved(network: Forward, images: Tensor) -> Tensor:
+    """Return the mean logits of `images` [b, C, h, w] moved by one pixel, down and right, and up and left."""
     height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-    return [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
+    moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
+    logits: Tensor = sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[assignment]
+    return logits
 
 
 def predicted(logits: Tensor, classes: int) -> Tensor:

@@ -7,8 +7,7 @@ dataset of features in place of images.
 
 import copy
 import hashlib
-from collections import Counter, deque
-from concurrent.futures import Future
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ import torch
 import torch.fx
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.fx.experimental.optimization import fuse
 
 from lockstep import numerics
 from lockstep.config.recipe import Recipe
@@ -132,29 +131,16 @@ class Prefix:
         parts = [owned(len(images), group.processes, process) for process in range(group.processes)]
         own = parts[group.process]
         block = torch.zeros(max(map(len, parts)), *self.shape, dtype=torch.uint8)
-        waiting: deque[tuple[int, Future[Tensor]]] = deque()
         shown = progress(f"computing the features of {len(images):,} images", len(own)) if group.process == 0 else None
-
-        def store() -> None:
-            row, features = waiting.popleft()
-            block[row] = features.result()[0]
-            if advance:
-                advance(1)
-
-        with (
-            shown or nullcontext() as advance,
-            numerics.pool(threads, "features") as pool,
-        ):
-            try:
-                for row, position in enumerate(own):
-                    waiting.append((row, pool.submit(self, images.pixels(slice(position, position + 1)))))
-                    if len(waiting) > 4 * threads:
-                        store()
-                while waiting:
-                    store()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = numerics.pool(threads, "features")
+        try:
+            with shown or nullcontext() as advance:
+                for row, features in enumerate(pool.map(lambda i: self(images.pixels(slice(i, i + 1))), own)):
+                    block[row] = features[0]
+                    if advance:
+                        advance(1)
+        finally:
+            pool.shutdown(cancel_futures=True)
         everyone = group.gather(block.to(images.labels.device)).cpu()
         return torch.cat([part[: len(rows)] for part, rows in zip(everyone, parts, strict=True)]).numpy()
 
@@ -201,21 +187,10 @@ def _folded(layers: nn.Module) -> nn.Module:
     Folding needs a trace of the network. One that torch cannot trace is returned as it is, with a note.
     """
     try:
-        traced = torch.fx.symbolic_trace(layers)
+        calls = Counter(node.target for node in torch.fx.symbolic_trace(layers).graph.nodes)
     except Exception as error:
         logger.warning(f"norms are not folded into convolutions, as torch cannot trace the network: {failure(error)}")
         return layers
-    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    uses = Counter(node.target for node in calls)
-    for node in calls:
-        norm, before = traced.get_submodule(node.target), node.args[0]
-        alone = before in calls and len(before.users) == uses[before.target] == 1  # Nothing else uses its output.
-        if not alone or not isinstance(norm, nn.BatchNorm2d):
-            continue
-        if isinstance(conv := traced.get_submodule(before.target), nn.Conv2d):
-            traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
-            node.replace_all_uses_with(before)
-            traced.graph.erase_node(node)
-    traced.recompile()
-    traced.delete_all_unused_submodules()
-    return traced
+    # A convolution that the network uses twice may have a norm after one of its uses only.
+    shared = any(calls[name] > 1 and isinstance(layer, nn.Conv2d) for name, layer in layers.named_modules())
+    return layers if shared else fuse(layers)

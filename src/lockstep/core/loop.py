@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lockstep.core import digest
 from lockstep.core.monitor import Monitor
-from lockstep.core.reduction import Reduction, first_towers
+from lockstep.core.reduction import Reduction, owned
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import Metrics, Requests
@@ -29,14 +29,7 @@ class Observer:
         self.monitor.begin_step(measure=False)
 
     def step(
-        self,
-        step: int,
-        metrics: Metrics,
-        state: State,
-        learning_rate: float,
-        gradients: Tensor,
-        *,
-        skipped: bool = False,
+        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, *, skipped: bool
     ) -> None:
         """Learn of a step before its update with the mean `gradients`."""
         self.monitor.end_step()
@@ -91,7 +84,7 @@ def train(
                 requested, non_finite = metrics.read()
             monitor.warming_up = False
             if state_digest:
-                _compare_digests(metrics, reduction.processes, step)
+                _compare_digests(metrics, recipe.towers, reduction.processes, step)
                 log.digest(step, state_digest)
             if non_finite and not state.may_skip:
                 raise NonFiniteError(non_finite, step)
@@ -110,9 +103,8 @@ def train(
                 return
 
 
-def _compare_digests(metrics: Metrics, processes: int, step: int) -> None:
-    """Raise a StatesDifferError unless all processes have the same digest."""
-    by_tower = metrics.digest.tolist()
-    digests = [by_tower[tower] for tower in first_towers(len(by_tower), processes)]
+def _compare_digests(metrics: Metrics, towers: int, processes: int, step: int) -> None:
+    """Raise a StatesDifferError unless all processes have the same digest: in the entry of their first towers."""
+    digests = [metrics.digest[owned(towers, processes, process).start].tolist() for process in range(processes)]
     if any(other != digests[0] for other in digests):
         raise StatesDifferError(step, digests)

@@ -1,6 +1,7 @@
 """Model: a network with its preprocessing and its classes. Only this module builds networks."""
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS
 from lockstep.settings import load_object
@@ -24,10 +25,6 @@ _WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of 
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
 _IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_ALLOWED = (
-    "Give a function of (shape [C, H, W], classes) whose other arguments have defaults, or one that takes "
-    "num_classes=, as in timm and torchvision"
-)
 
 
 class Model:
@@ -81,11 +78,9 @@ class Model:
             with torch.device(device):
                 module = build_model(self.recipe.replace(arithmetic="native"), self.shape, len(self.classes))
             own = {name: tensor.shape for name, tensor in named_tensors(module).items()}
-            if differing := sorted(name for name in own.keys() | stored.keys() if own.get(name) != stored.get(name)):
-                raise LockstepError(
-                    f"the weights are of another model than {self.recipe.model}: {', '.join(differing[:5])} differ",
-                    DATA,
-                )
+            if differing := sorted(name for name in own | stored if own.get(name) != stored.get(name)):
+                names = ", ".join(differing[:5])
+                raise LockstepError(f"the weights are of another model than {self.recipe.model}: {names} differ", DATA)
         # A new tensor has the default dtype of the caller's program. So these tensors take the place of the new ones.
         module.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, strict=False, assign=True)
         return module
@@ -168,55 +163,36 @@ def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, op
     of these, or takes any keyword and images do not have 3 channels. `name` is the model's name in messages.
     Raises: LockstepError if the function takes neither, or does not take the `options`.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise LockstepError(f"model {name}: Python does not know the arguments of {function!r}. {_ALLOWED}") from None
-    parameters = signature.parameters
+    parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     arguments: tuple[Any, ...] = ()
     implied: dict[str, Any] = {}
-    if _takes_shape(signature, options, takes_any):
+    if _takes_shape([p for p in parameters.values() if p.kind in _POSITIONAL], takes_any):
         arguments = shape, classes
-    elif "num_classes" in parameters or takes_any:
+    else:
         channels = next((each for each in _CHANNELS if each in parameters), None)
         if channels is None and takes_any and shape[0] != _IMPLIED_CHANNELS:
             channels = _CHANNELS[0]
         implied = {"num_classes": classes} | ({channels: shape[0]} if channels else {})
-    else:
-        raise LockstepError(f"model {name} has the arguments {signature}. {_ALLOWED}")
-    named = [p.name for p in parameters.values() if p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)]
-    own = [each for each in named[len(arguments) :] if each not in implied]
-    for option in options:
-        if option in implied:
-            raise LockstepError(f"model_options.{option}: the dataset gives {implied[option]}: leave the option out")
-        if option not in own and not takes_any:
-            raise LockstepError(unknown(f"option of model {name}", option, own))
     try:
-        signature.bind(*arguments, **implied, **options)
-    except TypeError as error:
-        raise LockstepError(
-            f"model {name} has the arguments {signature}: {error}. Give what is missing as --set model_options.NAME=..."
-            f" {_ALLOWED}"
-        ) from None
-    try:
+        inspect.signature(function).bind(*arguments, **implied, **options)
         return function(*arguments, **implied, **options)
     except TypeError as error:
-        if "keyword argument" not in str(error):
+        # A function of any keyword passes them on to another one, which may not know them. Other errors are a model's.
+        if not re.search("required argument|keyword argument|values for argument", str(error)):
             raise
-        # A function of any keyword passes them on to another one, which does not know this one.
-        passed = ", ".join(f"{key}={value!r}" for key, value in {**implied, **options}.items())
-        raise LockstepError(f"model {name} cannot be built with {passed}: {error}") from None
+        given = ", ".join(f"{key}={value!r}" for key, value in {**implied, **options}.items())
+        raise LockstepError(
+            f"model {name}{inspect.signature(function)} cannot be built with ({given}): {error}. Give a function of "
+            f"(shape [C, H, W], classes), or one that takes num_classes=, as in timm and torchvision, and all other "
+            f"arguments without a default as --set model_options.NAME=..."
+        ) from None
 
 
-def _takes_shape(signature: inspect.Signature, options: Mapping[str, Any], takes_any: bool) -> bool:
+def _takes_shape(positional: Sequence[inspect.Parameter], takes_any: bool) -> bool:
     """Return whether the function is one of this project: it is called with (shape, classes)."""
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return False
-    first_two = [p for p in signature.parameters.values() if p.kind in _POSITIONAL][:2]
-    if "num_classes" in signature.parameters:
-        return [p.name for p in first_two][1:] == ["num_classes"] and "shape" in first_two[0].name
+    names = [p.name for p in positional[:2]]
+    if len(names) < 2 or "num_classes" in [p.name for p in positional]:
+        return names[1:] == ["num_classes"] and "shape" in names[0]
     # create_model(model_name, pretrained=False, **kwargs) of timm takes two arguments too.
-    return not takes_any or not any(p.name in options or p.default is not p.empty for p in first_two)
+    return not takes_any or positional[1].default is inspect.Parameter.empty

@@ -19,13 +19,6 @@ if TYPE_CHECKING:
 class Reduction:
     """The sum of `towers` vectors in one fixed tree, for every number of processes.
 
-    The sum is node(0, towers) of
-
-        def node(low, high):
-            return v[low] if high == low + 1 else node(low, middle) + node(middle, high)
-
-    where middle = low + the largest power of two < high - low.
-
     `kind` is a name in `config.placement.REDUCTIONS`:
 
     tree: The processes of a host add their nodes, then hosts add the sums of theirs (`_levels`). In either step each
@@ -56,7 +49,7 @@ class Reduction:
         self._by_tree = kind == "tree" and bool(self._peers)
         self.in_parts = self._by_tree and group.overlaps
         self._levels = _levels(group.process, group.hosts(), self._nodes, towers) if self._by_tree else []
-        self._total = {"central": self._central, "allreduce": self._allreduce}.get(kind)
+        self._sum = {"tree": None, "central": self._central, "allreduce": self._allreduce}[kind]
         self._sums: list[Tensor] = []  # of this process's nodes but the last one
         self._left: list[Tensor] = []  # of the nodes to the left of the last tower, to which its vector is added
         self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged
@@ -81,7 +74,7 @@ class Reduction:
             total = self._buffer("total", vector.shape, vector)
         else:
             own = self._own(vector, slice(0, vector.numel()))
-            total = self._total(own) if self._total and self._peers else own[0]  # One process owns the tree's root.
+            total = self._sum(own) if self._sum and self._peers else own[0]  # One process owns the tree's root.
         self._sums, self._left, self._begun = [], [], []  # So no vector stays in memory.
         return total if self._device is None else total.to(self._device)
 
@@ -208,8 +201,3 @@ def owned_in_words(towers: int, processes: int, process: int) -> str:
     """Return the towers of one process, in words."""
     share = owned(towers, processes, process)
     return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
-
-
-def first_towers(towers: int, processes: int) -> list[int]:
-    """Return the first tower of each process. Its entry in a vector's metrics describes the process."""
-    return [owned(towers, processes, process).start for process in range(processes)]
