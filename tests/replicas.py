@@ -8,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from lockstep.core.group import Group, Pair
+
 Result = TypeVar("Result")
-Pair = tuple[int, Tensor]
 
 
 class LeftError(Exception):
@@ -59,7 +60,7 @@ class Meeting:
         self.turn.notify_all()
 
 
-class MemoryGroup:
+class MemoryGroup(Group):
     """The group of a run whose processes are threads. What a thread sends is copied at once, as a socket would."""
 
     overlaps = True  # so that the vector goes in parts
@@ -80,13 +81,6 @@ class MemoryGroup:
         for peer, tensor in receives:
             tensor.copy_(self._meeting.receive(peer, self.process))
 
-    def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        work()
-        return lambda: None
-
-    def patient(self) -> "MemoryGroup":
-        return self
-
     def hosts(self) -> list[int]:
         return self._hosts or [0] * self.processes
 
@@ -95,12 +89,6 @@ class MemoryGroup:
 
     def all_reduce(self, tensor: Tensor) -> None:
         tensor.copy_(self.gather(tensor).sum(0))
-
-    def on_cpu(self) -> "MemoryGroup":
-        return self
-
-    def close(self) -> None:
-        pass
 
 
 def on_replicas(

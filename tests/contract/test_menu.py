@@ -22,14 +22,12 @@ from lockstep.config.schedule import SCHEDULES
 from lockstep.core.evaluate import Evaluation, evaluate
 from lockstep.core.loop import train
 from lockstep.core.model import Model
-from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.dataset import Dataset
-from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
 from lockstep.recipes import get_recipe
@@ -94,16 +92,11 @@ def dataset():
     return Dataset.of(images, np.minimum(np.arange(50) // 9, 3), tuple("abcde"))
 
 
-class Digests(Listener):
+class Digests(Log):
     """Keeps the digests of the state."""
 
-    every = 1
-
-    def __init__(self) -> None:
-        self.found: dict[int, str] = {}
-
     def digest(self, step, text):
-        self.found[step] = text
+        self.found = {**getattr(self, "found", {}), step: text}
 
 
 class Trained(NamedTuple):
@@ -120,20 +113,14 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     if first is not None:
         state.load(first.tensors())
     model.place(CPU)
-    network = model.network
-    digests = Digests()
-    monitor, reduction = Monitor(), Reduction(group, of.towers, "tree", CPU)
-    log = Log(course, [digests], monitor, CPU)
-    last = course.steps if steps is None else steps
+    log, last = Digests(course), course.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
-    tower = Tower(course, network)
-    updates = train(dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2)
-    for _ in updates if last else ():
+    tower, reduction = Tower(course, model.network), Reduction(group, of.towers, "tree", CPU)
+    for _ in train(dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2) if last else ():
         disturb(state, group.process)
     assert state.step == last
-    parameters = state.parameters if state.ema is None else state.ema
-    evaluation = evaluate(network, parameters, state.buffers, dataset.first(50), group)
-    return Trained(state, evaluation, digests.found)
+    evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group)
+    return Trained(state, evaluation, getattr(log, "found", {}))
 
 
 def trained(of: Recipe, dataset: Dataset, processes: int, **options) -> Trained:
@@ -160,21 +147,7 @@ def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_aft
 def test_any_choice_is_one_result_on_one_and_two_processes_and_resumed(choice, dataset):
     of = recipe(**choice)
     assert validated(Recipe, tomllib.loads(of.toml())) == of
-    state = require_one_result(of, dataset, 2, stopped_after=2).state
-    assert state.is_finite()
-    assert state.weights_sha256() != trained(of, dataset, 1, steps=0).state.weights_sha256()
-
-
-def test_every_choice_changes_the_digest_and_the_weights(dataset):
-    plain = recipe(steps=2)
-    before = trained(plain, dataset, 1).state.weights_sha256()
-    for name, values in MENU.items():
-        for value in values:
-            other = recipe(steps=2, **{name: value})
-            if other == plain:
-                continue
-            assert other.digest() != plain.digest(), (name, value)
-            assert trained(other, dataset, 1).state.weights_sha256() != before, (name, value)
+    assert require_one_result(of, dataset, 2, stopped_after=2).state.is_finite()
 
 
 @pytest.mark.parametrize(("towers", "processes"), [(3, 3), (5, 2), (5, 3), (5, 4)])
@@ -231,20 +204,3 @@ def test_a_process_that_parted_is_named_at_the_next_digest(dataset, victim):
     for error in ends:
         assert isinstance(error, StatesDifferError), error
         assert f"process {victim} of 3 no longer computes the same bits as the others: after 2 steps" in str(error)
-
-
-def test_the_choices_cover_the_menu():
-    for name, values in MENU.items():
-        counts = [sum(choice[name] == value for choice in chosen()) for value in values]
-        assert min(counts) >= SAMPLES // len(values), name
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_example_has_the_same_values_in_any_number_of_towers(policy, dataset):
-    of = recipe(policy=policy, augmentation="shift")
-    batches = []
-    for each in (of, of.replace(towers=9)):
-        plan = each.bind(len(dataset)).plan(3)
-        shards = [dataset.shard(plan, tower) for tower in range(each.towers)]
-        batches.append([torch.cat([getattr(s, name) for s in shards]) for name in ("images", "labels")])
-    assert all(torch.equal(*pair) for pair in zip(*batches, strict=True))

@@ -102,19 +102,6 @@ def test_processes_on_any_hosts_and_vectors_in_any_parts_have_the_bits_of_one(ho
             assert found == [[alone(towers)] * 2] * len(hosts), (towers, ends)
 
 
-def test_a_value_crosses_a_link_once_for_each_host():
-    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals."""
-    for width in (1, 2, 4):
-        hosts = [process // width for process in range(2 * width)]
-        sent = [
-            values
-            for process, found in enumerate(messages(2 * width, "tree", 1600, hosts))
-            for name, values, peer in found
-            if name == "send" and hosts[process] == 0 and hosts[peer] == 1
-        ]
-        assert sent == [800 // width] * (2 * width)
-
-
 def child(folder: str) -> None:
     """Run in each real process: reduce, gather and broadcast; process 0 writes the results."""
     import torch.distributed as dist
@@ -177,27 +164,27 @@ def messages(processes, kind, length, hosts=()):
     return on_replicas(processes, noted, hosts)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_the_messages_and_values_are_as_documented(processes):
-    length = 1000
-    # tree: each process sends and receives a slice for every other, and then the sums of the slices
-    for process, found in enumerate(messages(processes, "tree", length)):
-        others = [p for p in range(processes) if p != process]
-        for name in ("send", "receive"):
-            slices = [[name, length // processes, peer] for peer in others for _ in range(2)]
-            assert sorted(message for message in found if message[0] == name) == slices
-        sent = [values for name, values, _ in found if name == "send"]
-        assert len(sent) == 2 * (processes - 1)
-        assert sum(sent) == 2 * (processes - 1) * length // processes
-    # central: whole vectors go to process 0, which broadcasts their sum
-    first, *others = messages(processes, "central", length)
-    broadcast = ["broadcast", length, 0]
-    assert first == [["receive", length, peer] for peer in range(1, processes)] + [broadcast]
-    assert others == [[["send", length, 0], broadcast]] * (processes - 1)
-    assert messages(processes, "allreduce", length) == [[["all_reduce", length, None]]] * processes
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_value_crosses_a_link_once_for_each_host(width):
+    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals."""
+    hosts = [process // width for process in range(2 * width)]
+    for process, found in enumerate(messages(2 * width, "tree", 1600, hosts)):
+        across = [values for name, values, peer in found if name == "send" and hosts[peer] != hosts[process]]
+        assert across == [800 // width] * 2
+        within = [values for name, values, peer in found if name == "send" and hosts[peer] == hosts[process]]
+        assert within == [1600 // width] * 2 * (width - 1)
 
 
-class Elsewhere(torch.Tensor):
+def test_the_messages_of_the_other_reductions():
+    """central: whole vectors go to process 0, which broadcasts their sum."""
+    first, *others = messages(4, "central", LENGTH)
+    broadcast = ["broadcast", LENGTH, 0]
+    assert first == [["receive", LENGTH, peer] for peer in range(1, 4)] + [broadcast]
+    assert others == [[["send", LENGTH, 0], broadcast]] * 3
+    assert messages(4, "allreduce", LENGTH) == [[["all_reduce", LENGTH, None]]] * 4
+
+
+class OnGPU(torch.Tensor):
     """A stand-in for a vector on a GPU. It can be copied to the CPU, but not added."""
 
     def cpu(self):
@@ -207,27 +194,7 @@ class Elsewhere(torch.Tensor):
         raise AssertionError("added on the GPU")
 
 
-def test_central_copies_each_vector_to_the_cpu_before_the_next_is_computed(monkeypatch):
-    events, moved, to = [], [], torch.Tensor.to
-    copy = Elsewhere.cpu
-    monkeypatch.setattr(Elsewhere, "cpu", lambda self: events.append("copied") or copy(self))
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: moved.append(device) or to(self, "cpu"))
-
-    def computed():
-        for tower in range(5):
-            events.append("computed")
-            yield vector(tower).as_subclass(Elsewhere)
-
-    gpu = torch.device("cuda", 0)
-    total = Reduction(Alone(), 5, "central", gpu)(computed())
-    assert moved == [gpu]
-    assert events == ["computed", "copied"] * 5
-    assert bits(total) == alone(5)
-    with pytest.raises(AssertionError, match="added on the GPU"):
-        Reduction(Alone(), 5, "tree", gpu)(computed())
-
-
-def test_central_of_gpus_exchanges_over_gloo(monkeypatch):
+def test_central_of_gpus_adds_on_the_cpu_and_exchanges_over_gloo(monkeypatch):
     """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
     made, carried = [], []
     fake = {
@@ -241,11 +208,12 @@ def test_central_of_gpus_exchanges_over_gloo(monkeypatch):
     for name, function in fake.items():
         monkeypatch.setattr(group.dist, name, function)
     meta = torch.device("meta")  # a device other than the CPU that every build of torch has
-    members = group.Processes(meta, Monitor())
-    total = Reduction(members, 2, "central", meta)([vector(0).as_subclass(Elsewhere)])
+    vectors = [vector(tower).as_subclass(OnGPU) for tower in range(2)]
+    total = Reduction(group.Processes(meta, Monitor()), 4, "central", meta)(vectors)
     assert total.device == meta
-    assert made == ["gloo"]
-    assert carried == [("gloo beside nccl", "cpu")] * 2
+    assert (made, carried) == (["gloo"], [("gloo beside nccl", "cpu")] * 2)
+    with pytest.raises(AssertionError, match="added on the GPU"):
+        Reduction(Alone(), 2, "tree", meta)(vectors)
 
 
 def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(monkeypatch):
@@ -267,7 +235,3 @@ def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches
         waits[2]()
     with pytest.raises(PeerLostError, match="lost"):  # Its messages would meet those that the failed work left out.
         members.start(lambda: done.append(0))()
-    gpu = group.Processes(torch.device("meta"), Monitor())  # another device: at once, in this thread
-    assert not gpu.overlaps
-    gpu.start(lambda: done.append(threading.current_thread()))
-    assert done[1:] == [threading.current_thread()]

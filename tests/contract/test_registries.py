@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config.placement import REDUCTIONS
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.data import AUGMENTATIONS, DATASETS, POLICIES
+from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
@@ -51,44 +50,37 @@ def test_a_model_is_seeded_trainable_and_deterministic(name):
     assert torch.equal(first(images), first(images))
 
 
+def require_function_of_seed_epoch_and_example(train, images):
+    """Raise unless what `train` makes of an image depends on these, and not on others in the batch or their order."""
+    rows = np.arange(len(images))
+    keys = Keys(3, rows // 20, rows % 20)
+    out = train(images, keys)
+    order = np.random.default_rng(0).permutation(len(images))[:27]
+    assert torch.equal(train(images[order], Keys(3, keys.epochs[order], keys.examples[order])), out[order])
+    assert not torch.equal(train(images, Keys(4, keys.epochs, keys.examples)), out)
+    assert not torch.equal(train(images, Keys(3, keys.epochs + 1, keys.examples)), out)
+
+
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
     augmentation = AUGMENTATIONS[name]()
-    images = torch.randint(256, (10, 32, 32, 3), dtype=torch.uint8)
-    shape = augmentation.shape(32, 32, 3)
-    keys = Keys(3, np.arange(10) // 5, np.arange(10) % 5)
-    out = augmentation.train(images, keys)
-    for result in (out, augmentation.test(images)):
-        assert result.shape == (10, *shape)
-        assert result.dtype == torch.float32
+    images = torch.randint(256, (40, 32, 32, 3), dtype=torch.uint8)
+    tested = augmentation.test(images)
+    for result in (augmentation.train(images, Keys(3, np.arange(40), np.arange(40))), tested):
+        assert (result.shape, result.dtype) == ((40, *augmentation.shape(32, 32, 3)), torch.float32)
         assert result.is_contiguous(memory_format=torch.channels_last)
-    # The result of an image does not depend on the other images of the batch, nor on their order.
-    order = np.array([7, 2, 9])
-    part = augmentation.train(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
-    assert torch.equal(part, out[order])
-    assert torch.equal(augmentation.test(images)[order], augmentation.test(images[order]))
+    assert torch.equal(tested[[7, 2, 9]], augmentation.test(images[[7, 2, 9]]))
     if name != "plain":
-        moved = augmentation.train(images, Keys(4, keys.epochs, keys.examples))
-        later = augmentation.train(images, Keys(3, keys.epochs + 1, keys.examples))
-        assert not torch.equal(moved, out)
-        assert not torch.equal(later, out)
+        require_function_of_seed_epoch_and_example(augmentation.train, images)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_a_function_of_seed_epoch_and_example(name, channels):
-    policy = POLICIES[name]()
     images = torch.randint(256, (40, 24, 32, channels), dtype=torch.uint8)
-    before, keys = images.clone(), Keys(3, np.arange(40) // 20, np.arange(40) % 20)
-    out = policy.apply(images, keys)
-    assert out.shape == images.shape
-    assert out.dtype == torch.uint8
+    before = images.clone()
+    require_function_of_seed_epoch_and_example(POLICIES[name]().apply, images)
     assert torch.equal(images, before)  # the dataset's pixels stay
-    order = np.random.default_rng(0).permutation(40)[:27]
-    part = policy.apply(images[order], Keys(3, keys.epochs[order], keys.examples[order]))
-    assert torch.equal(part, out[order])
-    assert not torch.equal(policy.apply(images, Keys(4, keys.epochs, keys.examples)), out)
-    assert not torch.equal(policy.apply(images, Keys(3, keys.epochs + 1, keys.examples)), out)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -154,13 +146,3 @@ def test_a_recipe_round_trips_and_states_its_measurement(name):
     assert "TODO" not in inspect.getdoc(RECIPES[name])
     assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
     assert recipe.exact
-
-
-@pytest.mark.parametrize("name", DATASETS)
-def test_a_dataset_has_a_reader(name):
-    assert list(inspect.signature(load_object(DATASETS[name])).parameters) == ["folder"]
-
-
-def test_a_reductions_description_states_whether_it_is_exact():
-    exact = {name: "; exact" in text and "not exact" not in text for name, text in REDUCTIONS.items()}
-    assert exact == {"tree": True, "central": True, "allreduce": False}

@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -93,21 +92,6 @@ def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_three(one, tmp_path)
     assert [row["step"] for row in rows(path, "step")] == [0, 10, 20, 23]
 
 
-@pytest.mark.slow
-def test_real_cifar10_tutorial_on_two_processes(real_data, tmp_path):
-    tutorial = make(
-        get_recipe("cifar10-tutorial").model_dump(mode="json"), {"steps": 4, "towers": 2, "precision": "bfloat16"}
-    )
-    expected, _ = train_here(tmp_path / "tutorial", tutorial, data=real_data)
-    got = train(
-        tmp_path, "cifar10-tutorial", "--steps", 4, "--towers", 2, "--precision", "bfloat16", "--data", real_data
-    )
-    assert got["processes"] == 2
-    assert got["weights_sha256"] == expected["weights_sha256"]
-    losses = [row["loss"] for row in rows(tmp_path / "runs/cifar10-tutorial-1", "step")]
-    assert losses[0] == pytest.approx(4.676, abs=0.03)
-
-
 PATIENT = (
     "--set", "held_out=200", "--set", "patience=1", "--set", "schedule.kind=constant", "--set", "ema=none", "--lr", 0.5,
     "--batch", 320, "--epochs", 20,
@@ -141,47 +125,3 @@ def test_an_early_stop_is_one_result_after_kill_9_on_another_number_of_processes
     evaluated = [json.loads(here("eval", f"runs/{name}", "--json").stdout) for name in ("one", "two")]
     assert [record["step"] for record in evaluated] == [one["best_step"]] * 2
     assert evaluated[0]["accuracy"] == evaluated[1]["accuracy"] == one["accuracy"]["raw"]
-
-
-SLOWLY_EVALUATED = """
-import time
-from torch import nn
-
-class Net(nn.Sequential):
-    def forward(self, x):
-        if not self.training:
-            time.sleep(1)
-        return super().forward(x)
-
-def build(shape, classes):
-    return Net(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_during_the_evaluation_after_the_last_step_changes_nothing(tmp_path):
-    """The last step is not the best one, so both the weights and the best step depend on that evaluation."""
-    (tmp_path / "slowly.py").write_text(SLOWLY_EVALUATED)
-    options = (
-        "--model", "slowly:build", "--set", "held_out=200", "--set", "patience=9", "--set", "schedule.kind=constant",
-        "--set", "optimizer.kind=sgd", "--set", "ema=none", "--lr", 1.0, "--batch", 320, "--steps", 19,
-    )  # fmt: skip
-    alone = train(tmp_path, "digits", *options, "--name", "alone")
-    assert alone["best_step"] < alone["steps"] == 19
-    for processes in (1, 2, 3):
-        path = tmp_path / f"runs/on-{processes}"
-        run = start(
-            "train", "digits", *options, "--processes", processes, "--json",
-            "--name", path.name, cwd=tmp_path,
-        )  # fmt: skip
-        while not (path / "checkpoints/step-000000019.safetensors").is_file() and run.poll() is None:
-            time.sleep(0.01)
-        workers = [one for one in psutil.Process(run.pid).children() if "lockstep.launch.worker" in one.cmdline()]
-        assert len(workers) == processes
-        workers[-1].kill()
-        out, err = run.communicate(timeout=240)
-        assert re.search("resumes +after step 19", err)
-        got = json.loads(out.splitlines()[-1])
-        assert {name: got[name] for name in OF_AN_EARLY_STOP} == {name: alone[name] for name in OF_AN_EARLY_STOP}
-        steps = [row["step"] for row in rows(path, "evaluation")]
-        assert steps == [8, 16, 19]

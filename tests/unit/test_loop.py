@@ -42,38 +42,10 @@ def test_it_yields_once_after_each_update():
     assert len(set(weights)) == 7
 
 
-def test_nothing_is_computed_before_the_first_item_is_taken():
-    calls = []
-    state, items = loop(poll_flags=lambda: calls.append(state.step) or Requests())
-    assert (state.step, calls) == (0, [])
-    next(items)
-    assert (state.step, calls) == (1, [0] * RECIPE.towers)
-    items.close()
-    assert (state.step, calls) == (1, [0] * RECIPE.towers)
-
-
-def test_it_ends_after_the_step_in_which_a_process_requests_to_stop():
-    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None))
-    assert list(items) == [Requests(), Requests(), Requests(SIGTERM)]
+def test_it_ends_after_the_step_in_which_a_process_requests_to_stop_and_not_to_save():
+    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1))
+    assert list(items) == [Requests(), Requests(save=True), Requests(SIGTERM)]
     assert state.step == 3
-
-
-def test_a_request_to_save_does_not_end_it():
-    state, items = loop(poll_flags=lambda: Requests(save=state.step == 4))
-    assert [item.save for item in items] == [False, False, False, False, True, False]
-    assert state.step == 6
-
-
-def test_a_stopped_state_continues_to_the_bits_of_an_uninterrupted_one():
-    whole, items = loop()
-    list(items)
-    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None))
-    list(items)
-    tower, fresh, _ = parts(RECIPE, (1, 8, 8))
-    fresh.load(state.tensors())
-    course = RECIPE.bind(200)
-    list(train(dataset(), tower, Reduction(Alone(), 4), fresh, Log(course, [])))
-    assert fresh.digest() == whole.digest()
 
 
 def test_a_step_that_is_not_finite_raises_before_its_update():

@@ -40,6 +40,8 @@ def test_singular_values_become_roughly_one(shape):
 
 def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
     named = parameters()
+    named["zeros"] = torch.zeros(8, 4, 3, 3)
+    named["zeros"].grad = torch.ones(8, 4, 3, 3)
     before = {name: p.clone() for name, p in named.items()}
     built(named, momentum=0.5).step()
     for name in ("a", "b"):
@@ -47,16 +49,7 @@ def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
         moved = (start - named[name]) / 0.1
         direction = orthogonalised((1.5 * named[name].grad).flatten(1)[None])[0]
         assert torch.allclose(moved, direction.view_as(moved), atol=1e-5)
-
-
-def test_a_filter_of_zeros_moves():
-    named = parameters()
-    named["a"].zero_()
-    other = named["b"].clone()
-    built(named, momentum=0.5).step()
-    assert named["a"].norm() > 0.1
-    assert all(p.isfinite().all() for p in named.values())
-    assert not named["b"].equal(other)
+    assert 0.1 < named["zeros"].norm() < torch.inf
 
 
 def test_vectors_and_matrices_move_by_gradient_descent_with_nesterovs_momentum():

@@ -1,13 +1,10 @@
 """The tree that adds the vectors of all towers."""
 
-import gc
-import weakref
-
 import torch
 from hypothesis import given, strategies as st
 
 from lockstep.core.reduction import owned
-from lockstep.core.tree import add_leaves, add_nodes, cover, middle
+from lockstep.core.tree import add_leaves, add_nodes, cover
 
 
 def vectors(towers: int) -> list[torch.Tensor]:
@@ -64,22 +61,3 @@ def test_few_vectors_are_in_memory_at_a_time():
 
     add_leaves((0, 64), (Counted() for _ in range(64)))
     assert most == 7  # log2(64) + 1
-
-
-def test_a_node_divides_after_the_largest_power_of_two():
-    assert [middle(0, n) for n in (2, 3, 4, 5, 8, 9)] == [1, 2, 2, 4, 4, 8]
-    assert middle(4, 7) == 6
-
-
-def test_vectors_are_freed_without_the_garbage_collector():
-    """A cycle of references would keep the vectors of each step until the garbage collector runs."""
-    leaves = vectors(4)
-    watched = [weakref.ref(v) for v in leaves]
-    gc.disable()
-    try:
-        add_nodes((0, 4), {(t, t + 1): v for t, v in enumerate(leaves)})
-        add_leaves((0, 4), iter(leaves))
-        del leaves
-        assert [ref() for ref in watched] == [None] * 4
-    finally:
-        gc.enable()
