@@ -16,7 +16,7 @@ import torch
 import torch.fx
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.fx.experimental.optimization import fuse
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep import numerics
 from lockstep.config.recipe import Recipe
@@ -187,10 +187,20 @@ def _folded(layers: nn.Module) -> nn.Module:
     Folding needs a trace of the network. One that torch cannot trace is returned as it is, with a note.
     """
     try:
-        calls = Counter(node.target for node in torch.fx.symbolic_trace(layers).graph.nodes)
+        traced = torch.fx.symbolic_trace(layers)
     except Exception as error:
         logger.warning(f"norms are not folded into convolutions, as torch cannot trace the network: {failure(error)}")
         return layers
-    # A convolution that the network uses twice may have a norm after one of its uses only.
-    shared = any(calls[name] > 1 and isinstance(layer, nn.Conv2d) for name, layer in layers.named_modules())
-    return layers if shared else fuse(layers)
+    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
+    uses = Counter(node.target for node in calls)
+    for node in calls:
+        before = node.args[0]
+        alone = before in calls and len(before.users) == uses[before.target] == 1  # Nothing else uses its output.
+        norm, conv = (traced.get_submodule(each.target) if alone else None for each in (node, before))
+        if isinstance(norm, nn.BatchNorm2d) and isinstance(conv, nn.Conv2d):
+            traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
+            node.replace_all_uses_with(before)
+            traced.graph.erase_node(node)
+    traced.recompile()
+    traced.delete_all_unused_submodules()
+    return traced
