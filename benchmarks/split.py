@@ -36,7 +36,7 @@ def tutorial_layers(net: Any) -> list[Layer]:
         ("norm1", net.norm, []),
         ("conv2, ReLU", lambda x: conv_relu(x, net.conv2, act["conv2"]), [net.conv2]),
         ("norm2", net.norm, []),
-        ("pool2", lambda x: flatten_hwc(tutorial._pool(x)), []),
+        ("pool2", lambda x: flatten_hwc(functional.max_pool2d(x, 3, 2, ceil_mode=True)), []),
         ("dense layers", lambda x: dense[2](dense[1](dense[0](x).relu()).relu()), dense),
     ]
 

@@ -14,7 +14,7 @@ from lockstep.data import AUGMENTATIONS, POLICIES
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.settings import by_lr_factor, by_weight_decay
+from lockstep.optim.settings import parameter_groups
 from lockstep.recipes import RECIPES
 from lockstep.settings import load_object, validated
 
@@ -95,7 +95,7 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
     def stepped(decay):
         w = torch.ones(3, 2)
         w.grad = torch.full((3, 2), 0.5)
-        optimizer = OPTIMIZERS[name]().build(by_weight_decay({"w": w}, decay))
+        optimizer = OPTIMIZERS[name]().build(parameter_groups({"w": w}, decay))
         for group in optimizer.param_groups:
             group["lr"] = 0.1
         optimizer.step()
@@ -120,11 +120,10 @@ def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coeff
             for key, shape in {"filter": (4, 3, 3, 3), "matrix": (4, 6), "vector": (5,), "other": (3, 2)}.items()
         }
         decay = dict.fromkeys(("matrix", "vector", "other"), coefficient)
-        groups = by_lr_factor(by_weight_decay(parameters, decay), {parameters[k]: f for k, f in factors.items()})
-        optimizer = OPTIMIZERS[name]().build(groups)
+        optimizer = OPTIMIZERS[name]().build(parameter_groups(parameters, decay, factors))
         for _ in range(3):
             for group in optimizer.param_groups:
-                group["lr"] = lr * group.get("scale", 1.0)
+                group["lr"] = lr * group["scale"]
             for parameter in parameters.values():
                 parameter.grad = parameter.sin()
             with torch.no_grad():

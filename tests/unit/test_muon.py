@@ -4,7 +4,7 @@ import torch
 from lockstep.errors import LockstepError
 from lockstep.optim import Muon
 from lockstep.optim.muon import orthogonalised
-from lockstep.optim.settings import by_weight_decay
+from lockstep.optim.settings import parameter_groups
 
 
 def parameters():
@@ -20,9 +20,9 @@ def parameters():
 
 
 def built(named, decay=None, **settings):
-    optimizer = Muon(**settings).build(by_weight_decay(named, decay or {}))
+    optimizer = Muon(**settings).build(parameter_groups(named, decay or {}))
     for group in optimizer.param_groups:
-        group["lr"] = 0.1 * group.get("scale", 1.0)
+        group["lr"] = 0.1 * group["scale"]
     return optimizer
 
 

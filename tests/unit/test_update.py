@@ -13,7 +13,7 @@ from lockstep.core.state import State, clipped
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
-from lockstep.optim.settings import DEFAULT, by_weight_decay, decay_by_name
+from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
@@ -32,7 +32,7 @@ def layers():
 def test_adamw_shrinks_the_weights_apart_from_the_gradient():
     found, expected = parameters(), parameters()
     decay = {"a": 0.1, "dense": 0.3}
-    optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(by_weight_decay(found, decay))
+    optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(parameter_groups(found, decay))
     slots = {name: (torch.zeros_like(p).double(), torch.zeros_like(p).double()) for name, p in expected.items()}
     values = {name: p.double() for name, p in expected.items()}
     for step in range(1, 4):

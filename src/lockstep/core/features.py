@@ -161,19 +161,15 @@ def head_of(name: str, model: nn.Module) -> Head:
 
 def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Shape) -> None:
     """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's output is the model's."""
-    images = torch.zeros(2, *shape, dtype=torch.float32)
-    training = model.training
+    images, training = torch.zeros(2, *shape, dtype=torch.float32), model.training
     try:
         with torch.no_grad():
             features, expected = layers(images), model.eval()(images)
-            if isinstance(features, Tensor) and features.ndim == 2:
-                # NaN is equal here: weights that are not finite have an error of their own.
-                if torch.allclose(model.get_submodule(str(recipe.head))(features), expected, 0, 0, equal_nan=True):
-                    return
-                problem = "other layers follow it"
-            else:
-                got = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-                problem = f"the layers before it return {got}, expected [images, features]"
+            found = model.get_submodule(str(recipe.head))(features)
+        # NaN is equal here: weights that are not finite have an error of their own.
+        if features.ndim == 2 and torch.allclose(found, expected, 0, 0, equal_nan=True):
+            return
+        problem = "the layers before it do not return [images, features], or other layers follow it"
     except Exception as error:
         problem = failure(error)
     finally:

@@ -113,10 +113,8 @@ def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
     """
     for name in recipe.lr_factors:
         if not any(_lies_in(parameter, name) for parameter in parameters):
-            parts = [parameter.split(".") for parameter in parameters]
-            known = {".".join(part[: end + 1]) for part in parts for end in range(len(part))}
-            outer = {part[0] for part in parts}
-            raise LockstepError(unknown("layer or parameter in lr_factors", name, known, shown=outer))
+            outer = dict.fromkeys(parameter.partition(".")[0] for parameter in parameters)
+            raise LockstepError(unknown("layer or parameter in lr_factors", name, [*outer, *parameters], shown=outer))
     factors = {parameter: _factor(recipe, parameter) for parameter in parameters}
     return {parameter: factor for parameter, factor in factors.items() if factor is not None}
 
@@ -147,8 +145,8 @@ def failure(error: Exception) -> str:
     """Return an exception of a model's code in one line: its message, and where it was raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    lines = str(error).strip().splitlines()
-    return f"{lines[0] if lines else type(error).__name__}{where}"
+    first = str(error).strip().splitlines()[:1]
+    return f"{first[0] if first else type(error).__name__}{where}"
 
 
 def _cast(part: nn.Module, dtype: torch.dtype) -> None:

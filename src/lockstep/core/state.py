@@ -17,7 +17,7 @@ from lockstep.core.vector import is_finite, named_views
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
-from lockstep.optim.settings import DEFAULT, by_lr_factor, by_weight_decay, decay_by_name
+from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
 
 BEST = "best/"  # begins the names of the tensors of `State.best` in a checkpoint
 _SMALL = 2.0**-90  # The largest float32 times this has a square of 2**76, and float32 holds the sum of 2**50 of them.
@@ -70,11 +70,8 @@ class State:
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer. It is made when it is first needed, because an evaluation needs none."""
-        groups = by_weight_decay(self._trained, self.decay)
         factors = lr_factors(self._recipe, self.parameters)
-        return self._recipe.optimizer.build(
-            by_lr_factor(groups, {self.parameters[name]: factor for name, factor in factors.items()})
-        )
+        return self._recipe.optimizer.build(parameter_groups(self._trained, self.decay, factors))
 
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
@@ -114,7 +111,7 @@ class State:
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = gradient
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate * group.get("scale", 1.0)
+                group["lr"] = learning_rate * group["scale"]
             self.optimizer.step()
             self.step += 1
             self._update_buffers(buffer_deltas)

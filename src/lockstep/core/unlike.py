@@ -68,8 +68,7 @@ def plain_view(features: Tensor) -> Tensor:
 
 def _spread(length: int, count: int) -> Tensor:
     """Return at most `count` row numbers at even distances."""
-    count = min(count, length)
-    return torch.arange(count) * length // count
+    return torch.arange(min(count, length)) * length // min(count, length)
 
 
 def _unit(features: Tensor) -> Tensor:

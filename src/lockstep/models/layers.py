@@ -60,20 +60,17 @@ def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
 
     Source: tf.truncated_normal_initializer.
     """
+    assert layer.bias is not None
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
-    return constant_bias(layer, bias)
+    nn.init.constant_(layer.bias, bias)
+    return layer
 
 
 def glorot_uniform(layer: _Layer) -> _Layer:
     """Fill the weights as in Glorot and Bengio (2010), the bias with 0. Source: the default of tf.layers."""
-    nn.init.xavier_uniform_(layer.weight)
-    return constant_bias(layer, 0.0)
-
-
-def constant_bias(layer: _Layer, value: float) -> _Layer:
-    """Fill the bias with `value`."""
     assert layer.bias is not None
-    nn.init.constant_(layer.bias, value)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
     return layer
 
 

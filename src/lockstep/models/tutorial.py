@@ -29,7 +29,8 @@ class Tutorial(nn.Module):
         """Return the logits [b, classes] of standardised images [b, C, H, W]."""
         relu = self.activations
         x = self.norm(conv_relu(images, self.conv1, relu["conv1"], pool=(3, 2)))
-        x = _pool(self.norm(conv_relu(x, self.conv2, relu["conv2"])))
+        x = self.norm(conv_relu(x, self.conv2, relu["conv2"]))
+        x = functional.max_pool2d(x, kernel_size=3, stride=2, ceil_mode=True)
         x = relu["local3"](self.local3(flatten_hwc(x)))
         x = relu["local4"](self.local4(x))
         return self.softmax_linear(x)  # type: ignore[no-any-return]
@@ -38,7 +39,3 @@ class Tutorial(nn.Module):
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Return the network for images [C, H, W]. If both sides are multiples of 4, pooling equals TensorFlow's."""
     return Tutorial(shape, classes)
-
-
-def _pool(x: Tensor) -> Tensor:
-    return functional.max_pool2d(x, kernel_size=3, stride=2, ceil_mode=True)

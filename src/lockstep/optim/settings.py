@@ -7,6 +7,7 @@ coefficient for each parameter group. It is the gradient of coefficient / 2 * ||
 
 import inspect
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -122,7 +123,7 @@ class Muon(OptimizerSettings):
                 "params": [p for p in group["params"] if p.ndim in dimensions],
                 "weight_decay": group["weight_decay"],
                 "momentum": momentum,
-                "scale": scale * group.get("scale", 1.0),
+                "scale": scale * group["scale"],
                 "orthogonal": 3 in dimensions,
             }
             for group in groups
@@ -163,36 +164,23 @@ def decay_by_name(
             raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
         if not parameters[name].requires_grad:
             raise LockstepError(f"weight_decay names {name}, which the model marks as not trainable: leave it out")
-    if DEFAULT not in decay:
-        return named
-    others = [
-        name
-        for name, p in parameters.items()
-        if name not in named and p.requires_grad and p.ndim in optimizer.decays_by_default
-    ]
-    return named | dict.fromkeys(others, decay[DEFAULT])
+    dimensions = optimizer.decays_by_default if DEFAULT in decay else ()
+    others = [n for n, p in parameters.items() if n not in named and p.requires_grad and p.ndim in dimensions]
+    return named | dict.fromkeys(others, decay.get(DEFAULT, 0.0))
 
 
-def by_weight_decay(parameters: "Mapping[str, Tensor]", decay: Mapping[str, float]) -> list[ParameterGroup]:
-    """Return one group for each coefficient in `decay` (by name), each with its parameters in the model's order."""
-    coefficients = sorted({decay.get(name, 0.0) for name in parameters})
-    return [
-        {"params": [p for name, p in parameters.items() if decay.get(name, 0.0) == c], "weight_decay": c}
-        for c in coefficients
-    ]
+def parameter_groups(
+    parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], factors: Mapping[str, float] = MappingProxyType({})
+) -> list[ParameterGroup]:
+    """Return one group for each weight decay and factor on the learning rate (`scale`), in the model's order.
 
-
-def by_lr_factor(groups: list[ParameterGroup], factors: "Mapping[Tensor, float]") -> list[ParameterGroup]:
-    """Return `groups`, each divided by the factor on the learning rate of its parameters: the new groups' `scale`.
-
-    A parameter that is not in `factors` has factor 1. One with factor 0 is in no group, so nothing moves it.
+    `decay` and `factors` are by name. A parameter with factor 0 is in no group, so nothing moves it.
     """
-    if not factors:
-        return groups
+    kinds = {name: (decay.get(name, 0.0), factors.get(name, 1.0)) for name in parameters}
     return [
-        {**group, "params": [p for p in group["params"] if factors.get(p, 1.0) == factor], "scale": factor}
-        for group in groups
-        for factor in sorted({factors.get(p, 1.0) for p in group["params"]} - {0.0})
+        {"params": [p for n, p in parameters.items() if kinds[n] == (c, f)], "weight_decay": c, "scale": f}
+        for c, f in sorted(set(kinds.values()))
+        if f
     ]
 
 

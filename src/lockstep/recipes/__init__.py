@@ -1,12 +1,8 @@
-"""The built-in recipes: functions that return a `Recipe`. Each docstring states the measured result."""
+"""Recipes by name, and which of them fits a folder of images."""
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.recipes.cifar import cifar10, cifar10_tutorial
-from lockstep.recipes.digits import digits
-from lockstep.recipes.folder import folder
-from lockstep.recipes.mnist import mnist
-from lockstep.recipes.photos import photos, photos_tuned
+from lockstep.recipes.built_in import cifar10, cifar10_tutorial, digits, folder, mnist, photos, photos_tuned
 
 RECIPES = {
     "digits": digits,
