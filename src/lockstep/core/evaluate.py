@@ -76,13 +76,11 @@ def evaluate(
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
-    size, classes = recipe.eval_batch, len(dataset.classes)
-    chunks = -(-len(dataset) // size)
-    shares = [owned(chunks, group.processes, process) for process in range(group.processes)]
+    size, classes, device = recipe.eval_batch, len(dataset.classes), dataset.labels.device
+    shares = [owned(-(-len(dataset) // size), group.processes, process) for process in range(group.processes)]
     own = shares[group.process]
-    # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between chunks.
-    device = dataset.labels.device
-    # One loss for each chunk, so that the order in which they are summed does not depend on the processes.
+    # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between chunks. There is
+    # one loss for each chunk, so that the order in which they are summed does not depend on the processes.
     losses = torch.zeros(max(map(len, shares)), dtype=torch.float64, device=device)
     # The last column counts predictions that are not finite. The last row begins with the count by one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
@@ -105,12 +103,11 @@ def evaluate(
     tell(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
-    examples, confusion = int(table.sum()), table[:, :classes]
-    assert examples == len(dataset)
+    confusion = table[:, :classes]
     return Evaluation(
-        examples,
+        len(dataset),
         correct=int(confusion.trace()),
-        loss=total / examples,
+        loss=total / len(dataset),
         class_examples=tuple(table.sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_one_view=None if recipe.test_views == "one" else one_view_correct,

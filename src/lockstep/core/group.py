@@ -59,7 +59,7 @@ class Group:
         return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
-        """Send and receive. Between two processes, tensors arrive in the order of the lists."""
+        """Send and receive what is not empty. Between two processes, tensors arrive in the order of the lists."""
 
     def send_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with that of process 0."""
@@ -92,8 +92,7 @@ def connect(
     for the others. `limit_s`: after that many seconds without an answer, the others count as lost.
     Raises: PeerLostError if one does not come.
     """
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    gpu = device if device.type == "cuda" else None
+    backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     with _lost_peers_reported():
         dist.init_process_group(
             backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
@@ -204,8 +203,8 @@ class Processes(Group):
         """Send and receive."""
         # Receives first: gloo asks the sender for each, and the question would wait behind the data of a send. So both
         # directions of a link are busy at once.
-        operations = [dist.P2POp(dist.irecv, tensor, peer, self._backend) for peer, tensor in receives]
-        operations += [dist.P2POp(dist.isend, tensor, peer, self._backend) for peer, tensor in sends]
+        pairs = [(dist.irecv, *pair) for pair in receives] + [(dist.isend, *pair) for pair in sends]
+        operations = [dist.P2POp(do, tensor, peer, self._backend) for do, peer, tensor in pairs if tensor.numel()]
         with _lost_peers_reported():
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import torch
 
 Part = Literal["data", "compute", "communication", "report", "update"]
-PARTS: tuple[Part, ...] = ("data", "compute", "communication", "report", "update")
+PARTS: tuple[Part, ...] = get_args(Part)
 
 SLOW = 10  # times the timeout: for the start, the first step, an evaluation and saving
 _WARM_STEPS = 5  # the first steps of a session are slow, as they touch their memory for the first time
@@ -121,15 +121,16 @@ class Monitor(HeartbeatFile):
     @contextmanager
     def _entered(self, part: Part | None, *, endless: bool = False) -> Iterator[None]:
         before = self._part, self._endless
-        self._count()
-        self._part, self._endless = part, endless
-        self._move()
+        self._move_to(part, endless)
         try:
             yield
         finally:
-            self._count()
-            self._part, self._endless = before
-            self._move()
+            self._move_to(*before)
+
+    def _move_to(self, part: Part | None, endless: bool) -> None:
+        self._count()
+        self._part, self._endless = part, endless
+        self._move()
 
     def _count(self) -> None:
         """Count the seconds since the last call."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lockstep.core.group import Group, Pair
+    from lockstep.core.group import Group
 
 
 class Reduction:
@@ -108,21 +108,17 @@ class Reduction:
         own, others = slices[level.place], [i for i in range(len(level.members)) if i != level.place]
         theirs = [(i, node) for i in others for node in level.nodes[i]]
         rows = self._buffer((part, len(levels)), (len(theirs), own.stop - own.start), total)
-        self._exchange(
+        self._group.exchange(
             sends=[(level.members[i], value[slices[i]]) for i in others for value in values.values()],
             receives=[(level.members[i], row) for (i, _), row in zip(theirs, rows, strict=True)],
         )
         here = {node: value[own] for node, value in values.items()}
         here |= {node: row for (_, node), row in zip(theirs, rows, strict=True)}
         self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part)
-        self._exchange(
+        self._group.exchange(
             sends=[(level.members[i], total[own]) for i in others],
             receives=[(level.members[i], total[slices[i]]) for i in others],
         )
-
-    def _exchange(self, sends: "Sequence[Pair]", receives: "Sequence[Pair]") -> None:
-        """Send and receive what is not empty."""
-        self._group.exchange(*([pair for pair in pairs if pair[1].numel()] for pairs in (sends, receives)))
 
     def _central(self, own: "list[Tensor]") -> "Tensor":
         group, length = self._group, own[0].numel()
@@ -140,11 +136,10 @@ class Reduction:
         return total
 
     def _allreduce(self, own: "list[Tensor]") -> "Tensor":
-        total = own[0]
         for value in own[1:]:
-            total.add_(value)
-        self._group.all_reduce(total)
-        return total
+            own[0].add_(value)
+        self._group.all_reduce(own[0])
+        return own[0]
 
     def _buffer(self, name: object, shape: Sequence[int], like: "Tensor") -> "Tensor":
         """Return a buffer that is kept between steps: new memory costs a page fault for each 4 KiB."""

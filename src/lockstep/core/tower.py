@@ -49,8 +49,7 @@ class Tower:
         """
         network, recipe = self._network, self.course.recipe
         with arithmetic(recipe.arithmetic):
-            first = self._loaded_step != step
-            if first:  # Later towers of the step use the same weights.
+            if first := self._loaded_step != step:  # Later towers of the step use the same weights.
                 network.load_parameters(state.parameters)
                 self._loaded_step = step
             network.load_buffers(state.buffers)  # The tower before this one changed them.
@@ -70,9 +69,8 @@ class Tower:
                 if shard.tower == recipe.towers - 1:
                     metrics.last_cross_entropy.copy_(loss)
                 metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
-                for i, flag in enumerate(requests.flags()):
-                    if flag:
-                        metrics.requests[i].fill_(flag)
+                for i in (i for i, flag in enumerate(requests.flags()) if flag):
+                    metrics.requests[i].fill_(1.0)
                 if first and digest:
                     metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
                 vector.finish(gradients, buffer_deltas, shard.tower)
