@@ -9,14 +9,6 @@ import pytest
 from lockstep import files
 
 
-def test_a_link_is_replaced_and_not_written_through(tmp_path):
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / "link").symlink_to("victim")
-    files.replace(tmp_path / "link", b"new")
-    assert (tmp_path / "victim").read_text() == "mine"
-    assert (tmp_path / "link").read_text() == "new"
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 @pytest.mark.parametrize("call", [files.open_to_read, files.sha256, files.read_json])
 def test_only_a_regular_file_is_read(tmp_path, make, call):

@@ -31,14 +31,11 @@ def test_per_tower_decays_where_the_version_of_2017_did_whatever_the_number_of_t
 
 
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
-    factors = [
-        Triangle(start=0.2, warmup=0.5).factor(s, steps=10, batch=1, tower_batch=1, examples=1) for s in range(10)
-    ]
-    assert factors[0] == pytest.approx(0.2)
-    assert factors[5] == 1.0
-    assert factors[-1] == pytest.approx(0.2)
-    assert factors[:6] == sorted(factors[:6])
-    assert factors[5:] == sorted(factors[5:], reverse=True)
+    course = RECIPE.replace(schedule=Triangle(start=0.2, warmup=0.5)).bind(EXAMPLES)
+    rates = [course.learning_rate(step) for step in range(50)]
+    assert [rates[step] for step in (0, 25, 49)] == pytest.approx([0.1, 0.5, 0.5 / 25])
+    assert rates[:26] == sorted(rates[:26])
+    assert rates[25:] == sorted(rates[25:], reverse=True)
 
 
 def test_with_warmup_the_average_forgets_early_weights():
@@ -66,11 +63,6 @@ def test_steps_come_from_the_recipes_steps_or_from_its_epochs():
     assert RECIPE.replace(epochs=1e-6).bind(EXAMPLES).steps == 1  # at least one
     assert RECIPE.replace(epochs=1.0, min_steps=40).bind(EXAMPLES).steps == 40
     assert RECIPE.replace(min_steps=40).bind(EXAMPLES).steps == 50
-
-
-def test_the_learning_rate_is_the_recipes_times_the_schedules_factor():
-    triangle = RECIPE.replace(schedule=Triangle(start=0.2, warmup=0.5)).bind(EXAMPLES)
-    assert [triangle.learning_rate(step) for step in (0, 25, 49)] == pytest.approx([0.1, 0.5, 0.5 / 25])
 
 
 def test_the_image_size_of_a_plan_follows_progressive():
