@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import synthetic
+import torch
+from tests import commands, synthetic
 from tests.replicas import on_replicas
 
 from lockstep.commands.to_spec import subject_of
@@ -107,3 +108,15 @@ def one_step(*words):
 def test_the_loop_in_one_file_is_short():
     assert len(ONE_STEP.read_text().splitlines()) <= 100
     assert not re.search(r"lockstep\.(jobs|launch|runs|commands)", ONE_STEP.read_text())
+
+
+def test_the_networks_of_the_example_take_images_and_its_command_trains_the_last_layer(capsys):
+    example = runpy.run_path(str(SCRIPT.with_name("own_model.py")), run_name="__main__")
+    command = " ".join(capsys.readouterr().out.split())
+    commands.check(command)
+    assert Path(re.search(r"--init (\S+)", command)[1]).is_file()
+    small = example["small"]((1, 8, 8), 7)
+    assert small(torch.rand(2, 1, 8, 8)).shape == small(torch.rand(2, 1, 33, 5)).shape == (2, 7)
+    large = example["efficientnet"]((3, 32, 32), 10)
+    layers = {name for name, layer in large.named_children() if [*layer.parameters()]}
+    assert layers - {*re.findall(r"lr_factors\.(\w+)=0", command)} == {"_fc"}

@@ -13,7 +13,6 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.runs import fit_here
 from tests.unit.test_tower import cifar_like, parts
 from torch import nn
 from torch.nn import functional
@@ -31,7 +30,6 @@ from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.listeners.tensorboard import TensorBoard
-from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
@@ -72,22 +70,6 @@ def small(fields, model="linear", **changes):
 def images(count, side=2):
     pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
     return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
-
-
-def test_the_recipes_have_the_originals_settings():
-    tutorial, mnist = get_recipe("cifar10-tutorial"), get_recipe("mnist")
-    assert tutorial.optimizer == SGD(momentum=0.0, nesterov=False)
-    assert (tutorial.towers, tutorial.batch, tutorial.lr) == (1, 128, 0.1)
-    assert tutorial.weight_decay == {"local3.weight": 0.004, "local4.weight": 0.004}
-    assert (tutorial.ema.decay, tutorial.ema.warmup) == (0.9999, True)
-    assert mnist.optimizer == Adam(beta1=0.9, beta2=0.999, epsilon=1e-8)
-    assert (mnist.towers, mnist.tower_batch, mnist.steps, mnist.lr) == (2, 1024, 200, 1e-3)
-    assert (mnist.weight_decay, mnist.ema) == ({}, None)
-
-
-def test_intervals_and_retention_are_the_originals():
-    placement = Placement()
-    assert (placement.log_every, placement.summary_every, placement.save_every, placement.keep) == (10, 100, 1000, 5)
 
 
 def test_the_start_up_block_states_global_and_tower_batch():
@@ -300,20 +282,6 @@ def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
     result = evaluate(tower._network, state.ema, {}, images(10_000), Alone())
     assert (result.examples, result.correct) == (10_000, 1_000)
     assert result.loss == pytest.approx(math.log(10), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_one_seed_gives_one_series_of_losses(tmp_path):
-    def losses(name, seed):
-        recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": 8, "seed": seed})
-        fit_here(recipe, tmp_path / name, Placement(log_every=1, summary_every=0))
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return [row["loss"] for row in rows if row["kind"] != "digest"]
-
-    first = losses("a", 3)
-    assert len(first) == 8 + 2  # 8 steps, and evaluations of averaged and raw weights
-    assert losses("b", 3) == first
-    assert not set(losses("c", 4)) & set(first)
 
 
 @pytest.mark.parametrize(("prefix", "count"), [("", 61), ("O-", 34)])
