@@ -50,17 +50,6 @@ def test_a_notebook_is_clean(name):
     assert [link for link in local if not (EXAMPLES / link).is_file()] == []
 
 
-def test_one_cell_has_the_parameters():
-    """The values are those of the original notebook, apart from `compared_steps`, which it has not."""
-    (cell,) = (cell for cell in notebook(NAMES[0]).cells if "parameters" in tags(cell))
-    values = {}
-    exec(cell.source, values)
-    original = {"num_towers": 2, "num_steps": 200, "tower_batch": 1024, "display_step": 10, "learning_rate": 0.001}
-    original |= {"num_classes": 10, "dropout": 0.75, "image_shape": (1, 28, 28)}
-    assert {name: values[name] for name in original} == original
-    assert values.keys() >= SHORT.keys()
-
-
 def executed(name, folder, **environment):
     """The cells of the notebook by id, after they were executed in `folder` with the values in SHORT."""
     text = notebook(name)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -49,16 +48,6 @@ def test_the_wheel_and_an_editable_install_have_one_sha256_of_their_code(built, 
     with zipfile.ZipFile(built[0]) as archive:
         archive.extractall(tmp_path)
     assert code_sha256(tmp_path / "lockstep") == code_sha256(ROOT / "src/lockstep")
-
-
-def test_the_metadata_name_every_extra(built):
-    with zipfile.ZipFile(built[0]) as archive:
-        text = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for extra in project["optional-dependencies"]:
-        assert f"Provides-Extra: {extra}\n" in text
-    assert "License-Expression: MIT\n" in text
-    assert "Requires-Python: >=3.11\n" in text
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """lockstep predict: the counts of lockstep eval, streaming, bad files, and output for people and for programs."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -15,7 +14,6 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, USAGE
-from lockstep.messages import handled, logger, on_stderr
 from lockstep.recipes import get_recipe
 
 RUNS = [
@@ -66,38 +64,6 @@ def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
     assert predict(run / "model.safetensors", folder, "--json", "--top", 2).stdout == done.stdout
 
 
-def write_photos(root):
-    """Write train and test images of two classes: sizes, formats, modes and EXIF orientations of all sorts."""
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    modes = (("jpg", "RGB"), ("png", "P"), ("png", "L"), ("png", "RGBA"), ("webp", "RGB"), ("jpg", "CMYK"))
-    for part, count in (("train", 12), ("test", 20)):
-        for label, name in enumerate(("cat", "dog")):
-            (root / part / name / "more").mkdir(parents=True)
-            for number in range(count):
-                suffix, mode = modes[number % len(modes)]
-                generator = np.random.default_rng([number, label, count])
-                pixels = generator.integers(0, 256, (20 + number, 50 - number, 3), dtype=np.uint8)
-                pixels[: 10 + number] //= 1 + 2 * label
-                folder = root / part / name / ("more" if number % 3 == 0 else "")
-                image = Image.fromarray(pixels).convert(mode)
-                image.save(folder / f"{number}.{suffix}", **({"exif": turned} if suffix == "jpg" else {}))
-
-
-def test_predicting_the_test_files_of_a_folder_run_counts_as_eval_does(predict, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_photos(tmp_path / "photos")
-    changes = {"image_px": 32, "eval_batch": 16, "tower_batch": 4, "steps": 3, "precision": "float32"}
-    recipe = make(get_recipe("folder").model_dump(mode="json"), changes)
-    result = fit_here(recipe, tmp_path / "runs/own", Placement(data=tmp_path / "photos", summary_every=0)).result
-    predicted = predict("runs/own", "photos/test", "--json")
-    assert predicted.returncode == 0, predicted.stderr
-    assert all(row["label"] == ("cat", "dog")[row["index"]] for row in rows(predicted))
-    correct = [row["source"].split("/")[2] == row["label"] for row in rows(predicted)]
-    assert len(correct) == 40
-    assert sum(correct) / 40 == result["accuracy"]["raw"]
-
-
 def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path):
     run, _ = trained_once(*RUNS[0])
     folder, _ = pictures
@@ -131,12 +97,6 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
 
 
-def test_a_message_is_escaped(capsys):
-    with handled(on_stderr):
-        logger.warning("data in \x1b[2J")
-    assert capsys.readouterr().err == "data in \\x1b[2J\n"
-
-
 def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictures):
     run, _ = trained_once(*RUNS[0])
     command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0])]
@@ -146,17 +106,6 @@ def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictur
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.wait() == 0
-
-
-def test_a_name_that_is_not_utf8_is_classified(trained_once, predict, pictures, tmp_path):
-    run, _ = trained_once(*RUNS[0])
-    name = os.fsdecode(b"caf\xe9.png")
-    try:
-        (tmp_path / name).write_bytes((pictures[0] / "0003.png").read_bytes())
-    except OSError:
-        pytest.skip("this file system has only names in UTF-8")
-    assert "caf\\udce9.png  " in predict(run, ".").stdout
-    assert rows(predict(run, ".", "--json"))[0]["source"] == name
 
 
 def test_a_model_of_ones_own_runs_only_if_it_is_trusted(predict, pictures, tmp_path, monkeypatch, caplog):

@@ -80,19 +80,6 @@ def test_json_is_all_of_stdout_and_metrics_tell_of_memory_and_speed(program, tmp
     assert sum(last["split"].values()) > 0
 
 
-def test_model_file_carries_what_using_it_needs(trained_once):
-    from safetensors import safe_open
-
-    run, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
-    with safe_open(run / "model.safetensors", "pt") as file:
-        facts = json.loads(file.metadata()["lockstep"])
-        names = set(file.keys())
-    assert facts["classes"] == list("0123456789")
-    assert facts["preprocessing"] == {"kind": "shift", "pixels": 1}
-    assert facts["weights"] == "ema"
-    assert {"conv1.weight", "norm1.running_mean", "logits.bias"} <= names
-
-
 def test_recipes_and_show_round_trip(here, tmp_path):
     listed = here("recipes").stdout
     for name in ("cifar10", "cifar10-tutorial", "mnist"):
@@ -101,24 +88,6 @@ def test_recipes_and_show_round_trip(here, tmp_path):
         from_file, by_name = (json.loads(here("show", what, "--json").stdout) for what in ("mine.toml", name))
         assert from_file["digest"] == by_name["digest"]
     assert listed.count("Measured:") == len(RECIPES)
-
-
-def test_a_recipe_file_may_state_only_what_differs(here, tmp_path):
-    (tmp_path / "mine.toml").write_text('recipe = "digits"\nseed = 5\n[optimizer]\nmomentum = 0.5\n')
-    recipe = json.loads(here("show", "mine.toml", "--json").stdout)["recipe"]
-    assert (recipe["seed"], recipe["optimizer"]["momentum"], recipe["optimizer"]["nesterov"]) == (5, 0.5, True)
-
-
-def test_images_held_out_are_not_called_test_images(here):
-    done = here("train", "--set", "held_out=42", "--steps", 2)
-    assert done.returncode == 0, done.stderr
-    for words in (
-        "1400 training and 42 held-out images",
-        "accuracy on 42 held-out images",
-        "of 42 held-out images; 95% interval",
-    ):
-        assert words in done.stdout
-    assert "test images" not in done.stdout
 
 
 def test_version(here):
@@ -136,15 +105,6 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_reader_that_goes_away_is_no_fault_of_an_evaluation(trained_once, tmp_path, processes):
-    run, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
-    command = f"{sys.executable} -m lockstep eval {run} --processes {processes} | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.stderr, done.stdout) == ("", "0\n")
-
-
 def test_a_shell_completes_commands_and_options(monkeypatch, refused_here):
     for words, completions in (
         ("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])
@@ -155,9 +115,10 @@ def test_a_shell_completes_commands_and_options(monkeypatch, refused_here):
         assert refused_here("").stdout.splitlines() == completions
 
 
-def test_help_offers_completion(monkeypatch, refused_here):
-    shown = refused_here("--help").stdout
-    assert "--install-completion" in shown
-    assert "Usage: lockstep " in shown
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    assert "_LOCKSTEP_COMPLETE=complete_bash" in refused_here("--show-completion", "bash").stdout
+def test_windows_is_refused_in_a_sentence(tmp_path):
+    code = "import sys; sys.platform = 'win32'; import lockstep.commands.program"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "does not run on Windows" in done.stderr
+    assert "WSL 2" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,7 +9,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from benchmarks.browser import chromium, executable
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
 
@@ -101,49 +99,3 @@ def test_every_page_of_docs_is_in_the_navigation(site):
     listed = {urlsplit(link).path.removesuffix(".html") for link in start.links}
     written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert written - listed == set()
-
-
-@pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
-@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
-def test_search_finds_a_word_in_pages_opened_as_files(site, width):
-    requests, errors = [], []
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": width, "height": 900})
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: errors.append(message.text))
-        page.goto((site / "results.html").as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        if width < 960:
-            page.locator("label.md-header__button[for=__search]").click()
-        page.locator(".md-search__input").press_sequentially("bfloat16")
-        found = page.locator(".md-search-result__link").first
-        found.wait_for()
-        assert "bfloat16" in page.locator(".md-search-result__list").inner_text()
-    assert {urlsplit(url).scheme for url in requests} <= {"file", "data", "blob", "about"}
-    assert errors == []
-
-
-def copied(folder):
-    """Return a copy of the files that git knows, as a repository of its own."""
-    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, known.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "clone" / name)
-    for words in (["init", "-q"], ["add", "-A"]):
-        subprocess.run(["git", *words], cwd=folder / "clone", check=True)
-    return folder / "clone"
-
-
-@pytest.mark.slow
-def test_links_that_lead_nowhere_fail_the_build_and_a_run_in_examples_is_not_in_the_site(tmp_path):
-    root = copied(tmp_path)
-    (root / "examples/runs/digits-1").mkdir(parents=True)
-    (root / "examples/runs/digits-1/log.txt").touch()
-    links = ("nothing.md", "usage.md#nowhere", "../nothing.json")
-    with (root / "docs/serve.md").open("a") as page:
-        page.writelines(f"\n[x]({link})\n" for link in links)
-    done = build(tmp_path / "site", root)
-    assert done.returncode != 0
-    assert any(link.rpartition("#")[2] in done.stderr for link in links)
-    assert "digits-1" not in done.stderr

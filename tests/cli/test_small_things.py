@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tests.cli.test_mistakes import DATA, USAGE, refused
 
-from lockstep.runs import statefile
-
 ROOT = Path(__file__).parents[2]
 CLEAR = "\x1b[2J"  # what clears the screen
 
@@ -37,15 +35,6 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
     shown = here("show", "runs/a").stdout
     assert {"\x1b", "\x9b"}.isdisjoint(shown)
     assert "\\U0000009b2J" in shown
-
-
-@pytest.mark.slow
-def test_what_a_model_raises_in_a_worker_reaches_the_terminal_escaped(program, tmp_path):
-    (tmp_path / "mine.py").write_text(f"def build(shape, classes):\n    raise ValueError({CLEAR!r})\n")
-    done = program("train", "--model", "mine:build", "--processes", 2)
-    assert done.returncode > 0
-    assert CLEAR not in done.stderr
-    assert "\\x1b[2J" in done.stderr
 
 
 def test_damaged_metrics_do_not_keep_a_run_from_going_on(here, tmp_path):
@@ -82,18 +71,6 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     assert (tmp_path / "file").read_text() == "True"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
-def test_closed_streams_are_no_fault_of_a_run(tmp_path, closed):
-    command = f"{sys.executable} -m lockstep train --steps 3 --processes 2 --name a {closed}"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    run = tmp_path / "runs/a"
-    assert (run / "log.txt").read_text().count("sec/batch)") == 2  # steps 0 and 2
-    assert all(json.loads(line)["step"] <= 3 for line in (run / "metrics.jsonl").read_text().splitlines())
-    assert statefile.latest(run / "checkpoints").step == 3
-
-
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(here, tmp_path, processes):
     model = (
@@ -109,15 +86,3 @@ def test_a_checkpoint_of_a_network_with_other_shapes_is_refused(here, tmp_path, 
     done = here("eval", "runs/a", "--processes", processes, "--trust-code")
     done.stderr = "".join(line for line in done.stderr.splitlines(True) if "source of model" not in line)
     refused(done, DATA, "ema/1.bias is [8, torch.float32] in the checkpoint and [1, torch.float32] in model mine:build")
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_make_says_what_it_sets_up_before_it_does():
-    command = ["make", "--dry-run", "--always-make", "VENV=elsewhere", "train"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    where = [next(i for i, line in enumerate(lines) if words in line) for words in (
-        f"Setting up {ROOT}/elsewhere: PyTorch and the rest, about ", "-m venv", "pip install",
-        f"{ROOT}/elsewhere is ready", "lockstep train",
-    )]  # fmt: skip
-    assert where == sorted(where)
-    assert " GB on disk" in lines[where[0]]

@@ -1,7 +1,6 @@
 """lockstep verify: a run is replayed, and what was changed is named."""
 
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -70,29 +69,3 @@ def test_a_run_in_training_is_verified(here, started, tmp_path):
     record = json.loads(done.stdout)
     assert record["same"] is True
     assert record["compared"]["checkpoints"] + record["compared"]["digests"] > 0
-
-
-def test_code_of_a_run_is_executed_only_if_it_is_trusted(run, here):
-    recipe = json.loads((run / "recipe.json").read_text())
-    (run / "recipe.json").write_text(json.dumps(recipe | {"model": "mine:build"}))
-    shutil.rmtree(run / "checkpoints")
-    done = here("verify", "runs/a")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--trust-code" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        (["verify", "runs/none"], 2, "runs/none is not a folder"),
-        (["verify", "runs/a", "--processes", "5"], 2, "5 processes for 4 towers"),
-        (["verify", "runs/a", "--from", "-1"], 2, "--from"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_one_clear_message(run, here, args, code, words):
-    done = here(*args)
-    assert done.returncode == code
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert os.path.lexists(run)

@@ -1,14 +1,10 @@
 """`lockstep eval --watch` beside a `lockstep train`, both the real program."""
 
 import json
-import signal
 import time
 
-import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.cli.test_mistakes import USAGE, refused
-from tests.unit.test_watch import Training
 
 
 def steps_of(lines):
@@ -45,33 +41,3 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     assert [(event.step, event.value) for event in events] == [
         (record["step"], pytest.approx(record["accuracy"])) for record in records
     ]
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_it_at_once(started, tmp_path):
-    training = Training(tmp_path / "runs/x")  # which holds the run's lock, and does not end
-    training.save(1)
-    process = started("eval", "runs/x", "--watch", "--interval", 3600)
-    assert ": precision @ 1 = " in process.stdout.readline()
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "")
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not alive
-    training.run.close()
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["runs/none", "--watch", "--once"], ["runs/none is not a folder"]),
-        ([".", "--watch", "--once"], ["not a run"]),
-        (["runs/none", "--once"], ["--once needs --watch"]),
-        (["runs/none", "--interval", "3"], ["--interval needs --watch"]),
-        (["runs/none", "--watch", "--interval", "0"], ["--interval: got 0.0", "more than 0"]),
-    ],
-    ids=lambda value: " ".join(value),
-)
-def test_one_clear_message(here, args, words):
-    refused(here("eval", *args), USAGE, *words)

@@ -8,7 +8,6 @@ from tests.unit.test_saver import flip
 from tests.unit.test_watch import RECIPE, Training
 
 from lockstep.errors import DATA, USAGE, LockstepError
-from lockstep.runs import statefile
 
 
 @pytest.fixture
@@ -65,29 +64,9 @@ def test_without_an_evaluation_no_checkpoint_is_the_best(training):
     refused(training, "best", USAGE, "no checkpoint of .*runs/x was evaluated in training: .*--eval-every N")
 
 
-@pytest.mark.parametrize("which", ["best", 2])
-def test_a_run_without_checkpoints_is_an_error(training, which):
-    training.run.checkpoints.rename(training.run.path / "elsewhere")
-    refused(training, which, DATA, "runs/x has no checkpoint yet")
-
-
 def test_a_damaged_checkpoint_is_an_error(training):
     flip(state_path(training.run.path, 4))
     for which in (4, "best"):
         refused(training, which, DATA, r"step-000000004.safetensors is damaged")
     set_accuracy(training, 6, 0.8)
     assert training.run.load("best").step == 6
-
-
-def test_the_best_is_searched_again_if_it_is_deleted_while_it_is_read(training, monkeypatch):
-    read = statefile.read_tensors
-
-    def slowly(path):
-        monkeypatch.undo()
-        monkeypatch.chdir(training.run.path.parent.parent)
-        for deleted in (4, 6):
-            state_path(training.run.path, deleted).unlink()
-        return read(path)
-
-    monkeypatch.setattr(statefile, "read_tensors", slowly)
-    assert training.run.load("best").step == 2

@@ -4,7 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from benchmarks.manual import every_command
 
 import lockstep
@@ -55,10 +54,3 @@ def test_every_option_outside_a_command_is_one():
 def test_every_file_and_function_exists():
     assert len(re.findall(r"`\w+` in `[\w/]+\.py`", PAGE)) > 30
     assert missing(PAGE) == []
-
-
-@pytest.mark.parametrize(
-    "text", ["`train` in `core/circle.py`", "`trian` in `core/loop.py`", "`State` in `core/state.py` (method `aply`)"]
-)
-def test_what_does_not_exist_is_found(text):
-    assert missing(text)

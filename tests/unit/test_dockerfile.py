@@ -35,13 +35,6 @@ def test_the_image_copies_what_exists_names_versions_and_has_no_rights():
     assert TEXT.count("--constraint constraints.txt") == TEXT.count("pip install") == 2
 
 
-def test_the_extras_of_the_image_exist():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", TEXT)
-    assert {*extras.split(",")} <= {*project["optional-dependencies"]}
-    assert all((ROOT / path).is_file() for path in project["license-files"])
-
-
 def test_the_workflow_tests_every_version_that_the_package_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))

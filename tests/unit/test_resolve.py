@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.cli.test_mistakes import refused
 
-import lockstep
 from lockstep.commands.to_spec import folder_for, subject_of
 from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
@@ -101,15 +99,6 @@ def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs,
         assert no.value.code == USAGE
     assert subject_of(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(**changes)
     assert subject_of(None, changes).recipe.custom_code  # named by the command itself
-
-
-def test_a_recipe_file_alone_executes_nothing(refused_here, tmp_path):
-    (tmp_path / "theirs.py").write_text("open('executed', 'w')\n")
-    (tmp_path / "theirs.toml").write_text(get_recipe("digits").replace(model="theirs:net").toml())
-    refused(refused_here("train", "theirs.toml"), USAGE, "--trust-code")
-    with pytest.raises(LockstepError, match="trust_code=True"):
-        lockstep.train(tmp_path / "theirs.toml", quiet=True)
-    assert not (tmp_path / "executed").exists()
 
 
 def test_code_that_the_command_names_needs_no_trust_unless_the_file_has_its_options(theirs, tmp_path):

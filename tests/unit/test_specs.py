@@ -1,16 +1,12 @@
 """A spec that the launcher writes as JSON is the same spec, of the same class, in a worker process."""
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from pydantic import ValidationError
 
 from lockstep.config.placement import Placement
-from lockstep.core.monitor import Beat
 from lockstep.jobs.specs import (
     EvaluateSpec,
     FoldsSpec,
@@ -21,7 +17,6 @@ from lockstep.jobs.specs import (
     decoded,
     encoded,
 )
-from lockstep.launch import worker
 from lockstep.recipes import RECIPES, get_recipe
 
 PLACEMENT = Placement(device="cuda:0,2", processes=2, data=Path("data"), eval_every=5, reduction="central")
@@ -55,30 +50,3 @@ def test_every_recipe_is_equal_after_json_in_a_spec(name):
 def test_each_class_of_spec_is_tested_and_has_its_own_job():
     assert {type(spec) for spec in SPECS} == set(get_args(Spec))
     assert {spec.model_fields["job"].default for spec in get_args(Spec)} == {*NAMES}
-
-
-def test_a_spec_with_the_settings_of_another_job_is_rejected():
-    fields = json.loads(encoded(VerifySpec(**SHARED, path=Path("runs/a"), start=7))) | {"job": "evaluate"}
-    with pytest.raises(ValidationError):
-        decoded(json.dumps(fields))
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=NAMES)
-def test_a_worker_process_does_the_job_of_the_file(tmp_path, monkeypatch, spec):
-    """In this process: `main` ends with os._exit, which raises SystemExit here."""
-    done = []
-    (tmp_path / "spec.json").write_text(encoded(spec))
-    monkeypatch.setattr(worker, "compute", lambda *arguments: done.append(arguments) or (None, 7))
-    monkeypatch.setattr(worker.files, "reserve_standard_streams", lambda: None)
-    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(worker, "_watch", lambda *_: None)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), str(os.getppid()), "[true, false]"])
-    with pytest.raises(SystemExit) as ended:
-        worker.main()
-    assert ended.value.code == 7
-    assert json.loads((tmp_path / "ended-0").read_text())[0] == 7
-    ((read, world, ctx),) = done
-    assert (type(read), read, world.processes) == (type(spec), spec, 1)
-    assert ctx.output == (True, False)
-    assert ctx.monitor.beat == Beat(0, 1)

@@ -185,20 +185,6 @@ def test_a_run_that_is_deleted_is_not_waited_for(training, evaluate, asleep):
         evaluate()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"examples": 0}, "--examples: got 0: split test of dataset digits has 355, so give 1 to 355"),
-        ({"examples": 1443, "split": "train"}, "got 1443.*1 to 1442"),
-        ({"split": "validation"}, "no split 'validation': its splits are train, test"),
-    ],
-)
-def test_an_impossible_split_or_count_is_rejected(training, evaluate, fields, message):
-    training.save(2)
-    with pytest.raises(LockstepError, match=message):
-        evaluate(**fields)
-
-
 def test_the_first_examples_are_counted_exactly(training, evaluate):
     training.save(2)
     labels = training.session.splits["test"].labels
