@@ -133,10 +133,6 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
     from lockstep.commands.program import main
 
     words = [*map(str, args)]
-    command = [
-        "lockstep",
-        *words,
-    ]
     variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     logger = logging.getLogger("lockstep")
@@ -147,7 +143,7 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
         out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
         for change in (
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),
-            mock.patch.dict(os.environ), mock.patch.multiple(sys, argv=command, path=[*sys.path]),
+            mock.patch.dict(os.environ), mock.patch.multiple(sys, argv=["lockstep", *words], path=[*sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),  # of a model that the test writes again at once
         ):  # fmt: skip
             stack.enter_context(change)

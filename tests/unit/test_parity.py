@@ -30,6 +30,7 @@ from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.listeners.tensorboard import TensorBoard
+from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
@@ -70,6 +71,18 @@ def small(fields, model="linear", **changes):
 def images(count, side=2):
     pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
     return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
+
+
+def test_recipes_and_intervals_have_the_originals_settings():
+    tutorial, mnist, placement = get_recipe("cifar10-tutorial"), get_recipe("mnist"), Placement()
+    assert tutorial.optimizer == SGD(momentum=0.0, nesterov=False)
+    assert (tutorial.towers, tutorial.batch, tutorial.lr, tutorial.steps) == (1, 128, 0.1, 100_000)
+    assert tutorial.weight_decay == {"local3.weight": 0.004, "local4.weight": 0.004}
+    assert (tutorial.ema.decay, tutorial.ema.warmup) == (0.9999, True)
+    assert mnist.optimizer == Adam(beta1=0.9, beta2=0.999, epsilon=1e-8)
+    assert (mnist.towers, mnist.tower_batch, mnist.steps, mnist.lr) == (2, 1024, 200, 1e-3)
+    assert (mnist.weight_decay, mnist.ema) == ({}, None)
+    assert (placement.log_every, placement.summary_every, placement.save_every, placement.keep) == (10, 100, 1000, 5)
 
 
 def test_the_start_up_block_states_global_and_tower_batch():
