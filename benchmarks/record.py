@@ -2,7 +2,7 @@
 
 One process on one device. The measured time begins with the training set on the device, covers initial weights,
 training and evaluation, and ends with the accuracy on the test set. The start of the program, reading the data, and a
-first run that compiles and warms up are not part of it. The record states the time of that first run.
+first run that warms up are not part of it. The record states the time of that first run.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
-    """Train and evaluate once, from new initial weights in the network that `session` has compiled."""
+    """Train and evaluate once, from new initial weights in the network of `session`."""
     train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
     _wait(session.device)
     started = time.perf_counter()

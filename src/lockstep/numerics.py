@@ -63,20 +63,6 @@ def pool(count: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, name, torch.get_num_threads)
 
 
-def configure_compiler(exact: bool) -> None:
-    """Set the flags of torch.compile: in exact mode no choice by a measured time, and an error where it gives up.
-
-    Imports the compiler, which takes a second.
-    """
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
-
-    inductor.deterministic = exact
-    # After too many graphs the compiler would silently go on without compiling, and a resumed run later than another.
-    dynamo.recompile_limit = 64
-    dynamo.fail_on_recompile_limit_hit = True
-
-
 def _mkl_branch() -> str:
     flags = hardware.cpu()["flags"].split()
     if "avx512f" in flags:

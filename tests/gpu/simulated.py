@@ -75,7 +75,7 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
 
     `name` is that of a recipe, or of settings for `digits`.
     """
-    changes = {"steps": 2, "batch": 16, "towers": 2, "eval_batch": 16, "arithmetic": "native", "compile": False}
+    changes = {"steps": 2, "batch": 16, "towers": 2, "eval_batch": 16, "arithmetic": "native"}
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
     recipe = make(base, changes | MENU.get(name, {}))
     recipe = recipe.replace(precision="float32") if recipe.precision == "auto" else recipe

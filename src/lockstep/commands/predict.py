@@ -24,9 +24,9 @@ def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False
         classifier = lockstep.load(run, checkpoint="best")
         print(classifier.classes, next(classifier.predict("cat.jpg")).label)
 
-    It preprocesses as evaluation does, and computes in the recipe's precision. A network that the recipe compiles is
-    computed uncompiled. Torch's default dtype does not matter. Torch's number of threads and its flags stay as they
-    are; another number than the recipe's, which `lockstep predict` sets, may change low-order bits of probabilities.
+    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default dtype does not matter.
+    Torch's number of threads and its flags stay as they are; another number than the recipe's, which `lockstep predict`
+    sets, may change low-order bits of probabilities.
 
     Args:
         source: a run, its folder, the file of one of its checkpoints, or a model file.

@@ -116,10 +116,9 @@ def _leave_portable_arithmetic(fields: dict[str, Any], source: Mapping[str, Any]
     if fields.get("arithmetic") != "portable" or {"arithmetic", "portable"} & source.keys():
         return
     precision = source.get("precision")
-    if source.get("compile") is True or precision not in (None, "auto", "float32", "fp32"):
+    if precision not in (None, "auto", "float32", "fp32"):
         fields["arithmetic"] = "native"
-        cause = "a compiled network" if source.get("compile") is True else f"precision {precision}"
-        note(f"arithmetic is native, because {cause} has other bits on other machines")
+        note(f"arithmetic is native, because precision {precision} has other bits on other machines")
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:

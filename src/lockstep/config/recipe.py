@@ -161,7 +161,6 @@ class Recipe(Settings):
         description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. portable: the same "
         "bits on every kind of CPU tried, in float32 (docs/portable.md).",
     )
-    compile: bool = Field(False, description="Compile the network with torch.compile. Needs a C compiler.")
     threads_per_tower: int = Field(
         1, ge=1, le=MAX_THREADS, description="CPU threads of a tower; another number has other low-order bits."
     )
@@ -195,11 +194,10 @@ class Recipe(Settings):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:
             raise ValueError(_indivisible(self.batch, self.towers))
-        if self.arithmetic == "portable" and (self.precision not in ("auto", "float32") or self.compile):
-            given = "compile" if self.compile else f"precision {self.precision}"
+        if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
-                f"{given} is for native arithmetic, as its bits depend on the machine: leave it out, or set "
-                f"arithmetic=native (--no-portable)"
+                f"precision {self.precision} is for native arithmetic, as its bits depend on the machine: leave it "
+                f"out, or set arithmetic=native (--no-portable)"
             )
         if self.head is not None:
             self._check_head()
@@ -207,7 +205,7 @@ class Recipe(Settings):
 
     def _check_head(self) -> None:
         """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
-        for name in ("policy", "progressive", "compile"):
+        for name in ("policy", "progressive"):
             if getattr(self, name):
                 raise ValueError(
                     f"{name} changes what the layers before the head {self.head} compute, and that is computed once: "

@@ -122,7 +122,7 @@ class OpenRun:
 
             tensorboard = TensorBoard(
                 folder.summaries, placement.summary_every, network,
-                compiled=self._spec.recipe.compile, resumed=self.checkpoint.step if self.checkpoint else None,
+                resumed=self.checkpoint.step if self.checkpoint else None,
                 evaluations=folder.evaluations,
             )  # fmt: skip
             listeners.append(tensorboard)
