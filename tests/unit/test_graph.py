@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import lockstep
-from lockstep.classify.export import Graph, batch_of, exported, graph_recipe, loaded
-from lockstep.commands.export import in_batches
+from lockstep.classify.export import Graph, exported, graph_recipe, loaded
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
@@ -100,11 +98,3 @@ def test_every_recipe_exports_for_any_number_and_size_of_images(name):
         with torch.no_grad():
             expected = source.graph(torch.from_numpy(batch)).numpy()
         assert abs(run(batch) - expected).max() < 1e-5
-
-
-def test_large_images_are_computed_in_small_batches():
-    sizes, few = [], batch_of((224, 224, 3))
-    found, _ = in_batches(lambda part: np.zeros((len(part), 2)), images(60, 224, 224), few, sizes.append)
-    assert found.shape == (60, 2)
-    assert max(sizes) == few < 60
-    assert lockstep.RECIPES["photos"]().eval_batch > max(sizes)
