@@ -88,10 +88,11 @@ def test_recipes_and_intervals_have_the_originals_settings():
 def test_the_start_up_block_states_global_and_tower_batch():
     recipe = make(TUTORIAL, {"towers": 4})
     session = SimpleNamespace(
-        recipe=recipe, placement=Placement(), group=Alone(), reduction=Reduction(Alone(), 4), device=CPU,
-        parameter_count=1_068_298, initial_weights=None, splits={"train": images(50_000)}, local_processes=1,
+        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Alone(), device=CPU, local_processes=1,
+        reduction=Reduction(Alone(), 4), parameter_count=1_068_298, initial_weights=None,
+        splits={"train": images(50_000)},
     )  # fmt: skip
-    lines = startup_lines(session, recipe.bind(50_000), images(50_000), images(10_000), Path("runs/x"))
+    lines = startup_lines(session, images(10_000), Path("runs/x"))
     assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 100000 steps = 1024.0 epochs"
     assert dict(lines)["rate"] == "learning rate 0.1, staircase, decay 0.1, every_epochs 350.0, per_tower False"
 

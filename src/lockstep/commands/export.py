@@ -111,7 +111,7 @@ def export(
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     from lockstep.classify.export import batch_of, exported, in_float32, loaded
     from lockstep.classify.predict import load, run_of
-    from lockstep.jobs.session import read_splits, with_held_out
+    from lockstep.jobs.session import read_splits, splits_of
 
     classifier = load(source, step_or_best(checkpoint), trust_code, "cpu")
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
@@ -120,7 +120,7 @@ def export(
         placement = placement.replace(data=data_of(run.path, placement.data))
         if not run.complete:
             logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
-    splits = with_held_out(recipe, read_splits(recipe, placement))
+    splits = splits_of(recipe, read_splits(recipe, placement))
     split = "test" if "test" in splits else recipe.evaluated_split
     shape, classes = splits[split].images.shape[1:], splits[split].classes
     if (shape, classes) != (classifier.image_shape, classifier.classes):

@@ -129,6 +129,12 @@ class State:
             elif name.endswith("num_batches_tracked"):
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
+    def weights(self, kind: str) -> dict[str, Tensor]:
+        """Return the "raw" weights, or their average, "ema", by parameter name."""
+        chosen = self.ema if kind == "ema" else self.parameters
+        assert chosen is not None
+        return chosen
+
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Return `flat` [parameters], in the model's order, as views by parameter name."""
         return named_views(flat, self._shapes)

@@ -44,10 +44,9 @@ def judge(
         weights_only = {name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")}
         found = replace(found, tensors=weights_only)
     session.restore(found)
-    own = "raw" if session.state.ema is None else "ema"
-    if spec.weights == "ema" and own == "raw":
+    step, weights = session.state.step, spec.weights or spec.recipe.own_weights
+    if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
-    step, weights = session.state.step, spec.weights or own
     line = progress_on(ctx.output.progress, redirect=False) if ctx.first and ctx.output.progress else None
 
     def progress(share: float) -> None:

@@ -121,8 +121,8 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             def keep(examples: Tensor, logits: Tensor, rows: Tensor = rows) -> None:
                 probabilities[rows[examples.cpu()]] = logits.double().softmax(1).cpu()
 
-            parameters, judged = state.parameters if state.ema is None else state.ema, images.select(rows.numpy())
-            evaluate(session.network, parameters, state.buffers, judged.to(device), Alone(), each=keep)
+            weights, judged = state.weights(recipe.own_weights), images.select(rows.numpy())
+            evaluate(session.network, weights, state.buffers, judged.to(device), Alone(), each=keep)
     # Every image is classified by one process. The others have zeros for it.
     every: Probabilities = ctx.group.gather(probabilities.to(device)).sum(0).cpu().numpy()
     return every

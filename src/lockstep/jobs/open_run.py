@@ -1,13 +1,12 @@
 """OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from lockstep.core.vector import Requests
-from lockstep.data import IMAGE_FOLDER
-from lockstep.data.dataset import Dataset, first_other_class
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.data.dataset import Dataset
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result
@@ -55,65 +54,34 @@ class OpenRun:
         try:
             self.checkpoint = self.folder.checkpoint
             if self.checkpoint is not None:
-                self._require_same_data(self.folder, self.checkpoint.facts)
-            self._compare_sessions(self.folder)
+                session.require_same_data(self.folder.path, self.checkpoint.facts)
+            self._compare_sessions(self.folder.earlier)
             ctx.tell("run", str(self.folder.path))
             self.listeners = self._make_listeners(self.folder)
         except BaseException:
             self.folder.close()
             raise
 
-    def _require_same_data(self, folder: Folder, facts: Mapping[str, Any]) -> None:
-        """Raise a LockstepError unless splits and classes are those that the checkpoint was trained on."""
-        images = self._spec.placement.data if self._spec.recipe.dataset == IMAGE_FOLDER else None
-        where = f" in {images}" if images else ""
-        what_to_do = "give the same files as --data to resume"
-        if images:
-            what_to_do = "images were added, removed or changed since. Restore them, or start a new run"
-        for name, digest in self._session.data_sha256.items():
-            if facts["data_sha256"].get(name, digest) != digest:
-                raise LockstepError(
-                    f"the {'training' if name == 'train' else name} data{where} is not what {folder.path} was "
-                    f"trained on (its sha256 differs): {what_to_do}",
-                    DATA,
-                )
-        if other := first_other_class(facts["classes"], self._session.splits["train"].classes):
-            raise LockstepError(
-                f"the classes are not those that {folder.path} was trained on: label {other[0]} was {other[1]} and "
-                f"is {other[2]}. Give the same names in the same order to resume, or start a new run",
-                DATA,
-            )
-
-    def _compare_sessions(self, folder: Folder) -> None:
-        """Note how this session computes differently from the last one."""
-        differing = [one for one in folder.earlier if texts(compare(one, self._facts), *_DECIDING)]
-        self._mixed_arithmetic = bool(differing)
-        differences = self._differences_from(folder.earlier[-1]) if folder.earlier else []
-        for text in differences:
-            logger.warning(text)
-
-    def _differences_from(self, earlier: Mapping[str, Any]) -> list[str]:
-        """Return each way in which this session computes differently from an `earlier` one, in words."""
-        found, lines = compare(earlier, self._facts), []
-        elsewhere = texts(found, "environment")
-        if sources := texts(found, "source"):
-            lines.append(f"the source of {describe_custom_code(self._spec.recipe)} has changed: {'; '.join(sources)}")
+    def _compare_sessions(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+        """Warn if this session computes differently from the last one of the `earlier` ones."""
+        self._mixed_arithmetic = any(texts(compare(one, self._facts), *_DECIDING) for one in earlier)
+        found = compare(earlier[-1], self._facts) if earlier else []
+        if changed := texts(found, "source"):
+            code = describe_custom_code(self._spec.recipe)
+            logger.warning(f"the source of {code} has changed: {'; '.join(changed)}")
+        cause = "; ".join(texts(found, "environment"))
         if texts(found, "probe"):
-            where = "; ".join(elsewhere) or "environment.json shows no cause: suspect the model or the hardware"
-            later = "so later weights will differ"
-            lines.append(f"the arithmetic probe differs from the last session's, {later} ({where})")
-        elif elsewhere and texts(found, "decoder"):
-            lines.append(f"the image decoder has changed, so pixels may differ ({'; '.join(elsewhere)})")
-        elif elsewhere:
-            lines.append(f"the environment has changed ({'; '.join(elsewhere)}): the arithmetic probe is equal")
-        return lines
+            cause = cause or "environment.json shows no cause: suspect the model or the hardware"
+            logger.warning(
+                f"the arithmetic probe differs from the last session's, so later weights will differ ({cause})"
+            )
+        elif cause:
+            effect = "the image decoder too, so pixels may differ" if texts(found, "decoder") else "the probe is equal"
+            logger.warning(f"the environment has changed ({cause}): {effect}")
 
     def _make_listeners(self, folder: Folder) -> list[Listener]:
-        placement, network, output = self._spec.placement, self._session.network, self._ctx.output
-        try:
-            log_file = console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
-        except OSError as error:
-            raise _cannot_write(folder, error) from None
+        placement, output = self._spec.placement, self._ctx.output
+        log_file = console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
         listeners: list[Listener] = [log_file, MetricsFile(folder.metrics_path, placement.log_every)]
         if output.lines is not None:
             listeners.insert(0, console.for_stream(output.lines, placement.log_every))
@@ -121,7 +89,7 @@ class OpenRun:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
             tensorboard = TensorBoard(
-                folder.summaries, placement.summary_every, network,
+                folder.summaries, placement.summary_every, self._session.network,
                 resumed=self.checkpoint.step if self.checkpoint else None,
                 evaluations=folder.evaluations,
             )  # fmt: skip
@@ -140,7 +108,7 @@ class OpenRun:
             "init": str(placement.init) if placement.init else None,
         }
         self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
-        lines = startup_lines(session, log.course, session.splits["train"], test_set, self.folder.path)
+        lines = startup_lines(session, test_set, self.folder.path)
         log.start([*lines, *placed, *([("resumes", f"after step {step}")] if step else [])])
 
     def poll(self) -> Requests:
@@ -164,7 +132,7 @@ class OpenRun:
     def _save(self, due: Due) -> None:
         state = self._session.state
         if self.folder is not None:
-            facts = {**self._session.checkpoint_facts(), **due.facts()}
+            facts = {**self._session.facts(), **due.facts()}
             self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
 
     def save_last_good(self, due: Due) -> str:
@@ -200,8 +168,7 @@ class OpenRun:
                 log, started=self._spec.started, run=folder.path, last_loss=folder.last_loss(),
                 mixed=self._mixed_arithmetic,
             )  # fmt: skip
-            tensors, facts = self._session.model_contents()
-            folder.finish(record, {**tensors, **self._session.unlike_facts()}, facts)
+            folder.finish(record, *self._session.model_file())
             log.end(result.lines(record, folder.model, log.course.steps))
             return record
 
@@ -213,20 +180,15 @@ class OpenRun:
             self.folder.close()
 
 
-def _cannot_write(folder: Folder, error: OSError) -> LockstepError:
-    problem = f"cannot write in {folder.path}: {error.strerror or error}"
-    return LockstepError(f"{problem}. Its checkpoints are untouched", ENVIRONMENT)
-
-
 @contextmanager
 def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> Iterator[OpenRun]:
-    """Open the run within the context. Raises: as `OpenRun`."""
-    run = OpenRun(spec, ctx, session, facts)
+    """Open the run within the context. Raises: as `OpenRun`; LockstepError if its folder cannot be written."""
     try:
-        yield run
+        run = OpenRun(spec, ctx, session, facts)
+        try:
+            yield run
+        finally:
+            run.close()
     except OSError as error:
-        if run.folder is None:
-            raise
-        raise _cannot_write(run.folder, error) from None
-    finally:
-        run.close()
+        problem = f"cannot write in {spec.path}: {error.strerror or error}. Its checkpoints are untouched"
+        raise LockstepError(problem, ENVIRONMENT) from None

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,17 +23,17 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import OverflowedError, Tower
 from lockstep.core.vector import Requests
-from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays
-from lockstep.data.dataset import Dataset
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
+from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.decode import decoder_versions
 from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
-from lockstep.jobs.weights import InitialWeights, is_state_of, load_initial_weights
+from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
-from lockstep.runs.statefile import StateFile
+from lockstep.runs.statefile import StateFile, facts_if_valid
 from lockstep.settings import load_object
 
 
@@ -46,10 +47,9 @@ class Session:
         local_processes: how many of the processes are on this host.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
-        model, network, state: the model, its network in the recipe's precision, and the master state that trains it.
+        network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count, frozen_count: number of values in all parameters that are trained, and in those before a head.
         model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
-        decoder: the versions of the image decoder, or None if the dataset is not decoded from image files.
         fingerprint: see `provenance.fingerprint`.
     """
 
@@ -67,24 +67,23 @@ class Session:
         hosts = ctx.group.hosts()
         self.local_processes = hosts.count(hosts[ctx.group.process])
         self._readers = ctx.group.patient()
-        self.splits = with_held_out(recipe, splits or self._read())
-        _require_evaluated_split(recipe, self.splits)
+        self.splits = splits_of(recipe, splits or self._read())
         train_set = self.splits["train"]
         self.course = recipe.bind(len(train_set))
-        self.model = Model(recipe, train_set.images.shape[1:], train_set.classes)
-        self.model.fit(train_set)
+        model = Model(recipe, train_set.images.shape[1:], train_set.classes)
+        model.fit(train_set)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
-        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
-        self.fingerprint = fingerprint(ctx.device, self.decoder)
+        self._decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
+        self.fingerprint = fingerprint(ctx.device, self._decoder)
         self._seeded_state: State | None = None
-        self.initial_weights = self._load_initial_weights()
+        self.initial_weights = self._load_initial_weights(model)
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
-        self.state = self.model.state(ctx.device)
+        self.state = model.state(ctx.device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        self.frozen_count = sum(p.numel() for p in self.model.module.parameters()) - self.parameter_count
-        self.model.place(ctx.device)
-        self.network, self._prefix = self.model.network, self.model.prefix
+        self.frozen_count = sum(p.numel() for p in model.module.parameters()) - self.parameter_count
+        model.place(ctx.device)
+        self.network, self._prefix = model.network, model.prefix
 
     def _read(self) -> dict[str, Dataset]:
         """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
@@ -96,7 +95,7 @@ class Session:
                 self._readers.gather(torch.zeros(1))
             return splits
 
-    def _load_initial_weights(self) -> InitialWeights | None:
+    def _load_initial_weights(self, model: Model) -> InitialWeights | None:
         """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
         recipe, path = self.recipe, self.placement.init
         if path is None and recipe.head is not None:
@@ -107,11 +106,11 @@ class Session:
         if path is None or recipe.init_sha256 is None:
             return None
         # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
-        self._seeded_state = self.model.state(self.device)
-        own_state = is_state_of(path, recipe)
-        sha256 = None if own_state else recipe.init_sha256
-        loaded = load_initial_weights(self.model.module, recipe.model, path, sha256)
-        # A state of this recipe has the layers before the head; its head is not the one that the run starts from.
+        self._seeded_state = model.state(self.device)
+        # A checkpoint of this recipe has the layers before the head; its head is not the one that the run starts from.
+        facts = facts_if_valid(path)
+        own_state = "step" in facts and facts.get("recipe_digest") == recipe.digest()
+        loaded = load_initial_weights(model.module, recipe.model, path, None if own_state else recipe.init_sha256)
         return None if own_state else loaded
 
     @cached_property
@@ -138,8 +137,26 @@ class Session:
         """Return the SHA-256 of each split that training uses. A resumed run must find the same."""
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
 
-    def checkpoint_facts(self) -> dict[str, Any]:
-        """Return what a checkpoint states about the run."""
+    def require_same_data(self, run: Path, stated: Mapping[str, Any]) -> None:
+        """Raise a LockstepError unless splits and classes are those that the `run` has `stated`."""
+        own, where = self.splits["train"].classes, f" in {self.placement.data}" if self.placement.data else ""
+        for name, digest in self.data_sha256.items():
+            if (stated.get("data_sha256") or {}).get(name, digest) != digest:
+                raise LockstepError(
+                    f"the {'training' if name == 'train' else name} data{where} is not what {run} was trained on (its "
+                    f"sha256 differs): images were added, removed or changed since. Give the same as --data, or start "
+                    f"a new run",
+                    DATA,
+                )
+        if other := first_other_class(stated.get("classes") or own, own):
+            raise LockstepError(
+                f"the classes are not those that {run} was trained on: label {other[0]} was {other[1]} and is "
+                f"{other[2]}. Give the same names in the same order, or start a new run",
+                DATA,
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint and a model file state about the run."""
         train_set = self.splits["train"]
         return {
             "recipe_digest": self.recipe.digest(),
@@ -149,28 +166,23 @@ class Session:
             "image_shape": list(train_set.images.shape[1:]),
         }
 
-    def model_contents(self, weights: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the facts of a model file.
-
-        `weights` is "ema", "raw", or None for those of the classifier.
-        """
-        recipe, state, train_set = self.recipe, self.state, self.splits["train"]
-        weights = weights or ("ema" if state.ema is not None else "raw")
-        parameters = state.ema if weights == "ema" else state.parameters
-        assert parameters is not None
+    def model_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the facts of the file of the classifier. That of a head can tell unlike images."""
+        recipe, state, weights = self.recipe, self.state, self.recipe.own_weights
         facts: dict[str, Any] = {
+            **self.facts(),
             "model": recipe.model,
             "model_options": recipe.model_options,
-            "classes": train_set.classes,
-            "image_shape": list(train_set.images.shape[1:]),
             "preprocessing": recipe.augmentation.model_dump(mode="json"),
             "test_views": recipe.test_views,
             "weights": weights,
-            "recipe_digest": recipe.digest(),
             "recipe": recipe.model_dump(mode="json"),
-            "model_source": self.model_source,
         }
-        return {**state.frozen, **parameters, **state.buffers}, facts
+        tensors = {**state.frozen, **state.weights(weights), **state.buffers}
+        if self._prefix is not None:
+            with arithmetic(recipe.arithmetic):
+                tensors |= unlike.facts(self.train_set)
+        return tensors, facts
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it, on the device; for a recipe with `head` its features.
@@ -233,7 +245,7 @@ class Session:
         self._require_equal(
             {
                 "recipe": self.recipe.digest(),
-                "image decoder": self.decoder,
+                "image decoder": self._decoder,
                 "versions": releases(),  # The model's code is imported by now, and with it timm or torchvision.
                 **data,
                 # The sha256 of a split covers labels, not their names.
@@ -253,7 +265,7 @@ class Session:
             "probe": found,
             "data_sha256": self.data_sha256,
             "model_source": self.model_source,
-            "decoder": self.decoder,
+            "decoder": self._decoder,
             **self.fingerprint,
         }
 
@@ -262,35 +274,20 @@ class Session:
 
         The message names two processes that differ, their hosts, and how their fingerprints differ.
         """
-        if self.group.processes == 1:
-            return
-        this = {"facts": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
-        every = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
-        first = every[0]["facts"]
-        other = next((process for process, one in enumerate(every) if one["facts"] != first), None)
-        if other is None:
-            return
-        what = next(name for name in first if every[other]["facts"].get(name) != first[name])
-        differences = list(map(str, compare(every[0]["fingerprint"], every[other]["fingerprint"])))
-        cause = (
-            f"Their environments differ: {'; '.join(differences)}. Use hosts with the same CPU or GPU model, libraries "
-            f"and variables"
-            if differences
-            else "Their CPUs, libraries and variables are the same. Give every host the same files and options, and "
-            "let a model draw random numbers only from torch's generator"
-        )
-        raise LockstepError(
-            f"process 0 (host {every[0]['host']}) and process {other} (host {every[other]['host']}) do not have the "
-            f"same {what}, so they would not train one network. {cause}",
-            ENVIRONMENT,
-        )
-
-    def unlike_facts(self) -> dict[str, Tensor]:
-        """Return the tensors that a model file of a head has to tell unlike images; {} for other models."""
-        if self.recipe.head is None:
-            return {}
-        with arithmetic(self.recipe.arithmetic):
-            return unlike.facts(self.train_set)
+        this = {"own": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
+        first, *others = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
+        for process, other in enumerate(others, 1):
+            differing = [name for name, value in first["own"].items() if other["own"].get(name) != value]
+            if not differing:
+                continue
+            environments = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
+            raise LockstepError(
+                f"process 0 (host {first['host']}) and process {process} (host {other['host']}) do not have the same "
+                f"{differing[0]}, so they would not train one network. Their environments differ: "
+                f"{environments or 'in nothing'}. Give every host the same files, options, libraries, variables and "
+                f"model of CPU or GPU, and let a model draw random numbers only from torch's generator",
+                ENVIRONMENT,
+            )
 
     def require_sound_state(self) -> None:
         """Raise, in every process, unless the state is finite and has the same bits in all. Call it before a save."""
@@ -313,57 +310,43 @@ class Session:
         self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
     ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
-        parameters = self.state.ema if weights == "ema" else self.state.parameters
-        assert parameters is not None
+        parameters = self.state.weights(weights)
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
-        kinds = ["ema", "raw"] if self.state.ema is not None else ["raw"]
+        kinds = list(dict.fromkeys((self.recipe.own_weights, "raw")))
+        results: dict[str, Evaluation] = {}
 
-        def part_of(kind: int) -> Progress:
-            return lambda share: progress((kind + share) / len(kinds))
+        def part(share: float) -> None:
+            progress((len(results) + share) / len(kinds))
 
-        return {weights: self.evaluate(dataset, weights, part_of(kind)) for kind, weights in enumerate(kinds)}
+        for weights in kinds:
+            results[weights] = self.evaluate(dataset, weights, part)
+        return results
 
 
-def _require_evaluated_split(recipe: Recipe, splits: Mapping[str, Dataset]) -> None:
-    """Raise a LockstepError unless the dataset has the split on which a run of `recipe` is evaluated.
+def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
 
-    With patience that is a validation split, of other images than its test split.
+    Raises: LockstepError unless there is the split on which a run is evaluated. With patience that is a validation
+        split, of other images than its test split.
     """
-    name, test = recipe.evaluated_split, splits.get("test")
-    if name == "validation":
-        if name not in splits:
-            problem = "has no validation split"
-        elif test is not None and test.sha256 == splits[name].sha256:
-            problem = "has the same images as validation and as test split"
-        else:
-            return
-        tenth = max(1, len(splits["train"]) // 10)
+    train_set, name, test = splits["train"], recipe.evaluated_split, splits.get("test")
+    if recipe.held_out >= len(train_set):
         raise LockstepError(
-            f"patience needs images that are neither trained on nor the test images, and dataset {recipe.dataset} "
-            f"{problem}: set held_out to a number of training images, as in --set held_out={tenth}"
+            f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 to "
+            f"{len(train_set) - 1} are allowed"
         )
-    if name not in splits:
+    if recipe.held_out:
+        kept, held = train_set.held_out(recipe.held_out)
+        return {**splits, "train": kept, "held-out": held}
+    if name not in splits or (name == "validation" and test is not None and test.sha256 == splits[name].sha256):
         raise LockstepError(
-            f"dataset {recipe.dataset} has no split {name!r}, on which the run is evaluated: its splits are "
-            f"{', '.join(splits)}. Add it, or hold out training images with --set held_out=N"
+            f"dataset {recipe.dataset} has no {name} split of its own, on which the run is evaluated: its splits are "
+            f"{', '.join(splits)}. Add it, or hold out training images, as in --set held_out={len(train_set) // 10}"
         )
-
-
-def with_held_out(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """Return `splits`; if the recipe holds out training images, "train" is without these, and "held-out" has them."""
-    count, train_set = recipe.held_out, splits["train"]
-    if not count:
-        return splits
-    if count >= len(train_set):
-        raise LockstepError(
-            f"held_out: got {count}: the training set has {len(train_set)} images, so 0 to {len(train_set) - 1} are "
-            f"allowed"
-        )
-    kept, held = train_set.held_out(count)
-    return {**splits, "train": kept, "held-out": held}
+    return splits
 
 
 def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
@@ -373,10 +356,8 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
-            from lockstep.data.photos import load as load_folder
-
             assert recipe.image_px is not None
-            return load_folder(
+            return photos.load(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
             )  # fmt: skip
         if recipe.dataset == MEMORY:

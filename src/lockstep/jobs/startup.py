@@ -10,7 +10,7 @@ import torch
 
 from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS
-from lockstep.config.recipe import Course, Recipe
+from lockstep.config.recipe import Recipe
 from lockstep.core.reduction import owned, owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
@@ -21,11 +21,11 @@ from lockstep.words import plural
 Line = tuple[str, str]  # (label, text)
 
 
-def startup_lines(session: Session, course: Course, train_set: Dataset, test_set: Dataset, run: Path) -> list[Line]:
+def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     """Return the start-up block."""
-    recipe, placement = session.recipe, session.placement
-    data = str(placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
-    shape = "x".join(map(str, session.splits["train"].images.shape[1:]))
+    recipe, course, train_set = session.recipe, session.course, session.splits["train"]
+    data = str(session.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
+    shape = "x".join(map(str, train_set.images.shape[1:]))
     trained = f"{session.parameter_count:,} parameters"
     if recipe.head is not None:
         trained += f" of the head {recipe.head} are trained, {session.frozen_count:,} before it are frozen"
@@ -40,7 +40,7 @@ def startup_lines(session: Session, course: Course, train_set: Dataset, test_set
                   f"{course.steps} steps = {course.epochs:.1f} epochs"),
         ("rate", f"learning rate {recipe.lr:g}, {_described(recipe.schedule)}"),
         *_others(recipe),
-        ("processes", "; ".join(filter(None, [_processes(session), _note(session)]))),
+        ("processes", _processes(session)),
         ("run", f"{run}   (watch it: tail -f {shlex.quote(str(run / 'log.txt'))})"),
     ]  # fmt: skip
 
@@ -71,14 +71,11 @@ def _processes(session: Session) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads} each"
     shown = processes > 1 or session.placement.reduction == "central"
     how = f", reduction {session.placement.reduction}" if shown else ""
-    return f"{processes} on {where}; {counts}{how}{'' if session.reduction.exact else ' (not exact)'}"
-
-
-def _note(session: Session) -> str | None:
-    """Return why the CPU computes although a GPU's driver is here, or what is idle that the user has not chosen."""
-    if (session.placement.device, session.device.type) == ("auto", "cpu") and (problem := hardware.gpu_problem()):
-        return f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
-    return None if session.placement.gpus else idle_note(session.recipe, session.local_processes, session.device)
+    note = None if session.placement.gpus else idle_note(recipe, session.local_processes, device)
+    if (session.placement.device, device.type) == ("auto", "cpu") and (problem := hardware.gpu_problem()):
+        note = f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
+    exactness = "" if session.reduction.exact else " (not exact)"
+    return f"{processes} on {where}; {counts}{how}{exactness}{f'; {note}' if note else ''}"
 
 
 def idle_note(recipe: Recipe, local_processes: int, device: torch.device) -> str | None:

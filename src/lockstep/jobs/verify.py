@@ -1,20 +1,20 @@
 """The verify job: compute steps of a run again, and compare them with what its folder states, which is only read."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.core.state import State
+from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
-from lockstep.listeners import console
 from lockstep.listeners.log import Log
 from lockstep.messages import collected, logger
 from lockstep.runs import statefile
@@ -29,50 +29,43 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     Raises: LockstepError if nothing can be compared.
     """
     with collected() as notes:
-        run, comparison, start = Run(spec.path), None, None
-        begin, end = replayed(run, spec.start) if ctx.first else (None, 0)
+        run = Run(spec.path)
+        checkpoint, end = replayed(run, spec.start) if ctx.first else (None, 0)
         session = Session(spec.recipe, spec.placement, ctx)
-        state, recipe = session.state, spec.recipe
-        facts = session.require_agreement()
-        if ctx.first:
-            _require_same_data(run, session)
-            # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
-            computable = session.initial_weights is not None or recipe.init_sha256 is None
-            start = None if begin is None or (begin.step == 0 and computable) else begin
-            machine = _compare_machine(run, end, facts)
-            comparison = Comparison(run, begin.step if begin else 0, end, start is not None, machine)
-        end = int(ctx.group.broadcast(str(end).encode() if ctx.first else None))
-        # With patience, the best weights so far are part of the state, so evaluations are made again.
-        evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
+        facts, recipe, state = session.require_agreement(), spec.recipe, session.state
+        begin = checkpoint.step if checkpoint else 0
+        # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
+        if begin == 0 and (session.initial_weights or recipe.init_sha256 is None):
+            checkpoint = None
+        machine = _machine(run, session, facts, end) if ctx.first else None
         due = Due(spec.placement.replace(eval_every=None), session.course)
-        due.load(session.restore(start))
-        for _ in _updates(session, spec, ctx, end):
-            if comparison:
-                comparison.compare(state)
-            if recipe.patience is not None and due.evaluates(state.step):
-                due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)
-                if due.best_step == state.step:
-                    state.keep_best()
+        due.load(session.restore(checkpoint))
+        comparison = Comparison(run, loaded=checkpoint.step if checkpoint else None) if ctx.first else None
+        checkpoint = None  # frees the memory
+        end = int(ctx.group.broadcast(str(end).encode()))
+        evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
+        updates = session.train(
+            Log(session.course, (), ctx.monitor, session.device), digest_every=spec.placement.digest_every
+        )
+        shown = comparison and (stream := ctx.output.progress) and stream.isatty()
+        with progress("replaying steps", end - state.step) if shown else nullcontext() as advance:
+            while True:
+                if comparison:
+                    comparison.compare(state)
+                if recipe.patience is not None and due.evaluates(state.step):
+                    due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)
+                    if due.best_step == state.step:
+                        state.keep_best()  # part of the state that is compared
+                if state.step >= end:
+                    break
+                next(updates)
+                if advance:
+                    advance(1)
+        updates.close()
         if comparison is None:
             return None
-    return comparison.record(state.step, ctx.group.processes, notes)
-
-
-def _updates(session: Session, spec: VerifySpec, ctx: Context, end: int) -> Iterator[None]:
-    """Train to step `end`. Yield before the first update, to compare and evaluate the state there, and after each."""
-    stream = ctx.output.progress
-    listeners = [console.for_stream(stream, 1)] if ctx.first and stream and stream.isatty() else []
-    log = Log(session.course, listeners, ctx.monitor, session.device)
-    log.start([("replays", f"{spec.path}, steps {session.state.step} to {end}")])
-    try:
-        yield
-        for _ in session.train(log, digest_every=spec.placement.digest_every):
-            yield
-            if session.state.step >= end:
-                return
-    finally:
-        for listener in listeners:
-            listener.close()
+        record = comparison.record(begin, state.step)
+        return {"run": str(run.path), **record, "processes": ctx.group.processes, "machine": machine, "notes": notes}
 
 
 def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
@@ -103,97 +96,77 @@ def _read(run: Run, step: int) -> StateFile | None:
     """Return the checkpoint after `step` updates. Return None, with a message, if it is damaged or was deleted."""
     try:
         return statefile.read(run.checkpoints / file_name(step))
-    except FileNotFoundError:
-        logger.warning(f"the checkpoint after {step} steps was deleted meanwhile: it is not compared")
-    except LockstepError as error:
-        logger.warning(f"{error}: it is not compared")
+    except (FileNotFoundError, LockstepError) as error:
+        logger.warning(f"the checkpoint after {step} steps is not compared: {error}")
     return None
 
 
-@dataclass
+def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> dict[str, Any] | None:
+    """Return how this machine differs from the one that computed the steps before `end`, None if that is not recorded.
+
+    Raises: LockstepError if the data is not the run's.
+    """
+    sessions = run.sessions()
+    for entry in (run.facts(), *sessions):
+        session.require_same_data(run.path, entry)
+    if not (computed := [entry for entry in sessions if entry["step"] < end]):
+        return None
+    found = compare(computed[-1], facts)
+    equal = None if "probe" not in computed[-1] else not texts(found, "probe")
+    return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
+
+
 class Comparison:
-    """Process 0's comparison of the replayed states with what the `run` has recorded of steps `start` to `end`."""
+    """Process 0's comparison of states with what the `run` has recorded of them."""
 
-    run: Run
-    start: int
-    end: int
-    loaded: bool  # whether the replay starts from a checkpoint, which is then not compared
-    machine: dict[str, Any] | None
-    compared: Counter[str] = field(default_factory=Counter)
-    differences: list[dict[str, Any]] = field(default_factory=list)
-    last_equal: int | None = None
-    tensors: dict[str, Any] | None = None
-    computed: bool = False  # whether a state that was computed, not loaded, has been compared
-
-    def __post_init__(self) -> None:
-        self._digests, self._steps, self._result = self.run.digests(), self.run.steps, self.run.result() or {}
+    def __init__(self, run: Run, loaded: int | None) -> None:
+        """Read what is recorded. `loaded` is the step of the checkpoint that the replay starts from, if any."""
+        self._run, self._loaded, self._digests, self._steps = run, loaded, run.digests(), run.steps
+        self._result = run.result() or {}
+        self._result_step = self._result.get("best_step") or self._result.get("steps")
+        self._compared: Counter[str] = Counter()
+        self._differences: list[dict[str, Any]] = []
+        self._equal: list[int] = []  # steps whose recorded states are equal, before the first difference
+        self._tensors: dict[str, Any] | None = None
 
     def compare(self, state: State) -> None:
         """Compare digest, tensors and SHA-256 of `state` as far as they are recorded."""
-        step, before = state.step, self.compared.total()
+        step, before = state.step, self._compared.total()
         if step in self._digests:
             self.check("digests", step, self._digests[step], state.digest())
-        loaded = self.loaded and step == self.start
-        if step in self._steps and not loaded and (saved := _read(self.run, step)) is not None:
+        if step in self._steps and step != self._loaded and (saved := _read(self._run, step)) is not None:
             own, recorded = state.named(), saved.facts[SHA256]
-            if not self.check("checkpoints", step, recorded, contents_sha256(saved.facts, own)) and not self.tensors:
-                self.tensors = {"step": step, "count": len(saved.tensors), "differing": different(saved.tensors, own)}
-        if self._result and step == (self._result.get("best_step") or self._result["steps"]):
+            if not self.check("checkpoints", step, recorded, contents_sha256(saved.facts, own)) and not self._tensors:
+                self._tensors = {"step": step, "count": len(saved.tensors), "differing": different(saved.tensors, own)}
+        if step == self._result_step:
             self.check("weights_sha256", step, self._result["weights_sha256"], state.weights_sha256())
-        if self.compared.total() > before:
-            self.computed |= step > self.start
-            self.last_equal = self.last_equal if self.differences else step
+        if self._compared.total() > before and not self._differences:
+            self._equal.append(step)
 
     def check(self, what: str, step: int, recorded: object, replayed: object) -> bool:
         """Compare one fact of the state after `step` updates. Return whether it is equal."""
-        self.compared[what] += 1
+        self._compared[what] += 1
         if recorded != replayed:
-            self.differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
+            self._differences.append({"step": step, "what": what, "recorded": recorded, "replayed": replayed})
         return recorded == replayed
 
-    def record(self, reached: int, processes: int, notes: list[str]) -> dict[str, Any]:
-        """Return what was compared and what differs. Raises: LockstepError if nothing was compared."""
-        if not self.computed and not self.differences:
+    def record(self, begin: int, end: int) -> dict[str, Any]:
+        """Return what was compared and what differs. Raises: LockstepError if no state after `begin` was compared."""
+        if not self._differences and max(self._equal, default=begin) == begin:
             raise LockstepError(
-                f"{self.run.path}: steps {self.start} to {reached} were replayed, but no recorded state of them "
-                f"could be read, so nothing was compared",
+                f"{self._run.path}: steps {begin} to {end} were replayed, but no recorded state of them could be read, "
+                f"so nothing was compared",
                 DATA,
             )
         return {
-            "run": str(self.run.path),
-            "same": not self.differences,
-            "from_step": self.start,
-            "to_step": reached,
-            "processes": processes,
-            "compared": dict(self.compared),
-            "last_equal_step": self.last_equal,
-            "differences": self.differences,
-            "tensors": self.tensors,
-            "machine": self.machine,
-            "notes": notes,
+            "same": not self._differences,
+            "from_step": begin,
+            "to_step": end,
+            "compared": dict(self._compared),
+            "last_equal_step": max(self._equal, default=None),
+            "differences": self._differences,
+            "tensors": self._tensors,
         }
-
-
-def _require_same_data(run: Run, session: Session) -> None:
-    own = session.data_sha256["train"]
-    if any((entry.get("data_sha256") or {}).get("train", own) != own for entry in (run.facts(), *run.sessions())):
-        raise LockstepError(
-            f"the training data is not what {run.path} was trained on (its sha256 differs): images were added, removed "
-            f"or changed since. Give the same files as --data to verify it",
-            DATA,
-        )
-
-
-def _compare_machine(run: Run, end: int, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return how this machine differs from that of the session that computed step `end`, if one is recorded."""
-    sessions = [entry for entry in run.sessions() if entry["step"] < end]
-    if not sessions:
-        return None
-    found = compare(sessions[-1], facts)
-    equal = None if "probe" not in sessions[-1] else not texts(found, "probe")
-    if equal is False:
-        logger.warning("the arithmetic probe differs from the run's: expect other bits")
-    return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
 
 
 def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -204,13 +177,13 @@ def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) ->
     found = []
     for name in sorted({*recorded, *replayed}):
         first, second = (tensors.get(name, torch.zeros(0)).detach().cpu() for tensors in (recorded, replayed))
-        size, distance = max(first.numel(), second.numel()), None
+        size, distance = max(first.numel(), second.numel()), float("inf")
         count = size
         if (first.dtype, first.shape) == (second.dtype, second.shape):
             bits = [tensor.contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (first, second)]
             count = int((bits[0] != bits[1]).any(1).sum())
-            distance = float((first.double() - second.double()).abs().max()) if count else None
+            distance = float((first.double() - second.double()).abs().max()) if count else 0.0
         if count:
-            known = distance if distance is not None and distance < float("inf") else None
+            known = distance if distance < float("inf") else None
             found.append({"name": name, "elements": size, "differing": count, "max_abs": known})
     return found

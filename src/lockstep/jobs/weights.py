@@ -95,12 +95,6 @@ def _newest_state(run: Path) -> Path | None:
     return next((path for path in paths if facts_if_valid(path)), None)
 
 
-def is_state_of(path: Path, recipe: Recipe) -> bool:
-    """Return whether the file at `path` is a checkpoint of a run of `recipe`."""
-    facts = facts_if_valid(path)
-    return facts.get("step") is not None and facts.get("recipe_digest") == recipe.digest()
-
-
 @dataclass(frozen=True)
 class InitialWeights:
     """What a model took from a file of weights.
