@@ -42,7 +42,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def resumed(here, stopped, tmp_path):
-    """Return resumed(damage) -> (exit code, SHA-256 or None, messages) of a copy of the run after damage(folder)."""
+    """Return resumed(damage) -> (exit code, messages) of a copy of the run after damage(folder)."""
 
     def resume(damage):
         run = tmp_path / "runs/x"
@@ -50,15 +50,14 @@ def resumed(here, stopped, tmp_path):
         shutil.copytree(stopped[0], run)
         damage(run)
         done = here(*RESUMED)
-        code, out, err = done.returncode, done.stdout, done.stderr
+        code, err = done.returncode, done.stderr
         assert "Traceback" not in err, err
-        sha256 = json.loads(out.splitlines()[-1])["weights_sha256"] if code == 0 else None
-        assert sha256 in (None, stopped[1]), err  # never silently other bits
-        if code:
-            message = err[err.index("lockstep: ") :].strip()
+        if code == 0:  # never silently other bits
+            assert json.loads(done.stdout.splitlines()[-1])["weights_sha256"] == stopped[1], err
+        else:
             assert code in (2, 3, 4), err
-            assert len(message.splitlines()) == 1, err
-        return code, sha256, err
+            assert len(err[err.index("lockstep: ") :].strip().splitlines()) == 1, err
+        return code, err
 
     return resume
 
@@ -81,34 +80,27 @@ def cut(name, share):
     return damage
 
 
-def every_state(damage):
-    return lambda run: [damage(path.relative_to(run))(run) for path in sorted(run.glob("checkpoints/step-*"))]
-
-
 def replaced(name, make):
     """Put what `make` makes in the place of the file `name`."""
     return lambda run: [(run / name).unlink(), make(run / name)]
 
 
-JUNK = ["[" * 100_000, "[]", "{}", "null", '[{"model_source": 3}]', "\0"]
+JUNK = ["[" * 100_000, "{}", '[{"model_source": 3}]', "\0"]
 BEFORE = r"step-00000000[49].safetensors is damaged.*: trying the one before it"
 NAMED = r"recipe.json|setting"  # in a message about a damaged recipe
 # What is damaged -> the exit codes that are allowed, and what the messages then say.
 DAMAGES = {
     "nothing": (lambda run: None, {0}, ""),
-    **{f"flip {share}": (flipped(NEWEST, share), {0}, BEFORE) for share in (0, 0.001, 0.01, 0.5, 1)},
-    **{f"cut {share}": (cut(NEWEST, share), {0}, BEFORE) for share in (0, 0.5)},
-    "a folder": (replaced(NEWEST, Path.mkdir), {0}, BEFORE),
+    **{f"flip {share}": (flipped(NEWEST, share), {0}, BEFORE) for share in (0, 0.01, 1)},
     "a pipe": (replaced(NEWEST, os.mkfifo), {0}, BEFORE),
     "another step": (lambda run: state_path(run, 3).rename(state_path(run, 9)), {0}, BEFORE),
-    "every state": (every_state(lambda path: cut(path, 0.9)), {3}, "every checkpoint in"),
     "no states": (lambda run: shutil.rmtree(run / "checkpoints"), {0}, "runs/x has no checkpoint: it starts again"),
     "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: damaged and deleted: line \d+"),
     **{f"recipe: {junk[:9]}": (replaced("recipe.json", partial(Path.write_text, data=junk)), {2, 3}, NAMED)
        for junk in JUNK},
     **{f"environment: {junk[:9]}": (replaced("environment.json", partial(Path.write_text, data=junk)), {0, 2, 3, 4},
                                     "environment.json|^(?!.*lockstep: )") for junk in JUNK},
-    **{f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "") for share in (0, 0.13, 0.5, 0.93)},
+    **{f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "") for share in (0.13, 0.5)},
     **{f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
        for name in ("log.txt", "environment.json", "recipe.json", ".lock")},
     "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows, and lines of log.txt, are lost"),
@@ -120,7 +112,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, damage):
     change, codes, words = DAMAGES[damage]
-    code, _, err = resumed(change)
+    code, err = resumed(change)
     assert code in codes
     assert re.search(words, err, re.S), err
 
@@ -130,12 +122,11 @@ def test_every_fact_of_a_state_is_covered_and_every_bit_of_other_files_may_chang
     """Also the evaluations, which choose the best step, and the digests of recipe and data."""
     content = (stopped[0] / NEWEST).read_bytes()
     for word in ("evaluations", "step", "recipe_digest", "data_sha256", "contents_sha256", "classes"):
-        code, _, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
+        code, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
         assert (code, "is damaged" in err) == (0, True), word
     for name in ("environment.json", "metrics.jsonl", "log.txt"):
         for share in (0, 0.5):
-            for bit in (0, 7):
-                resumed(flipped(name, share, bit))
+            resumed(flipped(name, share, 7))
 
 
 def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_are_swept(resumed, tmp_path):
@@ -156,7 +147,7 @@ def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_a
 
 def test_a_checkpoint_of_another_run_is_refused(resumed, tmp_path):
     fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
-    code, _, err = resumed(lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5)))
+    code, err = resumed(lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5)))
     assert code == 2
     assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err
 
