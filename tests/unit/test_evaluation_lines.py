@@ -84,9 +84,7 @@ def test_each_class_has_its_row_of_the_confusion_matrix():
     ]
 
 
-def test_many_classes_have_their_most_frequent_mistakes():
+def test_many_classes_have_no_matrix():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
-    confusion[4][7], confusion[4][1], confusion[4][9], confusion[4][20] = 2, 3, 2, 1
     lines = str(evaluation(tuple(f"c{i}" for i in range(21)), confusion)).splitlines()[2:]
-    assert lines[0] == "  class  examples  accuracy  most often taken for"
-    assert lines[5] == "  c4           18     55.6%  c1 3, c7 2, c9 2"
+    assert lines[:2] == ["  class  examples  accuracy", "  c0           10    100.0%"]

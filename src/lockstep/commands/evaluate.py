@@ -90,7 +90,7 @@ def evaluate(
     """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split counts exactly once.
 
     Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for each class: examples,
-    accuracy, and its row of the confusion matrix (with more than 20 classes the three most frequent mistakes).
+    accuracy, and its row of the confusion matrix, unless there are more than 20 classes.
 
     --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's CIFAR-10 evaluator.
     The run may be training in another program. Evaluations are recorded in RUN/eval, as TensorBoard events and in
@@ -211,32 +211,21 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
 
 
 def table_lines(classes: list[dict[str, Any]], confusion: list[list[int]]) -> list[str]:
-    """Return a table with a line per class: its examples, its accuracy, and how its images were classified.
+    """Return a table with a line per class: its examples, its accuracy, and its row of the confusion matrix.
 
-    The last part is the class's row of the confusion matrix, or with many classes its three most frequent errors.
+    With many classes the matrix is left out; the page of `lockstep report` has it.
     """
     names = [
         name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
         for name in (printable(one["name"]) for one in classes)
     ]
     matrix = len(names) <= _MAX_COLUMNS
-    rows = [["class", "examples", "accuracy", *(names if matrix else ["most often taken for"])]]
-    for label, (name, one, row) in enumerate(zip(names, classes, confusion, strict=True)):
+    rows = [["class", "examples", "accuracy", *(names if matrix else [])]]
+    for name, one, row in zip(names, classes, confusion, strict=True):
         accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
-        predictions = list(map(str, row)) if matrix else [_most_frequent_errors(names, label, row)]
-        rows.append([name, str(one["examples"]), accuracy, *predictions])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        # Align numbers right. Without a matrix the last column holds names: align it left.
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        cells = cells if matrix else [*cells[:-1], others[-1]]
-        lines.append(f"  {first:<{widths[0]}}  {'  '.join(cells)}".rstrip())
-    return lines
-
-
-def _most_frequent_errors(names: list[str], label: int, row: list[int]) -> str:
-    """Return the three most frequent wrong predictions as `name count`. Equal counts stand in label order."""
-    wrong = [(count, other) for other, count in enumerate(row) if count and other != label]
-    wrong.sort(key=lambda pair: (-pair[0], pair[1]))
-    return ", ".join(f"{names[other]} {count}" for count, other in wrong[:3])
+        rows.append([name, str(one["examples"]), accuracy, *(map(str, row) if matrix else [])])
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([f"  {row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))])
+        for row in rows
+    ]

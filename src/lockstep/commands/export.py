@@ -37,7 +37,6 @@ class ExportRecord:
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
         otherwise: how many images the file classifies otherwise than Lockstep.
         difference: the largest difference of a probability from Lockstep's, computed in the file's precision, float32.
-        tolerance: what the difference may be.
         images_per_s, images_per_s_lockstep: the speed of both on these images, in memory.
     """
 
@@ -50,7 +49,6 @@ class ExportRecord:
     accuracy_lockstep: float
     otherwise: int
     difference: float
-    tolerance: float
     images_per_s: float
     images_per_s_lockstep: float
 
@@ -60,7 +58,7 @@ class ExportRecord:
             f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; lockstep eval: "
             f"{self.accuracy_lockstep:.2%}",
             f"  difference  {self.otherwise:,} images classified otherwise; probabilities differ by up to "
-            f"{self.difference:.1e} in float32 (allowed: {self.tolerance:g})",
+            f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
             f"  speed       {self.images_per_s:,.0f} images/s; lockstep predict: {self.images_per_s_lockstep:,.0f}",
         ])  # fmt: skip
 
@@ -155,7 +153,7 @@ def export(
     return ExportRecord(
         str(file), len(content), classifier.weights_sha256, split, len(images),
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
-        float(difference), TOLERANCE, rate, own_rate,
+        float(difference), rate, own_rate,
     )  # fmt: skip
 
 

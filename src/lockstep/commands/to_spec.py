@@ -54,6 +54,12 @@ class Subject:
     named: bool
     notes: list[str]
 
+    def data_folder(self) -> Path | None:
+        """Return the data folder of the command, else that of the run it names, unless that had another dataset."""
+        if self.run is None or self.recipe.dataset != Run(self.run).recipe().dataset:
+            return self.data
+        return data_of(self.run, self.data)
+
 
 def existing(run: str | Path | Run) -> Run:
     """Return the run that a command was given. Raises: LockstepError if the folder is not a run."""
@@ -268,16 +274,6 @@ def data_of(path: Path, data: Path | None) -> Path | None:
     return known or data
 
 
-def data_for(subject: Subject) -> Path | None:
-    """Return the data folder of the command: the one it names, or else that of the run it names; see `data_of`.
-
-    A run of another dataset has no data for it. Raises: LockstepError.
-    """
-    if subject.run is None or subject.recipe.dataset != Run(subject.run).recipe().dataset:
-        return subject.data
-    return data_of(subject.run, subject.data)
-
-
 def folder_for(
     subject: Subject, world: World, name: str | None = None, runs: Path = Path("runs"), resume: bool = False
 ) -> tuple[Path, Mapping[str, Any] | None]:
@@ -345,7 +341,7 @@ def train_spec(
         )
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None:
-        placement = placed(recipe, placement.replace(data=data_for(subject)), path)
+        placement = placed(recipe, placement.replace(data=subject.data_folder()), path)
     elif Run(path).result() is None:  # A complete run needs no data.
         placement = placed(recipe, placement.replace(data=data_of(path, subject.data)), path)
     numbered = stated is None and folder.get("name") is None and subject.run is None
@@ -378,7 +374,7 @@ def folds_spec(
     recipe = with_precision(subject, recipe.replace(held_out=0, patience=None), placement.device)
     for note in subject.notes:
         logger.warning(note)
-    placement = placement.replace(data=data_for(subject), init=weights.path if weights else None)
+    placement = placement.replace(data=subject.data_folder(), init=weights.path if weights else None)
     return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **folds)
 
 

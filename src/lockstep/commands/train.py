@@ -116,15 +116,11 @@ def train(
 
 
 def folds_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return a line for each fold, the mean and the range of the accuracy, and what follows."""
-    lines = [
-        f"fold {number}: {part['accuracy']:.2%} ({part['correct']} of {part['images']} images)"
-        for number, part in enumerate(record["folds"], 1)
-    ]
-    whole, images = record["accuracy"], sum(part["images"] for part in record["folds"])
+    """Return a line for each fold, and the mean and the range of the accuracy."""
+    folds, whole = record["folds"], record["accuracy"]
+    images = sum(part["images"] for part in folds)
     return [
-        *lines,
-        f"accuracy: {whole['mean']:.2%} in the mean of {plural(len(lines), 'fold')}, {whole['min']:.2%} to "
-        f"{whole['max']:.2%} ({images:,} images, {record['total_s']:.1f} s)",
-        "no run was made: leave out --folds to train a classifier",
+        *(f"fold {number}: {part['accuracy']:.2%}, {part['images']} images" for number, part in enumerate(folds, 1)),
+        f"accuracy: {whole['mean']:.2%} in the mean of {plural(len(folds), 'fold')}, {whole['min']:.2%} to "
+        f"{whole['max']:.2%} ({images:,} images, {record['total_s']:.1f} s); no run was made",
     ]
