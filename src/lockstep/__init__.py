@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from lockstep.core.reduction import Reduction as Reduction
     from lockstep.core.state import State as State
     from lockstep.core.tower import Tower as Tower
-    from lockstep.data.dataset import Dataset as Dataset
-    from lockstep.data.plan import Plan as Plan
+    from lockstep.data.dataset import Dataset as Dataset, Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.runs.folder import Run as Run
@@ -51,8 +50,7 @@ _NAMES = {
     "core.reduction": ("Reduction",),
     "core.state": ("State",),
     "core.tower": ("Tower",),
-    "data.dataset": ("Dataset",),
-    "data.plan": ("Plan",),
+    "data.dataset": ("Dataset", "Plan"),
     "errors": ("LockstepError",),
     "recipes": ("RECIPES",),
     "runs.folder": ("Run",),

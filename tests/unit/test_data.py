@@ -112,11 +112,3 @@ def test_digits_are_split_by_class_and_always_alike():
     assert splits["train"].sha256 == "d1168fae34122144b9589581f6b873199d39b467a7b5d053116fed39fab3afde"
     assert splits["test"].sha256 == "aa55df8e428c4f9ad6fed4daa600970635e216de56967ccd875be199ac4d6122"
     assert splits["train"].images.max() == 240
-
-
-def test_a_damaged_installation_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "DIGITS", tmp_path / "digits.npz")
-    for words in ("cannot be read", "is damaged"):
-        with pytest.raises(LockstepError, match=rf"digits\.npz {words}.*: install lockstep again"):
-            readers.load_digits(None)
-        readers.DIGITS.write_bytes(b"PK")

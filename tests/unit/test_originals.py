@@ -6,8 +6,7 @@ import torch
 
 from lockstep.core.model import build_model
 from lockstep.data import Distort
-from lockstep.data.dataset import Dataset
-from lockstep.data.plan import Pipeline, Plan
+from lockstep.data.dataset import Dataset, Pipeline, Plan
 from lockstep.recipes import get_recipe
 
 COUNT = 8_000

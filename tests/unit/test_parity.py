@@ -23,8 +23,7 @@ from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
-from lockstep.data.dataset import Dataset
-from lockstep.data.plan import Plan
+from lockstep.data.dataset import Dataset, Plan
 from lockstep.jobs.startup import startup_lines
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log

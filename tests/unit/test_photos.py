@@ -302,12 +302,12 @@ def test_equal_files_are_on_one_side_and_noted(photos):
     sides = {split: {sha256 for _, sha256 in images} for split, images in contents(found).items()}
     assert not sides["train"] & sides["test"]
     assert sum(map(len, found.splits.values())) == 120
-    assert len(found.duplicates()) == len(found.conflicts()) == 30
-    assert not found.leaks()
+    assert len(found.duplicates()) == len(found.duplicates("class_name")) == 30
+    assert not found.duplicates("split")
     assert "30 images in several classes" in found.notes[0]
     write(photos.with_name("leaky"), {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
     found = sound(photos.with_name("leaky"))
-    assert found.leaks() == [["train/a/1.png", "val/a/1.png"]]
+    assert found.duplicates("split") == [["train/a/1.png", "val/a/1.png"]]
     assert any("in several splits" in note and "(train/a/1.png = val/a/1.png)" in note for note in found.notes)
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lockstep.data import Plain
-from lockstep.data.plan import Pipeline, Plan
+from lockstep.data.dataset import Pipeline, Plan
 
 
 def plan(step: int, *, batch: int = 12, towers: int = 3, examples: int = 50, seed: int = 0) -> Plan:

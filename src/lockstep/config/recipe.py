@@ -25,7 +25,7 @@ from lockstep.settings import Settings, choose, dotted
 from lockstep.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.data.plan import Pipeline, Plan
+    from lockstep.data.dataset import Pipeline, Plan
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
@@ -339,7 +339,7 @@ class Course:
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""
-        from lockstep.data.plan import Plan
+        from lockstep.data.dataset import Plan
 
         recipe = self.recipe
         return Plan.at(
@@ -350,7 +350,7 @@ class Course:
     @cached_property
     def _pipeline(self) -> "Pipeline":
         # These import torch, which must not happen before numerics.prepare.
-        from lockstep.data.plan import Pipeline
+        from lockstep.data.dataset import Pipeline
 
         recipe = self.recipe
         return Pipeline(recipe.input, recipe.policy, recipe.arithmetic)

@@ -10,8 +10,7 @@ from lockstep.core.reduction import Reduction, owned
 from lockstep.core.state import State, StatesDifferError
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import Metrics, Requests
-from lockstep.data.dataset import Dataset
-from lockstep.data.plan import Plan
+from lockstep.data.dataset import Dataset, Plan
 
 
 class Observer:

@@ -146,7 +146,9 @@ class Distort(_Augmentation):
         """Return the central crops, standardised."""
         from lockstep.data import transforms
 
-        return transforms.standardise(transforms.central_crop(images, self.crop_px).float())
+        top, left = ((extent - self.crop_px) // 2 for extent in images.shape[1:3])
+        crops = images[:, top : top + self.crop_px, left : left + self.crop_px]
+        return transforms.standardise(crops.float())
 
 
 class FlipTranslate(_Normalised):

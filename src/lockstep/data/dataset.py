@@ -1,10 +1,11 @@
-"""Dataset: labelled images, in memory or in a file that is mapped. Shard: the examples of one tower in one step."""
+"""Dataset: labelled images, in memory or in a file that is mapped. Plan: the examples of each tower in one step."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -12,11 +13,63 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.plan import Plan
-from lockstep.data.transforms import resize, to_device
+from lockstep.data.transforms import Keys, resize, to_device
 from lockstep.kernels.portable import arithmetic
 
+if TYPE_CHECKING:
+    from lockstep.data import Augmentation, Features, Policy
+
 _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not copied to a GPU
+
+
+class Pipeline(NamedTuple):
+    """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`."""
+
+    augmentation: "Augmentation | Features"
+    policy: "Policy | None" = None
+    arithmetic: str = "native"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The examples of one step: a pure function of (seed, step).
+
+    Training reads one endless stream: the permutation of all examples for epoch 0, then the one for epoch 1, and so on.
+    Step s takes positions [s * batch, (s + 1) * batch) of the stream, and tower t takes the t-th equal part of those.
+    So every batch is full, each epoch has every example exactly once, and there is no position to save.
+
+    Attributes:
+        epochs, examples: int64 [towers, b].
+        pipeline: what happens to the examples.
+        size_px: the side to which images are resized; None keeps their size.
+    """
+
+    seed: int
+    epochs: NDArray[np.int64]
+    examples: NDArray[np.int64]
+    pipeline: Pipeline
+    size_px: int | None = None
+
+    @staticmethod
+    def at(
+        *, seed: int, step: int, batch: int, towers: int, examples: int, pipeline: Pipeline, size_px: int | None = None
+    ) -> "Plan":
+        """Return the plan of `step` for a dataset of `examples` examples."""
+        position = np.arange(step * batch, (step + 1) * batch)
+        epochs, offsets = position // examples, position % examples
+        chosen = np.empty(batch, np.int64)
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            inside = epochs == epoch
+            chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
+        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), pipeline, size_px)
+
+    def first(self, count: int) -> "Plan":
+        """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""
+        return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])
+
+    def keys(self, tower: int) -> Keys:
+        """Return the keys of the random words for the examples of `tower`."""
+        return Keys(self.seed, self.epochs[tower], self.examples[tower])
 
 
 class Shard(NamedTuple):
@@ -120,16 +173,17 @@ class Dataset:
         rows = to_device(keys.examples, self.labels.device)
         images = self.pixels(rows if self.images.device == rows.device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
-            return self._prepared(images, rows, plan, tower)
+            if pipeline.policy:
+                images = pipeline.policy.apply(images, keys)
+            images = pipeline.augmentation.train(images, keys)
+            if plan.size_px:
+                images = resize(images, plan.size_px)
+            return Shard(tower, images, self.labels[rows])
 
-    def _prepared(self, images: Tensor, rows: Tensor, plan: Plan, tower: int) -> Shard:
-        keys, pipeline = plan.keys(tower), plan.pipeline
-        if pipeline.policy:
-            images = pipeline.policy.apply(images, keys)
-        images = pipeline.augmentation.train(images, keys)
-        if plan.size_px:
-            images = resize(images, plan.size_px)
-        return Shard(tower, images, self.labels[rows])
+
+@lru_cache(maxsize=2)  # a batch spans at most two epochs, unless the dataset is smaller than a batch
+def _order(seed: int, epoch: int, examples: int) -> NDArray[np.int64]:
+    return rng.permutation(seed, "order", epoch, examples)
 
 
 def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,21 +67,17 @@ class Survey:
         positions = {name: label for label, name in enumerate(self.classes)}
         return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
 
-    def duplicates(self, differ: Callable[[Photo], str] = lambda photo: photo.path) -> list[list[str]]:
-        """Return the paths of images with the same bytes, for each content that photos which `differ` have."""
+    def duplicates(self, differ: str = "path") -> list[list[str]]:
+        """Return the paths of images with the same bytes, for each content with several values of `differ`.
+
+        "class_name" gives contradicting labels, "split" test images that were trained on.
+        """
         groups: dict[str, list[Photo]] = defaultdict(list)
         for photo in self.scan.photos:
             if not photo.cause:
                 groups[photo.sha256].append(photo)
-        return [[photo.path for photo in group] for group in groups.values() if len(set(map(differ, group))) > 1]
-
-    def conflicts(self) -> list[list[str]]:
-        """Return the duplicates that are in several classes."""
-        return self.duplicates(lambda photo: photo.class_name)
-
-    def leaks(self) -> list[list[str]]:
-        """Return the duplicates that are in several splits of a folder that has splits."""
-        return self.duplicates(lambda photo: photo.split)
+        several = (group for group in groups.values() if len({getattr(photo, differ) for photo in group}) > 1)
+        return [[photo.path for photo in group] for group in several]
 
 
 def load(folder: Path | None, *, image_px: int, test_share: float, grey: bool = False) -> "dict[str, Dataset]":
@@ -249,7 +245,9 @@ def _notes(found: Survey) -> list[str]:
     foreign = {suffix: number for suffix, number in sorted(found.scan.others.items()) if suffix in UNSUPPORTED}
     kinds = ", ".join(f"{number} {suffix}" for suffix, number in foreign.items())
     count = plural(sum(foreign.values()), "image")
-    conflicts, leaks = ([" = ".join(paths) for paths in groups] for groups in (found.conflicts(), found.leaks()))
+    conflicts, leaks = (
+        [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("class_name", "split"))
+    )
     notes = [
         *([listed(unusual)] if unusual else []),
         *_noted(found.scan.loose, "image", "in no class and not used"),

@@ -66,12 +66,6 @@ def random_crop_flip(images: Tensor, keys: Keys, size_px: int) -> Tensor:
     return _gathered(images, rows, _mirrored(columns, flips))
 
 
-def central_crop(images: Tensor, size_px: int) -> Tensor:
-    """Return the square in the middle of each image, with offsets rounded down; uint8 [b, s, s, C]."""
-    top, left = ((extent - size_px) // 2 for extent in images.shape[1:3])
-    return images[:, top : top + size_px, left : left + size_px]
-
-
 def alternating_flip(keys: Keys) -> NDArray[np.bool_]:
     """Return whether each image is flipped, bool [b]: in every other epoch, starting in a random one of the first two.
 
