@@ -22,7 +22,6 @@ CLEAR = "\x1b[2J"  # clears the screen
         # a C1 code, a right-to-left mark, an undecodable byte of a file name
         ("\x9b2J \u202e \udcff", "\\x9b2J \\u202e \\udcff"),
         ("größe 猫 …", "größe 猫 …"),
-        ("\\x1b", "\\x1b"),
     ],
 )
 def test_characters_that_do_not_print_are_escaped(text, escaped):

@@ -202,9 +202,8 @@ class Supervisor:
         towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
         how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
         hint = ". Often this means that the system ran out of memory" if end.code == -signal.SIGKILL else ""
-        message = (
-            f"process {process} of {self._processes} ({towers}) {how} {self._heartbeats[process].beat.where}{hint}"
-        )
+        where = self._heartbeats[process].beat.where
+        message = f"process {process} of {self._processes} ({towers}) {how} {where}{hint}"
         return End(ENVIRONMENT if end.code < 0 else CRASH, message)
 
     def _prepare_restart(self, failure: End) -> None:
