@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tests.images import bright_and_dark
+from tests.images import bright_and_dark, write
 
 from lockstep.commands.to_spec import fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
@@ -97,15 +97,9 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
 
 def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "photos", lambda: get_recipe("folder").replace(name="photos", image_px=224))
-    for number in range(8):
-        (tmp_path / "big" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        image = Image.new("RGB", (100, 120), (number, 50, 100))
-        image.save(tmp_path / "big" / "ab"[number % 2] / f"{number}.png")
-    big = str(tmp_path / "big")
-    assert made(big) == get_recipe("photos") == made("photos", data=tmp_path / "big")
-    assert [made(*words).name for words in (("folder", (), tmp_path / "big"), (big, {"model": "digits"}))] == [
-        "folder", "folder",
-    ]  # fmt: skip
+    big = write(tmp_path / "big", {"a": range(4), "b": range(4, 8)}, side=100)
+    assert made(str(big)) == get_recipe("photos") == made("photos", data=big)
+    assert made("folder", (), big).name == made(str(big), {"model": "digits"}).name == "folder"
 
 
 def test_a_run_to_continue_keeps_its_settings(tmp_path):
