@@ -45,7 +45,6 @@ MENU = {
     "schedule": [FITTING.get(name, name) for name in SCHEDULES],
     "augmentation": [FITTING.get(name, name) for name in AUGMENTATIONS],
     "policy": [None, *POLICIES],
-    "clip": [None, 0.05],
     "lr_factors": [{}, {"conv": 0.0, "norm": 0.0}, {"dense": 0.5}],
     "weight_decay": [{}, {"default": 0.01}, {"default": 0.01, "norm.weight": 0.1}],
     "label_smoothing": [0.0, 0.1],

@@ -53,7 +53,7 @@ GPU = torch.device("cuda", 0)
 SIDES = {"digits": (8, 1), "mnist": (28, 1)}  # pixels and channels of the images
 MENU = {
     "sgd": {"optimizer": "sgd", "optimizer.momentum": 0.9},
-    "adam, clip": {"optimizer": "adam", "clip": 1.0},
+    "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
     "float16": {"precision": "float16"},
     "untrained": {"lr_factors.conv1": 0.0},

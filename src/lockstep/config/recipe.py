@@ -137,9 +137,6 @@ class Recipe(Settings):
         description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. default stands for "
         "all others of two or more dimensions (Muon: exactly two).",
     )
-    clip: float | None = Field(
-        None, gt=0, description="Largest norm of the mean gradient of all parameters; a longer one is shortened to it."
-    )
     head: str | None = Field(
         None,
         min_length=1,

@@ -20,7 +20,6 @@ from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
 
 BEST = "best/"  # begins the names of the tensors of `State.best` in a checkpoint
-_SMALL = 2.0**-90  # The largest float32 times this has a square of 2**76, and float32 holds the sum of 2**50 of them.
 
 
 class State:
@@ -102,12 +101,10 @@ class State:
     def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
-        `gradients` is the mean gradient, float32 [parameters]; it is clipped if the recipe says so. `buffer_deltas` is
-        the mean change of the floating-point buffers, float32 [their elements].
+        `gradients` is the mean gradient, float32 [parameters], and `buffer_deltas` the mean change of the
+        floating-point buffers, float32 [their elements].
         """
         with self.update_lock, arithmetic(self._recipe.arithmetic):
-            if self._recipe.clip is not None:
-                gradients = clipped(gradients, self._recipe.clip)
             for name, gradient in self.by_name(gradients).items():
                 self.parameters[name].grad = gradient
             for group in self.optimizer.param_groups:
@@ -262,16 +259,6 @@ def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint whose weights are the best that it knows, which may be of an earlier step."""
     best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)} | best
-
-
-def clipped(gradients: Tensor, norm: float) -> Tensor:
-    """Return `gradients` [n], shortened to the Euclidean norm `norm` if they are longer."""
-    # Every process computes the same bits here, because the reduction gave all of them the same gradients.
-    # A power of two, which rounds nothing, keeps the squares of large gradients in the range of float32.
-    scale = torch.where(torch.linalg.vector_norm(gradients).isfinite(), 1.0, _SMALL)
-    scaled = gradients * scale
-    factor = torch.minimum(norm / torch.linalg.vector_norm(scaled), 1.0 / scale)
-    return scaled * factor
 
 
 class StatesDifferError(LockstepError):

@@ -49,7 +49,6 @@ def _others(recipe: Recipe) -> list[Line]:
     """Return one line with what not every recipe has."""
     texts = [
         f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "",
-        f"gradients clipped to norm {recipe.clip:g}" if recipe.clip else "",
         f"policy {_described(recipe.policy)}" if recipe.policy else "",
         f"progressive {_described(recipe.progressive)}" if recipe.progressive else "",
         f"evaluated in several views: {recipe.test_views}" if recipe.test_views != "one" else "",

@@ -39,8 +39,6 @@ class StepEvent:
     # NVIDIA's driver or the package nvidia-ml-py is missing.
     gpu_utilisation: float | None
     loss_scale: float | None = None  # scale of the loss in float16, else None
-    # norm of the mean gradient before it is clipped. None if the recipe does not clip.
-    gradient_norm: float | None = None
     # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The losses may then not
     # be finite.
     skipped: bool = False

@@ -94,7 +94,6 @@ class Log(Observer):
             "memory_bytes": memory_bytes(self._device),
             "gpu_utilisation": gpu_utilisation(self._device),
             "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
-            "gradient_norm": None if self._recipe.clip is None else float(gradients.double().norm()),
             "skipped": skipped,
         }
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})

@@ -245,7 +245,6 @@ class TensorBoard(Listener):
             "process_0/cpu_utilisation": event.cpu_utilisation,
             "process_0/gpu_utilisation": event.gpu_utilisation,
             "loss/scale": event.loss_scale,
-            "gradient_norm": event.gradient_norm,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
         for name, gradient in tensors.gradients.items():
