@@ -32,9 +32,6 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
     assert scale.value == first / 2
     scale.stepped()
     assert (scale.value, scale.clean) == (first, 0)
-    for _ in range(200_000):
-        scale.stepped()
-    assert scale.value == 2.0**24 / 32
     for _ in range(40):
         scale.skipped()
     assert scale.value == scale.least == 1 / 32  # so 1 for a loss that is a mean, for every tower batch

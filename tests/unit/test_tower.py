@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lockstep import rng
 from lockstep.config.overrides import make
 from lockstep.core.group import Alone
 from lockstep.core.model import build_model
@@ -17,7 +16,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import Requests
-from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
@@ -176,13 +175,10 @@ def test_a_tower_that_is_not_finite_is_named():
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (Requests(), [2])
     assert "tower 2 is not finite at step 7" in str(NonFiniteError([2], 7))
-    for bad in (math.nan, math.inf, -math.inf):
-        tower._network.gradients = lambda loss, found, bad=bad: [
-            torch.full_like(p, bad) for p in state.parameters.values()
-        ]
-        _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
-        assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
-        assert metrics.non_finite.tolist() == [1, 1, 1, 1]
+    tower._network.gradients = lambda loss, each: [torch.full_like(p, math.nan) for p in state.parameters.values()]
+    _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
+    assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
+    assert metrics.non_finite.tolist() == [1, 1, 1, 1]
 
 
 def test_the_last_towers_loss_is_recorded_separately():
@@ -191,16 +187,3 @@ def test_the_last_towers_loss_is_recorded_separately():
     last = tower.layout.unpack(tower(state, dataset.shard(plan(recipe, 0, 128), 3), 0))[2]
     total = tower.layout.unpack(reduced(recipe, tower, state, dataset))[2]
     assert float(total.last_cross_entropy) == float(last.cross_entropy) < float(total.cross_entropy) / 3
-
-
-def test_smoothed_labels_spread_a_part_of_each_target():
-    losses, shard = {}, Shard(0, torch.rand(32, 1, 8, 8), torch.arange(32) % 10)
-    for smoothing in (0.0, 0.2):
-        tower, state, model = parts(
-            get_recipe("digits").replace(label_smoothing=smoothing, arithmetic="native"), (1, 8, 8)
-        )
-        losses[smoothing] = tower.layout.unpack(tower(state, shard, 0))[2].cross_entropy.item()
-    torch.manual_seed(rng.seed_for(0, "dropout", 0, 0))
-    logs = torch.log_softmax(model.train()(shard.images), 1)
-    expected = 0.8 * losses[0.0] - 0.2 * logs.mean(1).sum().item()
-    assert losses[0.2] == pytest.approx(expected, rel=1e-5)
