@@ -7,9 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.kernels import fused, reference, winograd
-from lockstep.kernels.fused import conv, conv_relu
+from lockstep.kernels.fused import _Pool, conv, conv_relu
 from lockstep.kernels.local_response import local_response
-from lockstep.kernels.pooling import pool, unpooled
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS
 from lockstep.models.layers import LocalResponseNorm
@@ -137,11 +136,12 @@ def test_pooling_equals_torchs_max_pool(dtype, height, width):
     x = channels_last(3, 5, height, width, dtype=dtype)
     out = torch.empty(3, 5, height // 2, width // 2, dtype=dtype).to(memory_format=torch.channels_last)
     with torch.no_grad():
-        comparisons = pool(x, out)
+        comparisons = _Pool().forward(x, out)
     expected = functional.max_pool2d(x, 2)
     assert torch.equal(out, expected)
     upstream = torch.randn(expected.shape).to(dtype)
-    assert torch.equal(unpooled(upstream, comparisons, x.shape), torch.autograd.grad(expected, x, upstream)[0])
+    found = _Pool().backward(upstream, out, comparisons, tuple(x.shape[1:]))
+    assert torch.equal(found, torch.autograd.grad(expected, x, upstream)[0])
 
 
 def test_the_gradient_of_equal_values_goes_to_the_first_one():

@@ -23,6 +23,8 @@ from lockstep.errors import PeerLostError
 # Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
 PATIENT_S = 86400.0
 
+# A broken connection. The exchanges of a GPU are asynchronous: NCCL raises it where the program next waits.
+LOST_PEER = dist.DistError
 Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or to receive from it
 
 
@@ -100,22 +102,14 @@ def connect(
     return Processes(device, monitor, limit_s=limit_s)
 
 
-def is_lost_peer(error: Exception) -> bool:
-    """Return whether `error` means that the connection to another process broke.
-
-    The exchanges of a GPU are asynchronous: NCCL's error is raised where the program next waits for the device.
-    """
-    return isinstance(error, dist.DistError)
-
-
 @contextmanager
 def _lost_peers_reported() -> Iterator[None]:
     """Raise PeerLostError for a broken connection, which is the failure of another process."""
     try:
         yield
-    except (dist.DistError, RuntimeError) as error:
+    except (LOST_PEER, RuntimeError) as error:
         text = str(error)
-        if not isinstance(error, dist.DistError) and not re.search("gloo|connection", text, re.IGNORECASE):
+        if not isinstance(error, LOST_PEER) and not re.search("gloo|connection", text, re.IGNORECASE):
             raise
         cause = f"lost the other processes: {text}"
         if "Timed out" in text:

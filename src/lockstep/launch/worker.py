@@ -48,7 +48,7 @@ def compute(spec: Spec, world: World, ctx: Context) -> tuple[dict[str, Any] | No
     with handled_by(request.handle), handled(on_stderr if shown else lambda text: None):
         numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
         ctx.device = device_of(spec.placement, world)
-        from lockstep.core.group import is_lost_peer
+        from lockstep.core.group import LOST_PEER
         from lockstep.jobs.train import StoppedError
 
         try:
@@ -60,7 +60,7 @@ def compute(spec: Spec, world: World, ctx: Context) -> tuple[dict[str, Any] | No
         except (MemoryError, RuntimeError) as error:
             if problem := hardware.memory_problem(error):
                 raise LockstepError(f"too little memory ({problem}). {_LESS_MEMORY}", ENVIRONMENT) from error
-            if world.processes > 1 and is_lost_peer(error):
+            if world.processes > 1 and isinstance(error, LOST_PEER):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
         if not ctx.first:
