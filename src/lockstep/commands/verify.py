@@ -19,6 +19,7 @@ _WHAT = {
     "digests": "the digest of the state after {step} steps",
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
+    "best_step": "the choice of the best step, of {step} steps,",
 }
 _COUNTED = {"digests": "digest", "checkpoints": "checkpoint"}
 

@@ -64,6 +64,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         updates.close()
         if comparison is None:
             return None
+        comparison.compare_choice(state.step, due.best_step)
         record = comparison.record(begin, state.step)
         return {"run": str(run.path), **record, "processes": ctx.group.processes, "machine": machine, "notes": notes}
 
@@ -142,6 +143,11 @@ class Comparison:
             self.check("weights_sha256", step, self._result["weights_sha256"], state.weights_sha256())
         if self._compared.total() > before and not self._differences:
             self._equal.append(step)
+
+    def compare_choice(self, step: int, best_step: int | None) -> None:
+        """Compare the best step that the evaluations up to `step` give, if the run with `patience` ended there."""
+        if step == self._result.get("steps") and "best_step" in self._result:
+            self.check("best_step", step, self._result["best_step"], best_step)
 
     def check(self, what: str, step: int, recorded: object, replayed: object) -> bool:
         """Compare one fact of the state after `step` updates. Return whether it is equal."""
