@@ -83,10 +83,10 @@ def test_the_run_ends_after_patience_epochs_and_has_the_best_weights(whole, tmp_
     alone = train(tmp_path / "alone", of=recipe(patience=None, steps=result["best_step"]))
     assert alone["weights_sha256"] == result["weights_sha256"]
     assert "best_step" not in alone
-    log = (path / "log.txt").read_text()
-    assert f"stopped   after {result['steps']} of {course.steps} steps: the accuracy on the held-out images" in log
-    assert f"the weights after {result['best_step']} of {result['steps']} steps are the result" in log
-    assert "--split test" in log
+    assert (
+        f"the weights after {result['best_step']} of {result['steps']} steps are the result"
+        in (path / "log.txt").read_text()
+    )
 
 
 @pytest.mark.parametrize("offset", [-5, 0, 1, 7])

@@ -58,6 +58,10 @@ def test_summary_and_precision_lines():
     )
 
 
+def test_a_loss_that_is_not_a_number_is_none_in_the_record():
+    assert evaluation(("cat", "dog"), [[1, 0], [0, 1]], loss=float("nan")).loss is None
+
+
 def test_the_interval_is_that_of_published_examples():
     """Newcombe, Statistics in Medicine 17 (1998), page 861: Wilson's score method without continuity correction."""
     for correct, examples, expected in (

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 import rich.console
 import torch
-from tests.unit.test_evaluation_lines import evaluation
 
-from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.vector import Metrics, Requests
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
-from lockstep.listeners.metrics import EvaluationLog, MetricsFile
+from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
@@ -256,26 +254,6 @@ def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     assert row["decay_average"] == {"w": None}
 
 
-def test_the_driver_is_asked_once_a_second(monkeypatch):
-    now, asked = [100.0], []
-    answers = [40, 60, ModuleNotFoundError("nvidia-ml-py does not seem to be installed")]
-
-    def utilization(device):
-        asked.append(device)
-        if isinstance(answer := answers.pop(0), Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: now[0])
-    seen = []
-    for _ in range(24):
-        seen.append(hardware.gpu_utilisation(torch.device("cuda", 3)))
-        now[0] += 0.125
-    assert seen == [40.0] * 8 + [60.0] * 8 + [None] * 8
-    assert asked == [torch.device("cuda", 3)] * 3
-
-
 @pytest.mark.parametrize(("device", "used"), [("cuda", 73.0), ("cpu", None)])
 def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used):
     now, busy = [0.0], [0.0]
@@ -291,15 +269,3 @@ def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used)
         busy[0] += 1.0
     assert [event.cpu_utilisation for event in recorder.events] == [None, 0.5, 0.5]
     assert (recorder.events[-1].memory_bytes, recorder.events[-1].gpu_utilisation) == (100, used)
-
-
-def opened(folder):
-    return EvaluationLog(folder, split="test", weights="ema", asked=None, usual=True)
-
-
-def test_the_record_of_evaluations_is_strict_json(tmp_path):
-    log, record = opened(tmp_path), evaluation(("cat", "dog"), [[1, 0], [0, 1]], loss=float("nan"))
-    log.add(record, 0.0)
-    log.close()
-    assert json.loads(log.path.read_text(), parse_constant=pytest.fail)["loss"] is record["loss"] is None
-    assert opened(tmp_path).done == {1000}

@@ -14,11 +14,6 @@ NUMBER = re.compile(r"\d[\d,]*\.\d+")
 RECORDS = tables.records("*")
 
 
-def shown(pattern):
-    """Return the text of the tables of these records."""
-    return "\n".join(tables.table(name) for name in tables.records(pattern))
-
-
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_every_generated_table_equals_its_record(page):
     assert page.read_text() == tables.page(page), "run: python -m benchmarks.tables"
