@@ -11,17 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageFile
-from tests.cli.test_mistakes import ENVIRONMENT, refused
 from tests.conftest import _outside
-from tests.disturbed import RUN, STEPS, begin, crashing_model, end, sha256, workers, write_model
-from tests.images import bright_and_dark
+from tests.disturbed import STEPS, begin, crashing_model, end, sha256, workers, write_model
 from tests.replicas import MemoryGroup, on_replicas
 from tests.unit.test_session import session
 
-import lockstep
 from lockstep.config.placement import Placement
-from lockstep.errors import LockstepError
 
 ALONE = ("--steps", STEPS, "--processes", 1)
 
@@ -36,16 +31,6 @@ def test_a_failure_is_told_where_the_caller_ignores_the_end_of_its_children(tmp_
     )
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no such weights") == 1
-
-
-@pytest.mark.slow
-def test_one_process_is_started_again_with_the_same_bits(started, tmp_path, trained_once):
-    process, children = begin(started, 1)
-    workers(children)[0].kill()
-    out, err = end(process)
-    assert (process.returncode, err) == (0, "")
-    assert "restart 1 of 3" in out
-    assert sha256(out) == trained_once(*ALONE)[1]["weights_sha256"]
 
 
 @pytest.mark.slow
@@ -77,35 +62,6 @@ def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path
 
 
 @pytest.mark.slow
-def test_pillows_switches_in_the_callers_program_do_not_decide_the_dataset(tmp_path, monkeypatch):
-    """Nor does its current folder decide, later, where the run is."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    photos = bright_and_dark(tmp_path / "photos", 6)
-
-    def train():
-        return lockstep.train(
-            photos, model="digits", precision="float32", tower_batch=4, steps=1, processes=1, quiet=True,
-            summary_every=0, settings={"image_px": 32, "eval_batch": 4, "test_views": "one"},
-        )  # fmt: skip
-
-    for module, name, value in ((ImageFile, "LOAD_TRUNCATED_IMAGES", True), (Image, "MAX_IMAGE_PIXELS", 100)):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, value)  # an image has 480 pixels
-            with pytest.raises(LockstepError, match=f"{name} is {value} in this program.*: set it back to its default"):
-                train()
-    assert not (tmp_path / "runs").exists()
-    run, opened = train(), lockstep.Run.open("runs/photos-1")
-    assert run.path == opened.path == tmp_path / "runs/photos-1"
-    assert {p.label for p in lockstep.load(run).predict(photos)} <= {"bright", "dark"} == set(run.classes)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    for each in (run, opened):
-        assert (each.state, each.metrics()[-1]["kind"]) == ("complete", "evaluation")
-        assert lockstep.evaluate(each, processes=1, quiet=True).accuracy == each.accuracy
-
-
-@pytest.mark.slow
 def test_a_path_need_not_be_utf_8(program):
     runs = os.fsdecode(b"runs-\xff")
     done = program("train", "--steps", 2, "--processes", 2, "--runs", runs, "--json")
@@ -121,17 +77,6 @@ def test_hosts_with_other_intervals_are_told_the_options():
 
     for ended in on_replicas(2, agree):
         assert "do not have the same options --eval-every" in str(ended)
-
-
-@pytest.mark.slow
-def test_a_log_that_cannot_be_written_refuses_a_resume_and_leaves_no_lock(here, trained_once, tmp_path):
-    shutil.copytree(trained_once(*ALONE)[0], tmp_path / RUN)
-    (tmp_path / RUN / "result.json").unlink()
-    (tmp_path / RUN / "log.txt").unlink()
-    (tmp_path / RUN / "log.txt").mkdir()
-    refused(here("train", RUN, "--resume"), ENVIRONMENT, f"cannot write in {RUN}: Is a directory")
-    (tmp_path / RUN / "log.txt").rmdir()
-    assert here("train", RUN, "--resume").returncode == 0
 
 
 def test_inline_computes_in_the_caller(here, tmp_path):

@@ -10,12 +10,6 @@ from benchmarks import pictures
 import lockstep
 
 
-def words(name):
-    """Return the text of a picture."""
-    text = (pictures.FOLDER / f"{name}.svg").read_text()
-    return " ".join(ElementTree.fromstring(text).itertext()).replace("\xa0", " ")
-
-
 @pytest.mark.parametrize(
     ("text", "rows"),
     [
@@ -38,14 +32,6 @@ def test_a_program_runs_in_a_terminal_and_ends_with_the_stated_exit_code(tmp_pat
     assert pictures.run_in_terminal("shows", tmp_path) == "100 True \u2501\r\n"
 
 
-def test_the_live_line_is_between_the_blocks():
-    live = "\r\x1b[2K".join(f"━  {percent}%  step {percent}/100" for percent in (20, 40, 61, 90))
-    text = f"start\r\n{live}\r\n\x1b[1A\x1b[2Kend\r\n"
-    assert pictures.composed(text) == ["start", "━  61%  step 61/100", "end"]
-    with pytest.raises(SystemExit, match="live line"):
-        pictures.composed("start\r\nend")
-
-
 @pytest.mark.parametrize("name", ["layers", "step"])
 def test_a_diagram_is_what_the_repository_draws(name):
     assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.PICTURES[name](), "run: make pictures"
@@ -62,14 +48,3 @@ def test_a_picture_is_whole_and_names_no_path_host_or_address(name):
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
     text = text.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"(?<![\w.])/(?:[a-z]+/)+|https?:|@import|@font-face", text)
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("train", [pictures.COMMAND, "recipe", "towers x", "step", "ETA", "averaged weights", "model.safetensors"]),
-        ("own-images", [pictures.TRAIN_PHOTOS, pictures.PREDICT, "ETA", "runs/photos/model.safetensors", "more/1.jpg"]),
-    ],
-)
-def test_a_picture_shows_its_commands_and_their_results(name, parts):
-    assert [part for part in parts if part not in words(name)] == []

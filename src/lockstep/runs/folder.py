@@ -187,7 +187,7 @@ class Run:
         Raises: LockstepError if recipe.json is damaged.
         """
         recipe = self.recipe()
-        kind = ("evaluation", recipe.evaluated_split, "raw" if recipe.ema is None else "ema")
+        kind = ("evaluation", recipe.evaluated_split, recipe.own_weights)
         names = ("kind", "split", "weights")
         return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
 

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,8 +33,7 @@ _NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its 
 _SHA256_DIGITS = 8  # that a message shows
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_INSTALLED = re.compile(r"/(site|dist)-packages/")  # of this Python, of the user, and of other environments
-_STANDARD_LIBRARY = tuple({f"{os.path.realpath(sysconfig.get_path(name))}/" for name in ("stdlib", "platstdlib")})
+_INSTALLED = re.compile(r"/lib/python3[^/]*/|/(site|dist)-packages/")  # of this Python, and of other environments
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,18 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
     """Return how `now` differs from what was `recorded`: entries of environment.json, facts of states, or parts.
 
     What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
-    file. Changed source files come first. The probe depends on the training images, so with other images it is ignored.
+    file. Changed source files come first.
     """
     common = [name for name in {**now, **recorded} if name in now and name in recorded and name not in _NOT_COMPARED]
-    trained_on = [(entry.get("data_sha256") or {}).get("train") for entry in (recorded, now)]
-    if "probe" in common and trained_on[0] != trained_on[1]:
-        common.remove("probe")
     found = []
     if "model_source" in common:
         common.remove("model_source")
         before, after = recorded["model_source"], now["model_source"]
-        names = sorted({*before, *after}) if _is_changed(before, after) else []
-        found = [Difference("source", name, before.get(name), after.get(name)) for name in names]
+        both = before.keys() & after.keys()
+        # If all files that both have are equal, so are their imports: one process has only imported more of the folder.
+        if not both or any(before[name] != after[name] for name in both):
+            names = sorted({*before, *after})
+            found = [Difference("source", name, before.get(name), after.get(name)) for name in names]
     old, new = (dotted({name: entry[name] for name in common}) for entry in (recorded, now))
     for name in {**new, **old}:
         if name.startswith("environment.") or (name in old and name in new):
@@ -78,16 +76,6 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
             kind = _KINDS.get(entry, "environment")
             found.append(Difference(kind, part if kind == "data" else name, old.get(name), new.get(name)))
     return [difference for difference in found if difference.before != difference.after]
-
-
-def _is_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether the source that two processes have imported is not the same.
-
-    If all files that both have imported are equal, so are their import statements: then one process has only imported
-    more from their folder, for its own purposes.
-    """
-    common = before.keys() & after.keys()
-    return not common or any(before[name] != after[name] for name in common)
 
 
 def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
@@ -105,7 +93,10 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
         "cpu": hardware.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
-        "environment": {key: os.environ.get(key) for key in sorted({*numerics.environment(1), *deciding(os.environ)})},
+        "environment": {
+            key: os.environ.get(key)
+            for key in sorted({*numerics.environment(1), *filter(_VARIABLES.fullmatch, os.environ)})
+        },
         "versions": {
             **versions(),
             **{name: _library_version(pattern) for name, pattern in _LIBRARIES.items()},
@@ -140,11 +131,6 @@ def code_sha256(package: Path) -> str:
     return code.hexdigest()
 
 
-def deciding(variables: Iterable[str]) -> list[str]:
-    """Return those of the environment `variables` that choose instructions, threads or settings of a library."""
-    return [name for name in variables if _VARIABLES.fullmatch(name)]
-
-
 def sources(function: str) -> dict[str, str]:
     """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
 
@@ -176,9 +162,7 @@ def _file(module: object) -> Path | None:
 
 def _is_installed(file: Path) -> bool:
     """Return whether `file` is Lockstep's, the standard library's or an installed package's."""
-    return (
-        file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}")) or f"{file}".startswith(_STANDARD_LIBRARY)
-    )
+    return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}"))
 
 
 def _library_version(pattern: str) -> str | None:
