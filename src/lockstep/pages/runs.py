@@ -127,7 +127,7 @@ def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
     """Return the curves of loss, accuracy and learning rate."""
     metrics = [run.metrics() for run in runs]
     steps = [[row for row in rows if row["kind"] == "step"] for rows in metrics]
-    tests = [_tested([row for row in rows if row["kind"] == "evaluation"]) for rows in metrics]
+    tests = [[*run.judged().values()] for run in runs]
     drawn = []
     for key, label in _CURVES.items():
         lines, ends = [], []
@@ -230,12 +230,6 @@ def provenance(run: Run) -> Section:
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
     table = Table(["what", "value"], rows)
     return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
-
-
-def _tested(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the evaluations of the classifier's weights: the averaged ones, if there are any."""
-    averaged = [row for row in rows if row["weights"] == "ema"]
-    return averaged or rows
 
 
 def _number(value: float | None) -> str:
