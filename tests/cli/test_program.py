@@ -76,7 +76,6 @@ def test_json_is_all_of_stdout_and_metrics_tell_of_memory_and_speed(program, tmp
     rows = [json.loads(line) for line in (tmp_path / "runs/m/metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["kind"] == "step"][-1]
     assert last["memory_bytes"] > 50 * 2**20
-    assert last["cpu_utilisation"] > 0
     assert sum(last["split"].values()) > 0
 
 

@@ -34,7 +34,7 @@ def test_console_and_log_escape_control_codes():
     for listener in (Plain(plain, 10), Live(Console(file=live, force_terminal=True, width=80))):
         listener.start([("run", f"runs/{CLEAR}")])
         listener.note(f"a\rb{CLEAR}")
-        listener.end([("next", CLEAR)])
+        listener.note(CLEAR)
     for stream in (plain, live):
         assert CLEAR not in stream.getvalue()
         assert stream.getvalue().count("\\x1b[2J") == 3

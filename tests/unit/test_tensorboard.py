@@ -57,7 +57,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
         "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
         "speed/images_per_s", "speed/s_per_step",
         *(f"speed/{part}_s" for part in PARTS),
-        "process_0/memory_mib", "process_0/cpu_utilisation",
+        "process_0/memory_mib",
         *(f"sparsity/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
     }  # fmt: skip
     assert set(tags["scalars"]) == scalars
@@ -69,7 +69,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
     assert tags["graph"]
     assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
     evaluated = {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}
-    for tag in scalars - evaluated - {"process_0/cpu_utilisation"}:
+    for tag in scalars - evaluated:
         assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
     (accuracy,) = events.Scalars("accuracy/test_ema")
     assert accuracy.step == 12
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, monk
 
 
 def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000 * 10**9)
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.0)
     for step in range(11):  # readers read files in the order of their names
         events = EventFile(tmp_path)
         events.add(step, [scalar("x", step)])

@@ -157,7 +157,8 @@ class OpenRun:
         with self._ctx.monitor.pausing():
             if self.folder is not None:
                 again = self._spec.recipe.command("train", self.folder.path, "--resume")
-                log.end([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)])
+                lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
+                log.note(*console.block(lines))
 
     def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
         """Write the model and the result, and print the end block. Return the result in process 0."""
@@ -169,7 +170,7 @@ class OpenRun:
                 mixed=self._mixed_arithmetic,
             )  # fmt: skip
             folder.finish(record, *self._session.model_file())
-            log.end(result.lines(record, folder.model, log.course.steps))
+            log.note(*console.block(result.lines(record, folder.model, log.course.steps)))
             return record
 
     def close(self) -> None:

@@ -55,13 +55,9 @@ class Plain(Listener):
         """Print the accuracies."""
         self._print(evaluation_line(event))
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         """Print the message."""
-        self._print(text)
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Print the end block."""
-        self._print(*block(lines))
+        self._print(*lines)
 
     def close(self) -> None:
         """Close the stream, unless it is stdout or stderr."""

@@ -32,9 +32,7 @@ class StepEvent:
     images_per_s: float  # mean since the previous event of this listener, without evaluation and saving
     s_per_step: float  # mean seconds of a step over the same time
     split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
-    # of process 0, as the two below. result.json has the most memory that each process held.
-    memory_bytes: int
-    cpu_utilisation: float | None  # CPU seconds used per second. None in the first event of a session.
+    memory_bytes: int  # of process 0. result.json has the most memory that each process held.
     # percentage of the last sampling period, a second or less, in which the GPU computed. None on a CPU, and where
     # NVIDIA's driver or the package nvidia-ml-py is missing.
     gpu_utilisation: float | None
@@ -91,11 +89,8 @@ class Listener:
     def evaluation(self, event: EvaluationEvent) -> None:
         """Receive the results of an evaluation."""
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         """Receive a message for the user."""
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Receive the end block of the run, as (label, text)."""
 
     def close(self) -> None:
         """Release terminals and files: no event follows, whether the run ended well or not."""

@@ -37,14 +37,13 @@ class Log(Observer):
         super().__init__(monitor)
         self.course, self.listeners = course, list(listeners)
         self._recipe, self._device = course.recipe, device
-        self._marks: dict[int, Mark] = {}
-        self._cpu: dict[int, tuple[float, float]] = {}  # wall time, and CPU seconds used, at each listener's last event
-        self._running_loss: Tensor | None = None  # of the loss, cross-entropy and decay terms, before bias correction
+        self._marks: dict[int, Mark] = {}  # the reading of the clock at each listener's last event
+        self._running: Tensor | None = None  # average of the loss and its terms, before the correction for its start
         self._averaged_steps = 0
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
-        due = [one for one in self.listeners if one.every is not None and self._is_due(one.every, step)]
+        due = self._due(step)
         self.monitor.begin_step(measure=bool(due))
         for listener in due:
             listener.begin(step)
@@ -61,83 +60,69 @@ class Log(Observer):
     ) -> None:
         """Report `step` before its update with the mean `gradients`.
 
-        Metrics are read from the device only if a listener is due.
+        Metrics are read from the device only if a listener is due. The running averages stay on it, so that a step that
+        no listener wants waits for nothing.
         """
         self.monitor.end_step()
         if not self.listeners:
             return
-        decay = state.decay_losses()
-        cross_entropy = metrics.cross_entropy / self._recipe.batch
-        loss = sum(decay.values(), cross_entropy)
+        recipe, decay = self._recipe, state.decay_losses()
+        cross_entropy = metrics.cross_entropy / recipe.batch
+        terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
+        if self._running is None:
+            self._running = torch.zeros_like(terms)
         if skipped:
             towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
             scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
             self.note(f"step {step}: skipped, {scale}")
         else:
-            self._add_to_running_loss(torch.stack([loss, cross_entropy, *decay.values()]))
+            self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
+            self._averaged_steps += 1
         now = self.monitor.mark
-        due = [i for i, one in enumerate(self.listeners) if self._wants(one, step, now, self._marks.get(i))]
+        live = [one for i, one in enumerate(self.listeners) if one.every is None and self._may_draw(i, step, now)]
+        due = [*self._due(step), *live]
         if not due:
             return
+        loss, _, *decay_terms = terms.tolist()
+        # NaN before the first step that is not skipped.
+        loss_average, cross_entropy_average, *decay_averages = (
+            self._running / (1 - _KEPT**self._averaged_steps)
+        ).tolist()
         common: dict[str, Any] = {
             "time": time.time(),
             "step": step,
             "steps": self.course.steps,
             "epoch": self.course.epoch(step),
-            "loss": float(loss),
-            **self._averages(list(decay)),
-            "last_tower_loss": float(sum(decay.values(), metrics.last_cross_entropy / self._recipe.tower_batch)),
-            "cross_entropy": float(metrics.cross_entropy) / self._recipe.batch,
-            "decay": {name: float(term) for name, term in decay.items()},
-            "accuracy": float(metrics.correct) / self._recipe.batch,
+            "loss": loss,
+            "loss_average": loss_average,
+            "last_tower_loss": float(sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)),
+            "cross_entropy": float(cross_entropy),
+            "cross_entropy_average": cross_entropy_average,
+            "decay": dict(zip(decay, decay_terms, strict=True)),
+            "decay_average": dict(zip(decay, decay_averages, strict=True)),
+            "accuracy": float(metrics.correct) / recipe.batch,
             "learning_rate": learning_rate,
             "memory_bytes": memory_bytes(self._device),
             "gpu_utilisation": gpu_utilisation(self._device),
-            "loss_scale": state.loss_scale if self._recipe.precision == "float16" else None,
+            "loss_scale": state.loss_scale if recipe.precision == "float16" else None,
             "skipped": skipped,
         }
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
-        for i in due:
-            self.listeners[i].step(StepEvent(**common, **self._rates(i, now)), tensors)
+        for listener in due:
+            i = self.listeners.index(listener)
+            since, self._marks[i] = self._marks.get(i, Mark()), now
+            s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
+            rates: dict[str, Any] = {
+                "images_per_s": recipe.batch / s_per_step if s_per_step else 0.0,
+                "s_per_step": s_per_step,
+                "split": mean_parts(since, now),
+            }
+            listener.step(StepEvent(**common, **rates), tensors)
 
     def updated(self, step: int, state: State) -> None:
         """Report the weights after `step`."""
-        for listener in self.listeners:
-            if listener.every is not None and self._is_due(listener.every, step):
-                listener.updated(step, state.parameters)
-
-    def _add_to_running_loss(self, terms: Tensor) -> None:
-        """Move the running averages. They stay on the device, so a step that no listener wants waits for nothing."""
-        self._running_loss = torch.zeros_like(terms) if self._running_loss is None else self._running_loss
-        self._running_loss.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
-        self._averaged_steps += 1
-
-    def _averages(self, names: list[str]) -> dict[str, Any]:
-        """Return the running averages, bias-corrected; `names` are those of the decay terms."""
-        if self._running_loss is None:
-            loss, cross_entropy, *decay = [float("nan")] * (2 + len(names))
-        else:
-            loss, cross_entropy, *decay = (self._running_loss / (1 - _KEPT**self._averaged_steps)).tolist()
-        return {
-            "loss_average": loss,
-            "cross_entropy_average": cross_entropy,
-            "decay_average": dict(zip(names, decay, strict=True)),
-        }
-
-    def _rates(self, i: int, now: Mark) -> dict[str, Any]:
-        """Return the fields of listener `i`'s event that are means since its previous event."""
-        since = self._marks.get(i, Mark())
-        self._marks[i] = now
-        s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
-        wall, cpu_s = time.perf_counter(), time.process_time()
-        last_wall, last_cpu_s = self._cpu.get(i, (wall, cpu_s))
-        self._cpu[i] = (wall, cpu_s)
-        return {
-            "images_per_s": self._recipe.batch / s_per_step if s_per_step else 0.0,
-            "s_per_step": s_per_step,
-            "split": mean_parts(since, now),
-            "cpu_utilisation": (cpu_s - last_cpu_s) / (wall - last_wall) if wall > last_wall else None,
-        }
+        for listener in self._due(step):
+            listener.updated(step, state.parameters)
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
         """Report the start-up block, (label, text) lines."""
@@ -160,15 +145,10 @@ class Log(Observer):
         for listener in self.listeners:
             listener.evaluation(event)
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         """Report a message for the user."""
         for listener in self.listeners:
-            listener.note(text)
-
-    def end(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Report the end block, (label, text) lines."""
-        for listener in self.listeners:
-            listener.end(lines)
+            listener.note(*lines)
 
     @property
     def train_s(self) -> float:
@@ -180,10 +160,11 @@ class Log(Observer):
         """Return this session's mean throughput, without its first steps if there were more."""
         return self.monitor.steps_per_s() * self._recipe.batch
 
-    def _is_due(self, every: int, step: int) -> bool:
-        return step % every == 0 or step == self.course.steps - 1
+    def _due(self, step: int) -> list[Listener]:
+        """Return the listeners that are due by the number of the step."""
+        last = step == self.course.steps - 1
+        return [one for one in self.listeners if one.every is not None and (last or step % one.every == 0)]
 
-    def _wants(self, listener: Listener, step: int, now: Mark, since: Mark | None) -> bool:
-        if listener.every is not None:
-            return self._is_due(listener.every, step)
+    def _may_draw(self, i: int, step: int, now: Mark) -> bool:
+        since = self._marks.get(i)
         return step == self.course.steps - 1 or since is None or now.seconds - since.seconds >= _FRAME_S

@@ -1,12 +1,13 @@
 """metrics.jsonl: one JSON object per event, for programs to read; and the record of `lockstep eval --watch`."""
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.files import finite, open_to_read, parse_json
+from lockstep.files import finite, parse_json
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
@@ -56,7 +57,7 @@ class MetricsFile(Listener):
 
 
 class EvaluationLog:
-    """The evaluations of one split with one kind of weights, in `folder`. Nothing in the folder is ever deleted.
+    """The evaluations of one split with one kind of weights by `eval --watch`. Nothing in `folder` is ever deleted.
 
     metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in `folder` itself if `usual`: the
     split, weights and number of examples are those the run itself evaluates. Other events have a folder of their own,
@@ -70,54 +71,40 @@ class EvaluationLog:
         self._folder, self._kind, self._asked = folder, None if usual else f"{weights}-{split}", asked
         self._events: EventFile | None = None
         self._writable = True
-        try:
-            with open_to_read(self.path) as file:
-                text = file.read().decode()
-        except (OSError, UnicodeDecodeError):
-            text = ""  # no file yet; a file that cannot be read is reported when it is written
-        self._ends_in_mid_line = bool(text) and not text.endswith("\n")  # the program that wrote it was killed
         self.done: set[int] = set()
-        for line in text.splitlines():
-            try:
+        content = self.path.read_bytes() if self.path.is_file() else b""
+        self._ends_in_mid_line = content != b"" and not content.endswith(b"\n")  # Its writer was killed.
+        for line in content.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 row = parse_json(line)
                 if (row["split"], row["weights"], row["asked"]) == (split, weights, asked):
                     self.done.add(int(row["step"]))
-            except (ValueError, KeyError, TypeError, OverflowError):
-                continue
 
     def add(self, record: Mapping[str, Any], now: float) -> None:
         """Record an evaluation that was made at time `now`. If the folder cannot be written, note it once."""
         self.done.add(record["step"])
         if not self._writable:
             return
+        kept = {name: value for name, value in record.items() if name not in ("run", "classes", "confusion")}
+        correct = [one["correct"] for one in record["classes"]]
+        row = {"kind": "evaluation", "time": now, "asked": self._asked, **kept, "class_correct": correct}
         try:
             from lockstep.listeners.tensorboard import EventFile, scalar  # imports torch
 
-            if self._events is None:
-                own = self._folder / f"{self._kind}-{record['examples']}" if self._kind else self._folder
-                self._events = EventFile(own)
+            own = self._folder / f"{self._kind}-{record['examples']}" if self._kind else self._folder
+            self._events = self._events or EventFile(own)
             loss = math.nan if record["loss"] is None else record["loss"]
             self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
             # The row is last: a step without a row is evaluated again, so no event can be missing.
-            self._add_row(record, now)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
+            self._ends_in_mid_line = False
         except OSError as error:
             self._writable = False
-            reason = error.strerror or error
-            logger.warning(
-                f"cannot record evaluations in {self._folder}: {reason}. Evaluation continues without a record"
-            )
+            problem = f"cannot record evaluations in {self._folder}: {error.strerror or error}"
+            logger.warning(f"{problem}. Evaluation continues without a record")
 
     def close(self) -> None:
         """Close the event file."""
         if self._events is not None and self._writable:
             self._events.close()
-
-    def _add_row(self, record: Mapping[str, Any], now: float) -> None:
-        left_out = ("run", "classes", "confusion")
-        row = {"kind": "evaluation", "time": now, "asked": self._asked} | {
-            k: value for k, value in record.items() if k not in left_out
-        }
-        row["class_correct"] = [one["correct"] for one in record["classes"]]
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("\n" * self._ends_in_mid_line + json.dumps(row) + "\n")
-        self._ends_in_mid_line = False

@@ -16,6 +16,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,39 +45,24 @@ class EventFile:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         writer = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
-        name = f"events.out.tfevents.{time.time_ns() // 10**9:010d}.{writer}"
-        self._file = (folder / name).open("xb")
+        self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open("xb")
         self._records = RecordWriter(self._file)
-        self._write(Event(file_version="brain.Event:2"))
+        self.write(Event(file_version="brain.Event:2"))
 
-    def purge(self, step: int) -> None:
-        """Tell readers to drop the values of `step` and later steps in earlier files: these steps are done again."""
-        self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+    def write(self, event: Event) -> None:
+        """Write any event."""
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
     def add(self, step: int, summaries: list[Summary]) -> None:
         """Write summaries at `step`, as `scalar`, `histogram` and `image` return them."""
         values = [value for part in summaries for value in part.value]
-        self._write(Event(step=step, summary=Summary(value=values)))
-
-    def graph(self, module: nn.Module, example: Tensor) -> None:
-        """Write the graph of `module`, traced with `example`. Raises: any exception of the module or of the tracer."""
-        from torch.utils.tensorboard._pytorch_graph import graph
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # tracing is deprecated, but TensorBoard's graphs need it
-            # Trace here, because `graph` would check the trace: that imports half a second's worth of modules.
-            trace = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-            traced, _ = graph(trace, example)  # type: ignore[no-untyped-call]
-        self._write(Event(graph_def=traced.SerializeToString()))
+        self.write(Event(step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
-        self._records.flush()
 
 
 def scalar(tag: str, value: float) -> Summary:
@@ -88,24 +74,21 @@ def scalar(tag: str, value: float) -> Summary:
 def histogram(tag: str, values: Tensor) -> Summary:
     """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins."""
     flat = values.detach().float().flatten().cpu()
-    low, high = (float(end) for end in flat.aminmax())
-    if not torch.tensor([low, high]).isfinite().all():
+    total = float(flat.sum(dtype=torch.float64))
+    if not math.isfinite(total):
         flat = flat[flat.isfinite()]
-        low, high = (float(end) for end in flat.aminmax()) if len(flat) else (0.0, 0.0)
-    if low == high:  # all values are equal: one bin around them
-        limits, counts = [high + abs(high) / 1e6 + 1e-12], [float(flat.numel())]
-    else:
-        counts = torch.histc(flat, _BINS, low, high).tolist()
-        limits = [low + (high - low) * (i + 1) / _BINS for i in range(_BINS)]
+        total = float(flat.sum(dtype=torch.float64))
+    low, high = (float(end) for end in flat.aminmax()) if len(flat) else (0.0, 0.0)
+    start, end = (low - 1.0, high + 1.0) if low == high else (low, high)
     return summary.histogram_raw(  # type: ignore[no-untyped-call]
         tag,
         min=low,
         max=high,
         num=flat.numel(),
-        sum=float(flat.sum(dtype=torch.float64)),
+        sum=total,
         sum_squares=float(torch.dot(flat, flat)),
-        bucket_limits=limits,
-        bucket_counts=counts,
+        bucket_limits=[start + (end - start) * (i + 1) / _BINS for i in range(_BINS)],
+        bucket_counts=torch.histc(flat, _BINS, start, end).tolist(),
     )
 
 
@@ -127,59 +110,51 @@ class ActivationRecorder:
 
     The pass is that of the first tower of process 0 which computes the step's gradient. Activations are the outputs of
     the modules of `torch.nn.modules.activation` (tagged by name, without a leading "activations.") and of `module`
-    itself ("logits"). They are of the tower's first images, as many as have 2^20 values together.
-
-    compiled: record only inputs and logits. Hooks inside a compiled network would become part of what is compiled, and
-    change its bits.
+    itself ("logits"). They are of the tower's first images, as many as have 2^20 values together. There are hooks
+    during that pass only, because fused layers compute activations only for hooks.
     """
 
-    def __init__(self, module: nn.Module, compiled: bool = False) -> None:
-        self._recording = False
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
         self._summaries: list[Summary] = []
         self._handles: list[RemovableHandle] = []
-        self._activations = {
-            name.removeprefix("activations."): part
-            for name, part in module.named_modules()
-            if type(part).__module__ == "torch.nn.modules.activation" and not compiled
-        }
-        module.register_forward_pre_hook(self._record_inputs)
-        module.register_forward_hook(self._hook("logits", last=True))
 
     def start(self) -> None:
-        """Record the next forward pass.
-
-        Activations have hooks during that pass only, because fused layers compute them only for hooks.
-        """
-        self._recording, self._summaries = True, []
-        if not self._handles:
-            self._handles = [part.register_forward_hook(self._hook(n)) for n, part in self._activations.items()]
+        """Record the next forward pass."""
+        self._summaries = []
+        self._handles += [
+            self._module.register_forward_pre_hook(self._record_images),
+            *(
+                part.register_forward_hook(partial(self._record, name.removeprefix("activations.")))
+                for name, part in self._module.named_modules()
+                if type(part).__module__ == "torch.nn.modules.activation"
+            ),
+            self._module.register_forward_hook(partial(self._record, "logits")),
+            self._module.register_forward_hook(self._stop),
+        ]
 
     def take(self) -> list[Summary]:
         """Return the summaries of the recorded pass, and forget them."""
         summaries, self._summaries = self._summaries, []
         return summaries
 
-    def _record_inputs(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def _record_images(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         images = arguments[0]
-        if self._recording and images.shape[1] in (1, 3):
+        if images.shape[1] in (1, 3):
             with native():
                 self._summaries += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
 
-    def _hook(self, name: str, last: bool = False) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def record(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            if not self._recording or not isinstance(output, Tensor):
-                return
+    def _record(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(output, Tensor):
             with torch.no_grad(), native():
                 first = output[: max(1, _VALUES * len(output) // output.numel())]
-                self._summaries.append(histogram(f"activations/{name}", first))
                 zeros = first.numel() - int(torch.count_nonzero(first))
+                self._summaries.append(histogram(f"activations/{name}", first))
                 self._summaries.append(scalar(f"sparsity/{name}", zeros / first.numel()))
-            if last:
-                self._recording = False
-                while self._handles:
-                    self._handles.pop().remove()
 
-        return record
+    def _stop(self, *_: object) -> None:
+        while self._handles:
+            self._handles.pop().remove()
 
 
 class TensorBoard(Listener):
@@ -196,7 +171,6 @@ class TensorBoard(Listener):
         every: int,
         network: Network,
         *,
-        compiled: bool = False,
         resumed: int | None = None,
         evaluations: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: (),
     ) -> None:
@@ -204,7 +178,7 @@ class TensorBoard(Listener):
         self._folder = folder
         self._network = network
         self._resumed, self._evaluations = resumed, evaluations
-        self._recorder = ActivationRecorder(network.module, compiled)
+        self._recorder = ActivationRecorder(network.module)
         self._events: EventFile | None = None
 
     def start(self, lines: Sequence[tuple[str, str]]) -> None:
@@ -214,10 +188,11 @@ class TensorBoard(Listener):
             if self._resumed is None:
                 self._draw(self._events)
                 return
-            self._events.purge(self._resumed)
-            for row in self._evaluations(self._resumed):  # readers drop these as well, and they are not done again
+            # Readers drop what earlier files have of this step and later ones, which are done again.
+            self._events.write(Event(step=self._resumed, session_log=SessionLog(status=SessionLog.START)))
+            for row in self._evaluations(self._resumed):  # They are dropped as well, and not done again.
                 loss = math.nan if row["loss"] is None else row["loss"]
-                self._events.add(self._resumed, _accuracy_and_loss(row["split"], row["weights"], row["accuracy"], loss))
+                self._evaluated(self._resumed, row["split"], row["weights"], row["accuracy"], loss)
 
     def begin(self, step: int) -> None:
         """Record the pass of `step`."""
@@ -242,7 +217,6 @@ class TensorBoard(Listener):
             "speed/s_per_step": event.s_per_step,
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             "process_0/memory_mib": event.memory_bytes / 2**20,
-            "process_0/cpu_utilisation": event.cpu_utilisation,
             "process_0/gpu_utilisation": event.gpu_utilisation,
             "loss/scale": event.loss_scale,
         }
@@ -250,21 +224,17 @@ class TensorBoard(Listener):
         for name, gradient in tensors.gradients.items():
             of_loss = gradient.add(tensors.weights[name], alpha=tensors.decay.get(name, 0.0))
             summaries.append(histogram(f"gradients/{name}", of_loss))
-        with self._errors_logged():
-            self._events.add(event.step, summaries + self._recorder.take())
+        self._add(event.step, summaries + self._recorder.take())
 
     def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights after a step, which the tutorial's summaries show too."""
         if self._events:
-            with self._errors_logged():
-                self._events.add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
+            self._add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
-        if self._events:
-            with self._errors_logged():
-                for weights, result in event.results.items():
-                    self._events.add(event.step, _accuracy_and_loss(event.split, weights, result.accuracy, result.loss))
+        for weights, result in event.results.items():
+            self._evaluated(event.step, event.split, weights, result.accuracy, result.loss)
 
     def close(self) -> None:
         """Close the file."""
@@ -273,19 +243,32 @@ class TensorBoard(Listener):
                 self._events.close()
             self._events = None
 
+    def _evaluated(self, step: int, split: str, weights: str, accuracy: float, loss: float) -> None:
+        self._add(step, [scalar(f"accuracy/{split}_{weights}", accuracy), scalar(f"loss/{split}_{weights}", loss)])
+
+    def _add(self, step: int, summaries: list[Summary]) -> None:
+        if self._events:
+            with self._errors_logged():
+                self._events.add(step, summaries)
+
     def _draw(self, events: EventFile) -> None:
         """Write the graph, traced with one black image. If the network cannot be traced, warn and continue."""
+        from torch.utils.tensorboard._pytorch_graph import graph
+
         network = self._network
-        device = next(network.module.parameters()).device
         network.module.eval()
+        example = torch.zeros(1, *network.shape, dtype=network.dtype, device=next(network.module.parameters()).device)
         silent = contextlib.redirect_stdout(io.StringIO())  # torch prints the errors of tracing
         try:
-            with silent, torch.random.fork_rng(devices=[]), torch.no_grad():
-                events.graph(network.module, torch.zeros(1, *network.shape, dtype=network.dtype, device=device))
-        except OSError:
-            raise
+            # Tracing is deprecated, but TensorBoard's graphs need it.
+            with silent, warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]), torch.no_grad():
+                # Trace here, because `graph` would check the trace: that imports half a second's worth of modules.
+                trace = torch.jit.trace(network.module, example, check_trace=False)  # type: ignore[no-untyped-call]
+                traced, _ = graph(trace, example)  # type: ignore[no-untyped-call]
         except Exception as error:
             logger.warning(f"no graph of the model for TensorBoard: {type(error).__name__}")
+        else:
+            events.write(Event(graph_def=traced.SerializeToString()))
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
@@ -298,7 +281,3 @@ class TensorBoard(Listener):
             self._events = None
             problem = f"cannot write in {self._folder}: {error.strerror}"
             logger.warning(f"no TensorBoard summaries: {problem}. Training continues")
-
-
-def _accuracy_and_loss(split: str, weights: str, accuracy: float, loss: float) -> list[Summary]:
-    return [scalar(f"accuracy/{split}_{weights}", accuracy), scalar(f"loss/{split}_{weights}", loss)]
