@@ -1,31 +1,37 @@
-"""The start-up block's note on idle or shared devices. The number of GPUs is a stand-in."""
+"""The start-up block's line on processes, with a stand-in for a GPU."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.unit.test_parity import images
 
-from lockstep import hardware
-from lockstep.jobs.startup import idle_note
+from lockstep.config.placement import Placement
+from lockstep.core.group import Alone
+from lockstep.core.reduction import Reduction
+from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
 
-MORE = "more --towers use them (another recipe, with other bits)"
-SAME = "more --processes (the same bits) use them, up to"
+
+def processes_line(device: str, local_processes: int = 1, reduction: str = "tree") -> str:
+    recipe, group = get_recipe("digits").replace(towers=4, batch=128), Alone()
+    session = SimpleNamespace(
+        recipe=recipe, course=recipe.bind(50), placement=Placement(reduction=reduction), group=group,
+        reduction=Reduction(group, 4), device=torch.device(device), parameter_count=1, initial_weights=None,
+        splits={"train": images(50)}, local_processes=local_processes,
+    )  # fmt: skip
+    return dict(startup_lines(session, images(50), Path("runs/x")))["processes"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "available", "towers", "local", "threads", "expected"),
-    [
-        ("cuda", 4, 1, 1, 1, f"3 of 4 GPUs are idle with 1 tower: {MORE}"),
-        ("cuda", 1, 4, 1, 1, "4 towers take turns on 1 GPU"),
-        ("cuda", 4, 4, 1, 1, f"3 of 4 GPUs are idle with 4 towers: {SAME} 4"),
-        ("cuda", 1, 4, 4, 1, None),  # a launcher that shows each process one GPU only
-        ("cpu", 8, 2, 1, 1, f"7 of 8 cores are idle with 2 towers: {SAME} 2"),
-        ("cpu", 3, 2, 2, 1, f"1 of 3 cores is idle with 2 towers: {MORE}"),
-        ("cpu", 2, 4, 2, 1, None),
-        ("cpu", 4, 4, 2, 2, None),
-    ],
-)
-def test_a_note_on_idle_or_shared_devices_gives_options(monkeypatch, kind, available, towers, local, threads, expected):
-    monkeypatch.setattr(hardware, "cores", lambda: available)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
-    recipe = get_recipe("digits").replace(towers=towers, batch=32 * towers, threads_per_tower=threads)
-    assert idle_note(recipe, local, torch.device(kind)) == expected
+@pytest.mark.parametrize(("local", "shown"), [(1, True), (4, False)])
+def test_a_note_says_that_towers_share_a_gpu(monkeypatch, local, shown):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "X100")
+    line = processes_line("cuda", local)
+    assert line.startswith("1 on X100; 4 towers")
+    assert ("4 towers take turns on 1 GPU" in line) == shown
+
+
+@pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central", True)])
+def test_a_reduction_that_makes_a_difference_is_named(reduction, shown):
+    assert (f"reduction {reduction}" in processes_line("cpu", reduction=reduction)) == shown

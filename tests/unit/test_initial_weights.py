@@ -120,7 +120,7 @@ REFUSED = [
     ("w.pt", lambda: b"<html>404</html>", DATA, "is damaged"),
     ("w.safetensors", dict, USAGE, NONE),
     ("w.safetensors", lambda: b"", DATA, "is damaged"),
-    ("missing.pt", None, DATA, "there is no such file or run"),
+    ("missing.pt", None, DATA, "cannot be read: No such file"),
     ("weights.h5", lambda: b"x", USAGE, "give a .safetensors file, a file of torch.save"),
     ("", None, USAGE, "is not a run: it has no recipe.json"),
 ]

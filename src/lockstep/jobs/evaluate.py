@@ -93,12 +93,11 @@ def _note_division(spec: EvaluateSpec, session: Session) -> None:
     A user who gives new photos expects that all of them are evaluated.
     """
     folder, trained = spec.placement.data, Run(spec.path).data()
-    if spec.recipe.dataset != IMAGE_FOLDER or folder is None or spec.split not in session.splits:
+    if spec.recipe.dataset != IMAGE_FOLDER or folder is None or (trained and folder.resolve() == trained.resolve()):
         return
-    if (trained is not None and folder.resolve() == trained.resolve()) or not scan(folder).divided:
-        return
-    evaluated, every = len(session.splits[spec.split]), sum(map(len, session.splits.values()))
-    logger.warning(
-        f"{spec.split} is {evaluated} of the {every} images in {folder}: the folder has no test folder, so "
-        f"test_share={spec.recipe.test_share:g} divides its images. --split selects {' or '.join(session.splits)}"
-    )
+    if scan(folder).divided:
+        logger.warning(
+            f"{spec.split} is {len(session.splits[spec.split])} of the {sum(map(len, session.splits.values()))} images "
+            f"in {folder}: the folder has no test folder, so test_share={spec.recipe.test_share:g} divides its images. "
+            f"--split selects {' or '.join(session.splits)}"
+        )

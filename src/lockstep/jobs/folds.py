@@ -62,10 +62,7 @@ def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
     if spec.labels:
         trusted = (probabilities.argmax(1) == labels) | (probabilities.max(1) < _LEFT_OUT)
         probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), labels, trusted)
-    if not ctx.first:
-        return None
-    paths = [photo.path for photo in photos]
-    return _record(spec, session, probabilities, labels, fold_of, paths)
+    return _record(spec, session, probabilities, labels, fold_of, [p.path for p in photos]) if ctx.first else None
 
 
 def divide(labels: Rows, contents: Rows, count: int, classes: tuple[str, ...]) -> Rows:
@@ -149,32 +146,29 @@ def _record(
 ) -> dict[str, Any]:
     classes, predicted = session.splits["train"].classes, probabilities.argmax(1)
     own = probabilities[np.arange(len(labels)), labels]
-    images = [
-        {
-            "path": path,
+
+    def image(row: int) -> dict[str, Any]:
+        return {
+            "path": paths[row],
             "label": classes[labels[row]],
             "predicted": classes[predicted[row]],
             "probability_of_label": round(float(own[row]), 6),
             "probability": round(float(probabilities[row].max()), 6),
             "fold": int(fold_of[row]) + 1,
         }
-        for row, path in enumerate(paths)
-    ]
+
     right = [predicted[fold_of == fold] == labels[fold_of == fold] for fold in range(spec.folds)]
-    parts = [{"images": len(one), "correct": int(one.sum()), "accuracy": float(one.mean())} for one in right]
     accuracies = [float(one.mean()) for one in right]
-    doubtful = [row for row in own.argsort(kind="stable") if own[row] <= _DOUBTFUL and predicted[row] != labels[row]]
+    rows = sorted(range(len(paths)), key=paths.__getitem__)
+    if spec.labels:
+        rows = [row for row in own.argsort(kind="stable") if own[row] <= _DOUBTFUL and predicted[row] != labels[row]]
     return {
         "recipe": session.recipe.name,
         "digest": session.recipe.digest(),
         "folder": str(spec.placement.data),
-        "folds": parts,
+        "folds": [{"images": len(one), "correct": int(one.sum()), "accuracy": float(one.mean())} for one in right],
         "accuracy": {"mean": sum(accuracies) / len(right), "min": min(accuracies), "max": max(accuracies)},
-        **(
-            {"doubtful": [images[row] for row in doubtful]}
-            if spec.labels
-            else {"images": sorted(images, key=lambda image: str(image["path"]))}
-        ),
+        "doubtful" if spec.labels else "images": [image(row) for row in rows],
         "processes": session.group.processes,
         "total_s": round(time.time() - spec.started, 3),
     }

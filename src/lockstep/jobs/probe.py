@@ -11,7 +11,7 @@ from lockstep.core.digest import digest
 from lockstep.core.network import Network, failure
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.messages import logger
 
@@ -32,17 +32,18 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
     """
     course = recipe.bind(len(dataset))
-    shard = _first_images(recipe, network, dataset)
+    large = sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE_PARAMETERS
+    shard = dataset.shard(course.plan(0).first(_IMAGES_OF_LARGE if large else _IMAGES), 0)
     _check_output(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
     tower, digests = Tower(course, network), []
-    for _ in range(1 if _is_large(network) else 2):
+    for _ in range(1 if large else 2):
         vector = tower(state, shard, 0)
         gradients, buffer_deltas, metrics = tower.layout.unpack(vector)
         digests.append(digest([gradients, buffer_deltas, metrics.cross_entropy, metrics.correct]))
     if digests[0] != digests[-1] and recipe.exact:
         raise _not_repeatable(recipe)
     mean = state.by_name(gradients.div_(len(shard.labels) * state.loss_scale))
-    part = {name: _first_rows(parameter) for name, parameter in _some_parameters(state.marked()).items()}
+    part = _some_parameters(state.marked())
     decay = {name: coefficient for name, coefficient in state.decay.items() if name in part}
     small = State(recipe.replace(weight_decay=decay, lr_factors={}), part, state.buffers, gradients.device)
     flat = torch.cat([_first_rows(mean[name]).flatten() for name in part])
@@ -51,25 +52,19 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
 
 
 def _some_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the first trained parameter, and later ones that fit, with at most _UPDATED_VALUES values together."""
+    """Return the first rows of trained parameters that fit in _UPDATED_VALUES values, and of the first in any case."""
     chosen: dict[str, Tensor] = {}
     values = 0
-    for name, parameter in ((name, p) for name, p in parameters.items() if p.requires_grad):
-        size = _first_rows(parameter).numel()
-        if not chosen or values + size <= _UPDATED_VALUES:
+    for name, parameter in ((name, _first_rows(p)) for name, p in parameters.items() if p.requires_grad):
+        if not chosen or values + parameter.numel() <= _UPDATED_VALUES:
             chosen[name] = parameter
-            values += size
+            values += parameter.numel()
     return chosen
 
 
 def _first_rows(tensor: Tensor) -> Tensor:
     """Return the first rows of a matrix, which every optimizer updates value by value; other tensors whole."""
     return tensor[:_MATRIX_ROWS] if tensor.ndim == 2 else tensor
-
-
-def _first_images(recipe: Recipe, network: Network, dataset: Dataset) -> Shard:
-    plan = recipe.bind(len(dataset)).plan(0)
-    return dataset.shard(plan.first(_IMAGES_OF_LARGE if _is_large(network) else _IMAGES), 0)
 
 
 def _check_output(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
@@ -107,23 +102,18 @@ def _check_integer_buffers(recipe: Recipe, network: Network, before: Mapping[str
     Towers add up the changes of floating-point buffers only. Others have their initial values in every forward pass,
     except num_batches_tracked, which counts the steps.
     """
-    changed = [
-        name
-        for name, buffer in network.buffers.items()
-        if not buffer.is_floating_point()
-        and not name.endswith("num_batches_tracked")
-        and not torch.equal(buffer, before[name])
-    ]
-    if not changed:
-        return
-    text = (
-        f"model {recipe.model} changes its buffer {changed[0]} in the forward pass, and Lockstep keeps such changes of "
-        f"floating-point buffers only: {changed[0]} has its initial value in every step. Register it as a float "
-        f"buffer, whose mean change over the towers is kept"
-    )
-    if recipe.exact:
-        raise LockstepError(f"{text}, or accept the initial value with --set exact=false")
-    logger.warning(text)
+    for name, buffer in network.buffers.items():
+        counts = buffer.is_floating_point() or name.endswith("num_batches_tracked")
+        if counts or torch.equal(buffer, before[name]):
+            continue
+        text = (
+            f"model {recipe.model} changes its buffer {name} in the forward pass, and Lockstep keeps such changes of "
+            f"floating-point buffers only: it has its initial value in every step. Register it as a float buffer, "
+            f"whose mean change over the towers is kept"
+        )
+        if recipe.exact:
+            raise LockstepError(f"{text}, or accept the initial value with --set exact=false")
+        logger.warning(text)
 
 
 def _require_logits(model: str, output: object, expected: list[int], training: bool) -> Tensor:
@@ -139,10 +129,6 @@ def _require_logits(model: str, output: object, expected: list[int], training: b
     raise LockstepError(
         f"model {model} returned {got}, expected {expected}: float logits, [images, classes], in {mode} mode{hint}"
     )
-
-
-def _is_large(network: Network) -> bool:
-    return sum(parameter.numel() for parameter in network.parameters.values()) > _LARGE_PARAMETERS
 
 
 def _not_repeatable(recipe: Recipe) -> LockstepError:

@@ -49,7 +49,7 @@ class Result:
         session, recipe, best = self.session, self.session.recipe, self.best
         stopped_after = self.trained if self.trained < log.course.steps else None
         ending = {"stopped_after": stopped_after, "best_step": self.best_step}
-        several_views = "accuracy_one_view" in best.summary()
+        views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -61,7 +61,7 @@ class Result:
                 kind: self.evaluations[kind].accuracy if kind in self.evaluations else None for kind in ("ema", "raw")
             },
             "accuracy_interval": wilson_interval(best.correct, best.examples),
-            **({"accuracy_one_view": best.summary()["accuracy_one_view"]} if several_views else {}),
+            **views,
             "loss": {"train": last_loss} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.train_s, 3),
             "total_s": round(time.time() - started, 3),

@@ -70,26 +70,12 @@ def _processes(session: Session) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads} each"
     shown = processes > 1 or session.placement.reduction == "central"
     how = f", reduction {session.placement.reduction}" if shown else ""
-    note = None if session.placement.gpus else idle_note(recipe, session.local_processes, device)
+    note = ""
     if (session.placement.device, device.type) == ("auto", "cpu") and (problem := hardware.gpu_problem()):
-        note = f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
-    exactness = "" if session.reduction.exact else " (not exact)"
-    return f"{processes} on {where}; {counts}{how}{exactness}{f'; {note}' if note else ''}"
-
-
-def idle_note(recipe: Recipe, local_processes: int, device: torch.device) -> str | None:
-    """Return a note if GPUs or cores of this host, which has `local_processes`, are idle, or towers share a GPU."""
-    gpu = device.type == "cuda"
-    available, unit = (torch.cuda.device_count(), "GPU") if gpu else (hardware.cores(), "core")
-    idle = available - local_processes * (1 if gpu else recipe.threads_per_tower)
-    towers = plural(recipe.towers, "tower")
-    if idle > 0:
-        use = f"more --processes (the same bits) use them, up to {recipe.towers}"
-        if recipe.towers <= local_processes:
-            use = "more --towers use them (another recipe, with other bits)"
-        return f"{idle} of {plural(available, unit)} {'is' if idle == 1 else 'are'} idle with {towers}: {use}"
-    takes_turns = gpu and recipe.towers > local_processes
-    return f"{towers} take turns on {plural(local_processes, 'GPU')}" if takes_turns else None
+        note = f"; a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
+    elif device.type == "cuda" and recipe.towers > session.local_processes:
+        note = f"; {plural(recipe.towers, 'tower')} take turns on {plural(session.local_processes, 'GPU')}"
+    return f"{processes} on {where}; {counts}{how}{'' if session.reduction.exact else ' (not exact)'}{note}"
 
 
 def placement_lines(session: Session) -> list[Line]:

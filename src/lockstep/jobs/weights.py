@@ -6,7 +6,7 @@ Finding the file needs no torch, because its SHA-256 is part of the recipe. No c
 import hashlib
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,7 @@ PACKAGED = {
 }
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net")  # the key of the weights in other programs' checkpoints
 _PREFIXES = ("module.", "_orig_mod.")  # of names that DistributedDataParallel and torch.compile have saved
-_NAMES_SHOWN = 6
+_SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
 
 
@@ -56,9 +56,7 @@ def find_weights(path: Path) -> WeightsFile:
                 f"--init {path}: the run has neither a model.safetensors nor a checkpoint: train it", DATA
             )
         file = found
-    elif not path.is_file():
-        raise LockstepError(f"--init {path}: there is no such file or run", DATA)
-    elif path.suffix not in (SUFFIX, *PICKLES):
+    elif path.is_file() and path.suffix not in (SUFFIX, *PICKLES):
         raise LockstepError(
             f"--init {path}: give a {SUFFIX} file, a file of torch.save ({', '.join(PICKLES)}), or the folder of a run"
         )
@@ -116,7 +114,8 @@ class InitialWeights:
         """Return the lines of the start-up block."""
         text = f"{len(self.loaded)} of {len(self.loaded) + len(self.new)} tensors"
         for names, why in ((self.new, "new"), (self.left, "left in the file")):
-            text += f"; {why}: {len(names)} ({_some(names)})" if names else ""
+            shown = ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+            text += f"; {why}: {len(names)} ({shown})" if names else ""
         return [("init", f"{self.path} (sha256 {self.sha256[:12]})"), ("loaded", text)]
 
 
@@ -153,8 +152,8 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
     if not any(isinstance(targets[name], torch.nn.Parameter) for name in loaded):
         raise LockstepError(
             f"--init {path}: none of its tensors has the name and shape of a parameter of model {model_name}. The file "
-            f"has {_some(_shapes(found))}. The model has {_some(_shapes(targets))}. Give the weights of this model, or "
-            f"--model the network of these weights"
+            f"has {_some(found)}. The model has {_some(targets)}. Give the weights of this model, or --model the "
+            f"network of these weights"
         )
     left = [name for name in found if name not in taken and not name.endswith(_COUNTER)]
     return InitialWeights(path, digest, loaded, new, left)
@@ -177,11 +176,7 @@ def _read(path: Path, sha256: str | None) -> "tuple[dict[str, Tensor], str]":
     if sha256 not in (None, digest):
         raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
     if path.suffix == SUFFIX:
-        try:
-            tensors = statefile.read(path, content, foreign=True).tensors
-        except LockstepError as error:
-            raise LockstepError(f"--init {path}: {error}", DATA) from None
-        return _plain(_classifier(divided(tensors)[0])), digest
+        return _plain(_classifier(divided(statefile.read(path, content, foreign=True).tensors)[0])), digest
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -233,11 +228,6 @@ def _fits(tensor: "Tensor", target: "Tensor") -> bool:
     return plain and tensor.shape == target.shape and tensor.is_floating_point() == target.is_floating_point()
 
 
-def _shapes(tensors: "Mapping[str, Tensor]") -> list[str]:
-    return [f"{key} {list(tensor.shape)}" for key, tensor in tensors.items()]
-
-
-def _some(texts: Sequence[str]) -> str:
-    """Return the first texts, and how many more there are."""
-    more = len(texts) - _NAMES_SHOWN
-    return ", ".join(texts[:_NAMES_SHOWN]) + (f", and {more} more" if more > 0 else "")
+def _some(tensors: "Mapping[str, Tensor]") -> str:
+    """Return the names and shapes of the first tensors."""
+    return ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in [*tensors.items()][:_SHOWN])
