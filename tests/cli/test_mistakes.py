@@ -36,7 +36,7 @@ def refused(done, code, *words):
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
         (["train", "--model", "mnist", "--set", "weight_decay={}"], USAGE, ["16x16 pixels or more, got 8x8"]),
-        (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "pip install '.[timm]'"]),
+        (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "install it"]),
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["train", "--device", "gpu"], USAGE, ["device: got 'gpu'", "as in cuda:0 or cuda:0,2"]),
