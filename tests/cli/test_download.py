@@ -139,15 +139,6 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     assert "t10k-labels-idx1-ubyte.gz: not a complete gzip file" in damaged.stderr
 
 
-def test_digits_need_nothing_and_unknown_datasets_are_named(done):
-    assert "nothing to download" in done("data", "fetch", "digits").stdout
-    assert done("data", "check", "digits", "--json").stdout.startswith('{"dataset": "digits"')
-    for command in ("fetch", "check"):
-        unknown = done("data", command, "mnits")
-        assert unknown.returncode == 2
-        assert "unknown dataset 'mnits': did you mean mnist" in unknown.stderr
-
-
 @pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--inline")], ids=str)
 def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
     server.files = {}

@@ -99,31 +99,6 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert (len(lines), sum(right)) == (21, record["correct"] + test["correct"])
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        (["train", "empty"], USAGE, ["empty is not a run", "no folder in it holds an image"]),
-        (["train", "good/a/1.png"], USAGE, ["1.png is a file"]),
-        (["train", "bad"], DATA, ["bad cannot be trained on", "2 images cannot be read", "b/5.png: empty"]),
-        (["train", "folder"], DATA, ["give the folder of images as --data DIR, or lockstep train DIR"]),
-        (["train", "good", "--set", "image_px=16"], USAGE, ["image_px: got 16", "32"]),
-        (["train", "digits", "--set", "test_share=0.5"], USAGE, ["test_share is for folders of images"]),
-        (["data", "check", "good", "--data", "one"], USAGE, ["good is none: leave it out"]),
-        (["data", "check", "god"], USAGE, ["unknown dataset 'god'"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_mistakes(here, tmp_path, args, code, words):
-    write(tmp_path / "good", {"a": [1, 2, 3], "b": [4, 5, 6]})
-    write(tmp_path / "one", {"cats": [1, 2]})
-    write(tmp_path / "bad", {"a": [1, 2, 3], "b": [4, 6]})
-    (tmp_path / "bad/b/5.png").touch()
-    (tmp_path / "bad/b/7.png").write_bytes(encoded(7)[:60])
-    (tmp_path / "empty").mkdir()
-    refused(here(*args), code, *words)
-    assert not (tmp_path / "runs").exists()
-
-
 def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     photos = write(tmp_path / "pets", {"a": range(10), "b": range(10, 30)})
     done = here("data", "check", "pets")

@@ -82,16 +82,3 @@ def test_processes_that_get_different_data_are_refused(program, tmp_path):
     done = program("train", "digits", "--dataset", "mine:arrays", *OPTIONS, "--processes", 2)
     assert done.returncode == 4
     assert "do not have the same training data" in done.stderr
-
-
-def test_mistakes_are_named_before_anything_is_computed(module, here, tmp_path):
-    for options, words in (
-        (("--dataset", "mine:nothing"), "unknown name in mine 'nothing'"),
-        (("--dataset", "mine:without_test"), "has no split 'test', on which the run is evaluated: its splits are"),
-        (("--dataset", "mine:arrays", "--data", tmp_path), "takes no data folder: leave out --data"),
-        (("--set", f"dataset_sha256={'0' * 64}"), "data= of lockstep.train sets both"),
-    ):
-        refused = here("train", "digits", *options)
-        assert refused.returncode in (2, 3)
-        assert words in refused.stderr, refused.stderr
-        assert not (tmp_path / "runs").exists()

@@ -194,15 +194,6 @@ def test_splits_that_state_other_classes_are_refused(cache):
     assert read(parts)["test"].classes == ("ant", "bee", "cat")
 
 
-def test_a_file_that_a_sequence_cannot_open_is_named():
-    def lazily():
-        yield from pairs((PIXELS[:2], LABELS[:2]))
-        open("/nowhere/cat.jpg")  # noqa: SIM115
-
-    with pytest.raises(LockstepError, match=r"^train: an example cannot be read: .*/nowhere/cat\.jpg"):
-        module.store({"train": lazily()}, None)
-
-
 # ---- the stored dataset
 
 

@@ -220,11 +220,3 @@ def test_a_file_that_cannot_be_opened(tmp_path):
 def test_arrays_of_other_shapes_and_types_are_refused(array):
     with pytest.raises(UnreadableImageError, match=r"give uint8|no pixels"):
         decode_image(array, 32)
-
-
-def test_grey_small_and_thin_arrays_become_rgb():
-    for shape in ((40, 40), (40, 40, 1)):
-        grey = picture(40, 40)[..., 0].reshape(shape)
-        assert np.array_equal(decode_image(grey, 40), np.repeat(grey.reshape(40, 40, 1), 3, axis=2))
-    assert decode_image(np.full((1, 1), 7, np.uint8), 32).tolist() == np.full((32, 32, 3), 7).tolist()
-    assert decode_image(np.full((2, 5000), 7, np.uint8), 32).shape == (32, 32, 3)

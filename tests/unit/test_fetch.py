@@ -1,9 +1,7 @@
 """Downloads from a real server on this machine, and every way they fail: with one error, and no file left."""
 
 import gzip
-import io
 import resource
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -78,20 +76,6 @@ def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server,
     assert fetch.fetch(source, destination)
     assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
     assert (destination / "one.gz").stat().st_mode & 0o044
-
-
-def test_a_terminal_shows_a_progress_bar(server, destination, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
-    monkeypatch.setenv("TERM", "xterm")
-    assert fetch.fetch(toy(TOY, server.url), destination)
-    assert "\x1b[" in screen.getvalue()
-    assert "kB" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

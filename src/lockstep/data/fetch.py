@@ -144,8 +144,7 @@ def _reason(error: Exception) -> str:
 
 def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
-    todo = "get and unpack" if source.archives[0].packed else "get"
     return (
-        f"By hand: {todo} {files} from {source.archives[0].bases[0]}, put the files into {folder} or any folder that "
-        f"you then give as --data DIR. The recipe 'digits' needs no download"
+        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the files into {folder}, "
+        f"or any folder that you then give as --data DIR. The recipe 'digits' needs no download"
     )

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
-_AT_A_TIME = 32  # files that a thread reads before it takes more
 
 
 @dataclass(frozen=True)
@@ -291,7 +290,7 @@ def read(found: Scan) -> list[Photo]:
                 for photo in unknown[rows.start : rows.stop]:
                     known[photo.path] = _examined(root, photo)
 
-            in_threads(f"reading the images in {root}", examine, len(unknown), _AT_A_TIME)
+            in_threads(f"reading the images in {root}", examine, len(unknown))
             if unknown:
                 _save(path, known)
     return [known[photo.path] for photo in photos]

@@ -32,7 +32,6 @@ Shape = tuple[int, int, int]
 _HEADER_BYTES = 128  # numpy leaves room in it for any number of images
 _CHECKSUM_BYTES = 4
 _PART_BYTES = 4 << 20  # that a thread checks at a time
-_CHUNK_IMAGES = 16  # that a thread makes at a time, and finishes before a signal ends the program
 
 
 def folder() -> Path:
@@ -73,7 +72,7 @@ def opened_or_made(key: str, count: int, shape: Shape, make: Callable[[range], B
                 def write(rows: range) -> None:
                     file.write(rows.start, make(rows))
 
-                in_threads(f"writing {what} to {path.parent}", write, count, _CHUNK_IMAGES)
+                in_threads(f"writing {what} to {path.parent}", write, count)
                 file.publish(path, count, shape)
                 return _mapped(path)
     return opened(path)

@@ -12,6 +12,7 @@ from lockstep.messages import logger
 from lockstep.words import duration
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
+_AT_A_TIME = 16  # rows that a thread takes, and finishes before a signal ends the program
 _LINE_S = 10.0  # between two lines, where there is no terminal
 
 
@@ -45,12 +46,12 @@ def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[
         bars.stop()
 
 
-def in_threads(description: str, work: Callable[[range], None], count: int, at_a_time: int) -> None:
-    """Do `work` on the rows up to `count`, `at_a_time` of them, by one thread for each core. Show the progress.
+def in_threads(description: str, work: Callable[[range], None], count: int) -> None:
+    """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.
     """
-    parts = [range(first, min(first + at_a_time, count)) for first in range(0, count, at_a_time)]
+    parts = [range(first, min(first + _AT_A_TIME, count)) for first in range(0, count, _AT_A_TIME)]
     pool = ThreadPoolExecutor(hardware.cores())
     try:
         with progress(description, count) as advance:
