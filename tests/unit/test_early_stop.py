@@ -13,7 +13,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State
 from lockstep.data import DATASETS, readers
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.open_run import OpenRun
@@ -180,16 +180,14 @@ def test_few_checkpoints_and_evaluations_that_do_not_count_change_nothing(whole,
 
 def test_the_result_is_read_from_the_newest_state(whole, tmp_path):
     result, original = whole
-    shutil.copytree(original, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = Run(shutil.copytree(original, tmp_path / "run"))
     state_path(run.path, result["best_step"]).unlink()
     best = run.load()
     assert best.step == result["best_step"] == int(best.tensors["step"])
     for state in sorted(run.checkpoints.iterdir())[result["best_step"] - 1 :]:
         state.unlink()
-    with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps") as error:
+    with pytest.raises(LockstepError, match=f"do not hold the weights after {result['best_step']} steps"):
         run.load()
-    assert error.value.code == DATA
 
 
 def test_verify_finds_a_wrong_choice_of_the_best_step(whole, tmp_path):

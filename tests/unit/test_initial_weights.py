@@ -143,16 +143,13 @@ def test_what_cannot_be_used_is_one_message(tmp_path, name, value, code, message
 def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, tmp_path):
     found = find_weights(finished)
     assert (found.path, found.run) == (finished / "model.safetensors", finished)
-    into, _ = loaded(finished / "model.safetensors")
-    final = {key: tensor.clone() for key, tensor in into.state_dict().items()}
-
+    final = load_file(found.path)
     copy = shutil.copytree(finished, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
     found = find_weights(copy)
     assert found.path == copy / "checkpoints/step-000000004.safetensors"
     into, _ = loaded(found.path)  # of a checkpoint the averaged weights are loaded, as of the model
-    assert all(torch.equal(tensor, final[key]) for key, tensor in into.state_dict().items())
-
+    assert all(torch.equal(tensor, final[name]) for name, tensor in into.named_parameters())
     found.path.write_bytes(b"cut")
     assert find_weights(copy).path.name == "step-000000002.safetensors"
     shutil.rmtree(copy / "checkpoints")
@@ -213,20 +210,17 @@ def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stor
 
 
 def test_the_recipe_states_the_weights(finished, tmp_path):
-    found = find_weights(finished)
-    other, plain = "0" * 64, recipe()
-    stated = plain.replace(init_sha256=other)
-    new = (tmp_path / "a", None)
+    found, plain = find_weights(finished), recipe()
+    stated, new = plain.replace(init_sha256="0" * 64), (tmp_path / "a", None)
     assert with_initial_weights(plain, None, *new) == plain
     assert with_initial_weights(plain, found, *new).init_sha256 == found.sha256
-    with pytest.raises(LockstepError, match="init_sha256 is 0000"):
-        with_initial_weights(stated, found, *new)
-    with pytest.raises(LockstepError, match=r"give their file or run as --init.*--set init_sha256=none"):
-        with_initial_weights(stated, None, *new)
-
     begun = (tmp_path / "b", {"init_sha256": found.sha256})
-    assert with_initial_weights(plain, None, *begun).init_sha256 == found.sha256
-    assert with_initial_weights(plain, found, *begun).init_sha256 == found.sha256
-    assert with_initial_weights(stated, None, *begun) == stated  # refused later, as another recipe
-    with pytest.raises(LockstepError, match=r"was not started from .*: leave out --init to resume it"):
-        with_initial_weights(plain, found, tmp_path / "c", {})
+    for weights in (None, found):
+        assert with_initial_weights(plain, weights, *begun).init_sha256 == found.sha256
+    for own, weights, run, message in (
+        (stated, found, new, "init_sha256 is 0000"),
+        (stated, None, new, "give their file or run as --init.*--set init_sha256=none"),
+        (plain, found, (tmp_path / "c", {}), "was not started from .*: leave out --init to resume it"),
+    ):
+        with pytest.raises(LockstepError, match=message):
+            with_initial_weights(own, weights, *run)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lockstep import numerics
-from lockstep.listeners.tensorboard import EventFile
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import eager
 
@@ -51,11 +50,3 @@ def test_deterministic_mode_does_not_import_the_compiler(no_compiler):
     numerics.configure(1, exact=True)
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def test_the_graph_does_not_import_the_compiler(no_compiler, tmp_path):
-    events = EventFile(tmp_path)
-    with torch.no_grad():
-        events.graph(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()).eval(), torch.zeros(1, 2))
-    events.close()
-    assert b"Linear" in next(tmp_path.iterdir()).read_bytes()
