@@ -106,13 +106,7 @@ def execute(block, names):
     exec(compile(block.text, block.page, "exec"), names)
 
 
-PYTHON = sorted({block.page for _, block in SHELL if block.language == "python"})
-
-
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=() if page == "README.md" else pytest.mark.slow) for page in PYTHON]
-)
-def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
+def test_the_python_of_the_readme_runs(place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
     small, _ = trained_once("digits", "--steps", 4, "--processes", 1)
     arguments = inspect.signature(lockstep.train)
@@ -125,7 +119,7 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
 
     monkeypatch.setattr(lockstep, "train", train)
     names = {"__name__": "__main__"}
-    for block in (block for _, block in SHELL if (block.page, block.language) == (page, "python")):
+    for block in (block for _, block in SHELL if (block.page, block.language) == ("README.md", "python")):
         for opened in re.findall(r'open\("runs/(\w+)"\)', block.text):
             train(name=opened)
         execute(block, names)

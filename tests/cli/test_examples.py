@@ -57,22 +57,6 @@ def test_the_recipe_in_examples_is_one():
     assert (recipe.name, recipe.towers) == ("cifar10-record", 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "usage: python classify_your_photos.py FOLDER PICTURE"),
-        (("photos/",), "usage: python classify_your_photos.py FOLDER PICTURE"),
-        (("nothing/", "new.jpg"), "error: .*nothing"),
-    ],
-)
-def test_a_mistake_gives_one_line(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["classify_your_photos.py", *arguments])
-    with pytest.raises(SystemExit, match=message) as ended:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
-    assert len(str(ended.value).splitlines()) == 1
-
-
 ONE_STEP = SCRIPT.with_name("one_step.py")
 
 

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import _outside
-from tests.runs import fit_here
 
-from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits as load
-from lockstep.errors import DATA, USAGE
-from lockstep.recipes import get_recipe
+from lockstep.errors import DATA
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 1),
@@ -106,24 +102,3 @@ def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictur
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.wait() == 0
-
-
-def test_a_model_of_ones_own_runs_only_if_it_is_trusted(predict, pictures, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    module = "net_of_test_predict"
-    (tmp_path / f"{module}.py").write_text(
-        "from torch import nn\nprint('imported')\n"
-        "def build(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
-    )
-    own = {"model": f"{module}:build", "weight_decay": {}, "steps": 2}
-    fit_here(make(get_recipe("digits").model_dump(mode="json"), own), tmp_path / "runs/own", Placement(summary_every=0))
-    del sys.modules[module]
-    with (tmp_path / f"{module}.py").open("a") as file:
-        file.write("# changed\n")
-    for source in ("runs/own", "runs/own/model.safetensors"):
-        refused = predict(source, pictures[0] / "0000.png")
-        assert (refused.returncode, refused.stdout) == (USAGE, "")
-        assert "--trust-code" in refused.stderr
-    done = predict("runs/own/model.safetensors", pictures[0] / "0000.png", "--trust-code")
-    assert done.returncode == 0
-    assert f"is not the one it was trained with ({module}.py: " in done.stderr + caplog.text

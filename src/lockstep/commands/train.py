@@ -71,6 +71,8 @@ def train(
             towers, model, dataset, precision, eval_every and so on. None stands for the default. A model of your own
             is "package.module:function", or the function itself if it is in a file.
 
+    In Python:
+
         run = lockstep.train("digits", epochs=20, seed=1, settings={"optimizer.momentum": 0.8})
         print(run.accuracy, run.path, run.metrics()[-1])
         run = lockstep.train(run, resume=True)  # after Ctrl-C; a complete run stays as it is
