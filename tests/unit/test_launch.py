@@ -29,7 +29,6 @@ from lockstep.settings import validated
         (0, 2, {"processes": 3}, 2),
         (2, 16, {}, 2),  # one for each GPU
         (2, 16, {"device": "cpu"}, 16),
-        (2, 16, {"device": "cuda", "processes": 1}, 2),
         (4, 16, {"device": "cuda:0,2"}, 2),
     ],
 )
@@ -45,7 +44,6 @@ def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, 
         (0, {"device": "cuda"}, "sees no CUDA GPU"),
         (1, {"processes": 2}, "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1"),
         (2, {"device": "cuda:0,2"}, "there is no GPU 2: choose from 0 to 1"),
-        (4, {"device": "cuda:1,2", "processes": 3}, "3 processes need as many GPUs, and there are 2"),
     ],
 )
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):

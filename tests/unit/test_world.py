@@ -60,7 +60,6 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
     [
         {**RANKS, "MASTER_ADDR": ""},
         {**RANKS, "MASTER_PORT": "65536"},
-        {**RANKS, "WORLD_SIZE": "two"},
         {**RANKS, "RANK": "8"},
         {**RANKS, "LOCAL_RANK": "-1"},
         {**SRUN, "MASTER_PORT": "many"},
