@@ -34,8 +34,8 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     assert steps == sorted(set(steps))
     assert steps[-1] == 60
     assert records[-1]["accuracy"] == json.loads(result)["accuracy"]["ema"]
-    ended = "runs/x has ended, and its last checkpoint is evaluated, see runs/x/eval/metrics.jsonl"
-    assert set(words) <= {"runs/x has no checkpoint yet: waiting", ended}
+    waiting = "runs/x has no checkpoint, or no program trains it now: waiting. Use --once to stop here"
+    assert set(words) <= {waiting, "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"}
     assert steps_of((run / "eval/metrics.jsonl").read_text().splitlines()) == steps
     events = EventAccumulator(str(run / "eval")).Reload().Scalars("precision@1")
     assert [(event.step, event.value) for event in events] == [
