@@ -88,26 +88,21 @@ class Result:
         judge = recipe.command("eval", run, *(("--split", "test") if recipe.patience is not None else ()))
         use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
+        early: list[Line] = []
+        if record.get("stopped_after") is not None:
+            epochs = plural(recipe.patience or 0, "epoch")
+            why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
+            early = [("stopped", f"after {self.trained} of {steps} steps: {why}")]
+        if recipe.patience is not None:
+            early.append(("best", f"the weights after {self.best_step} of {self.trained} steps are the result"))
         return [
-            *self._early(record, steps),
+            *early,
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             ("weights", str(model)),
             ("speed", f"{record['images_per_s']:,.0f} images/s; {seconds}"),
             ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),
             ("next", f"{judge}   or   {use}"),
         ]
-
-    def _early(self, record: Mapping[str, Any], steps: int) -> list[Line]:
-        """Return how a run with `patience` ended, in words; nothing for other runs."""
-        recipe = self.session.recipe
-        if recipe.patience is None:
-            return []
-        lines = [("best", f"the weights after {self.best_step} of {self.trained} steps are the result")]
-        if record["stopped_after"] is not None:
-            epochs = plural(recipe.patience, "epoch")
-            why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
-            lines.insert(0, ("stopped", f"after {self.trained} of {steps} steps: {why}"))
-        return lines
 
 
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
