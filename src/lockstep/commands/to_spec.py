@@ -3,7 +3,6 @@
 `train_spec`, `folds_spec` and `fields_of_run` are the only places where an option becomes a field.
 """
 
-import contextlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -289,10 +288,6 @@ def folder_for(
             path = runs / plain_name(name)
         except ValueError as error:
             raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None
-        if resume and world.process == 0:
-            # A program that was killed when it had just made the folder has left it empty. rmdir removes no other.
-            with contextlib.suppress(OSError):
-                path.rmdir()
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
         resume = (world.launcher and (path / "recipe.json").is_file()) or (resume and is_begun(path))

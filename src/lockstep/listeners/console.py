@@ -89,8 +89,7 @@ class Live(Plain):
             redirect_stdout=redirect, redirect_stderr=redirect,
         )  # fmt: skip
         self._task = self._progress.add_task("", total=1.0, text="")
-        self._evaluated: tuple[int, str] | None = None  # the step and the split of the evaluation that began last
-        self._began = self._drawn = 0.0  # when that was, and when its progress was drawn last
+        self._began = self._drawn = 0.0  # when the latest evaluation began, and when its progress was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line."""
@@ -99,13 +98,12 @@ class Live(Plain):
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
         now = time.perf_counter()
-        if share == 0 or self._evaluated != (step, split):
-            self._evaluated, self._began = (step, split), now
+        if share == 0:
+            self._began = now
         elif share < 1 and now - self._drawn < _FRAME_S:
             return
         self._drawn = now
-        left_s = (now - self._began) * (1 - share) / share if now > self._began else None
-        eta = [] if left_s is None else [f"ETA {_clock(left_s)}"]
+        eta = [f"ETA {_clock((now - self._began) * (1 - share) / share)}"] if share else []
         self._draw(share, [f"evaluating on {split}", *eta, f"after {step} steps"])
 
     def close(self) -> None:
