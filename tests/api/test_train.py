@@ -141,7 +141,6 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
         ({"label_smoothing": 0.1}, r"give settings=\{'label_smoothing': ...\}"),
         ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
         ({"settings": {"lr": 0.1}, "lr": 0.2}, "set the same setting: give one"),
-        ({"settings": [1]}, "give NAME=VALUE"),
         ({"device": "gpu"}, "give auto, cpu, cuda"),
         ({"processes": 9}, "9 processes for 4 towers"),
         ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
@@ -223,17 +222,11 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
         lockstep.train(data={"train": [], "test": []}, quiet=True, init=run.path, **what)
 
 
-def test_evaluate_refuses_what_the_command_line_refuses(tmp_path, trained_once):
+def test_evaluate_refuses_what_the_command_line_refuses(trained_once):
     path, _ = trained_once(*ALONE)
-    for arguments, message in (
-        ({"checkpoint": "newest"}, "give best, or the number of steps"),
-        ({"checkpoint": True}, "give best"),
-        ({"weights": "zz"}, "weights: got 'zz': give 'ema', 'raw' or None"),
-    ):
+    for arguments, message in (({"checkpoint": True}, "give best"), ({"weights": "zz"}, "weights: got 'zz'")):
         with pytest.raises(LockstepError, match=message):
             lockstep.evaluate(path, quiet=True, **arguments)
-    with pytest.raises(LockstepError, match="is not a folder"):
-        lockstep.evaluate(tmp_path / "none")
 
 
 def test_importing_the_package_and_its_functions_is_quick():

@@ -59,8 +59,8 @@ def test_any_number_of_processes_has_the_same_counts(processes):
     expected = evaluate(network, parameters, buffers, dataset, Alone())
     tables = {}
     for process in range(processes - 1):
-        with pytest.raises(AssertionError):  # the other processes' tables are still missing
-            evaluate(network, parameters, buffers, dataset, OneOf(process, processes, tables))
+        partial = evaluate(network, parameters, buffers, dataset, OneOf(process, processes, tables))
+        assert partial.examples < 53  # the other processes' tables are still missing
     assert evaluate(network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
 
 
@@ -104,14 +104,6 @@ def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
     assert result.class_examples == (2, 2, 2)
     assert result.confusion == ((1, 0, 0), (0, 1, 1), (0, 1, 0))
     assert (result.examples, result.correct, result.class_correct) == (6, 2, [1, 1, 0])
-
-
-def test_the_first_examples_are_a_dataset_with_its_own_sha256():
-    whole = data(53)
-    part = whole.first(20)
-    assert torch.equal(part.pixels(slice(None)), whole.images[:20])
-    assert torch.equal(part.labels, whole.labels[:20])
-    assert part.sha256 == whole.first(20).sha256 != whole.sha256
 
 
 def test_the_confusion_matrix_counts_each_label_and_prediction():
