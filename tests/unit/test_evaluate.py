@@ -60,7 +60,7 @@ def test_any_number_of_processes_has_the_same_counts(processes):
     tables = {}
     for process in range(processes - 1):
         partial = evaluate(network, parameters, buffers, dataset, OneOf(process, processes, tables))
-        assert partial.examples < 53  # the other processes' tables are still missing
+        assert partial != expected  # the other processes' tables are still missing
     assert evaluate(network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
 
 
