@@ -9,7 +9,7 @@ import pytest
 from lockstep.config.placement import Placement
 from lockstep.jobs.specs import (
     EvaluateSpec,
-    FoldsSpec,
+    LabelsSpec,
     ReportSpec,
     Spec,
     TrainSpec,
@@ -28,7 +28,7 @@ SPECS = [
     EvaluateSpec(**SHARED, path=Path("runs/a"), checkpoint=1000, examples=7),
     ReportSpec(**SHARED, path=Path("runs/a"), shown=5),
     VerifySpec(**SHARED, path=Path("runs/a"), start=7),
-    FoldsSpec(**SHARED, folds=5, labels=True, started=1.25),
+    LabelsSpec(**SHARED),
 ]
 NAMES = [spec.job for spec in SPECS]
 

@@ -148,11 +148,10 @@ def _check_folder(folder: Path, labels: bool, html: Path | None) -> Iterator[str
 
 def _check_labels(folder: Path, html: Path | None) -> Generator[str, None, dict[str, Any]]:
     """Yield the doubtful labels of a folder, or write a page of them to `html`. Return the record of the job."""
-    from lockstep.commands.to_spec import folds_spec
-    from lockstep.config.placement import Placement
+    from lockstep.commands.to_spec import labels_spec
     from lockstep.pages.labels import lines_of, page
 
-    record = record_of(folds_spec("photos", {}, Placement(data=folder.absolute()), folds=5, labels=True))
+    record = record_of(labels_spec(folder.absolute()))
     if html:
         with html.open("x", encoding="utf-8") as file:
             file.write(page(record))

@@ -27,7 +27,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
 from lockstep.jobs.context import Output
-from lockstep.jobs.specs import FoldsSpec, Spec, TrainSpec
+from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.messages import on_stderr
 from lockstep.runs.folder import Run
@@ -191,7 +191,7 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False) -> Outcome:
     if not in_shell():
         with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
             return submit(spec, Output(quiet), inline=inline, stdout=stdout)
-    if isinstance(spec, TrainSpec | FoldsSpec):
+    if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)
     outcome = submit(spec, Output(quiet, lines_to_stderr=bool(_as_json.get())), inline=inline)
     if outcome.code:

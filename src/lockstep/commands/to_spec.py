@@ -1,6 +1,6 @@
 """From the options of a command to the spec of its job: which recipe, run, data and precision they name.
 
-`train_spec`, `folds_spec` and `fields_of_run` are the only places where an option becomes a field.
+`train_spec`, `labels_spec` and `fields_of_run` are the only places where an option becomes a field.
 """
 
 import re
@@ -17,10 +17,10 @@ from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import is_image_folder
 from lockstep.errors import DATA, LockstepError, unknown
-from lockstep.jobs.specs import FoldsSpec, TrainSpec
+from lockstep.jobs.specs import LabelsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
-from lockstep.messages import command, logger
+from lockstep.messages import logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
@@ -346,31 +346,13 @@ def train_spec(
     )  # fmt: skip
 
 
-def folds_spec(
-    what: str | Path | Recipe | Run | None,
-    changes: dict[str, Any],
-    placement: Placement,
-    trust_code: bool = False,
-    **folds: Any,
-) -> FoldsSpec:
-    """Return the spec that judges the images of `what` by heads that were not trained on them.
-
-    `folds` are the other fields of the spec. Raises: LockstepError.
-    """
-    weights = find_weights(placement.init) if placement.init else None
-    subject = subject_of(what, changes, placement.data, trust_code)
-    recipe = with_initial_weights(fitted(subject), weights, Path(), None)
-    if recipe.dataset != IMAGE_FOLDER or recipe.head is None:
-        example = command("train", "photos", "--data", "DIR", "--folds", folds["folds"])
-        raise LockstepError(
-            f"--folds needs a folder of images and a recipe that trains only a head, such as photos, and recipe "
-            f"{recipe.name} trains a whole network on dataset {recipe.dataset}. Use: {example}"
-        )
-    recipe = with_precision(subject, recipe.replace(held_out=0, patience=None), placement.device)
+def labels_spec(folder: Path) -> LabelsSpec:
+    """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
+    subject = subject_of("photos", {}, folder)
+    recipe = with_precision(subject, fitted(subject).replace(held_out=0, patience=None), "auto")
     for note in subject.notes:
         logger.warning(note)
-    placement = placement.replace(data=subject.data_folder(), init=weights.path if weights else None)
-    return FoldsSpec(recipe=recipe, placement=placed(recipe, placement, subject.run), **folds)
+    return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)))
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

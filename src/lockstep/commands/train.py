@@ -6,14 +6,12 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lockstep.commands.shell import Answer, Quiet, SettingsOption, compute, record_of
-from lockstep.commands.to_spec import divided, folds_spec, path_of, train_spec, with_stored_data
+from lockstep.commands.shell import Quiet, SettingsOption, compute
+from lockstep.commands.to_spec import divided, path_of, train_spec, with_stored_data
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
 from lockstep.launch.submit import outer_world
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
-from lockstep.words import plural
 
 # None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all
 # other callers get a Run, and need not check for None.
@@ -29,7 +27,6 @@ def train(
     name: str | None = None,
     runs: Path | str = Path("runs"),
     resume: bool = False,
-    folds: Annotated[int | None, typer.Option(min=2, metavar="N")] = None,
     trust_code: bool = False,
     inline: bool = False,
     quiet: Quiet = False,
@@ -46,7 +43,6 @@ def train(
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
       lockstep train photos/                                  your images, in photos/cats, photos/dogs, ...
-      lockstep train photos/ --folds 5                        estimates of the accuracy on new images, no run
       lockstep train --init runs/try --epochs 20              a new run from the final weights of another
       lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
@@ -62,8 +58,6 @@ def train(
         name: Name of the run. Default: the recipe's name and a number.
         runs: Folder that contains the runs.
         resume: Continue from the last checkpoint. A finished run is left unchanged.
-        folds: Make no run, but estimate the accuracy on new images: divide the training images into N parts, and
-            classify each part by a head that is trained on the others. Needs a recipe with a head, as photos.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         inline: Compute one process in this program, for debuggers. It is not restarted.
         quiet: Print only errors, and the record of --json. log.txt still has everything.
@@ -98,11 +92,6 @@ def train(
     else:
         placement = placement.replace(data=path_of(data))
     with muted(quiet or world.process != 0):
-        if folds is not None:
-            if name is not None or resume:
-                raise LockstepError(f"--folds makes no run: leave out {'--resume' if resume else '--name'}")
-            record = record_of(folds_spec(what, changes, placement, trust_code, folds=folds), quiet, inline)
-            return Answer(record, folds_lines(record))
         folder = {"name": name, "runs": Path(runs).expanduser(), "resume": resume}
         spec = train_spec(what, changes, placement, world, trust_code=trust_code, **folder)
         path: Path | None = spec.path
@@ -115,14 +104,3 @@ def train(
         if path is None:
             raise KeyboardInterrupt  # before there was a run
         return Run.open(path)
-
-
-def folds_lines(record: Mapping[str, Any]) -> list[str]:
-    """Return a line for each fold, and the mean and the range of the accuracy."""
-    folds, whole = record["folds"], record["accuracy"]
-    images = sum(part["images"] for part in folds)
-    return [
-        *(f"fold {number}: {part['accuracy']:.2%}, {part['images']} images" for number, part in enumerate(folds, 1)),
-        f"accuracy: {whole['mean']:.2%} in the mean of {plural(len(folds), 'fold')}, {whole['min']:.2%} to "
-        f"{whole['max']:.2%} ({images:,} images, {record['total_s']:.1f} s); no run was made",
-    ]

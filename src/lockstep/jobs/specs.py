@@ -82,25 +82,15 @@ class VerifySpec(Settings):
     start: int | None = Field(None, ge=0)
 
 
-class FoldsSpec(Settings):
-    """Judge the images of a folder by heads that were not trained on them.
+class LabelsSpec(Settings):
+    """Find the images of a folder whose labels are contradicted by heads that were not trained on them."""
 
-    Attributes:
-        folds: number of parts into which the images are divided.
-        labels: True to judge the images of all splits, and to list those whose labels are contradicted; False to judge
-            the training images, or all images of a folder without a test part.
-        started: time.time() at the program's start.
-    """
-
-    job: Literal["folds"] = "folds"
+    job: Literal["labels"] = "labels"
     recipe: Recipe
     placement: Placement
-    folds: int = Field(ge=2)
-    labels: bool = False
-    started: float = Field(default_factory=time.time)
 
 
-Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | FoldsSpec
+Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
 
 
 def encoded(spec: Spec) -> str:

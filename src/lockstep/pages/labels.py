@@ -1,4 +1,4 @@
-"""The images whose labels are contradicted, as lines and as a page of pictures. The record is that of jobs/folds.py."""
+"""The images whose labels are contradicted, as lines and as a page. The record is that of jobs/labels.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,10 +34,9 @@ def _opinion(one: Mapping[str, Any]) -> str:
 
 
 def _summary(record: Mapping[str, Any]) -> str:
-    images = sum(part["images"] for part in record["folds"])
     found = plural(len(record["doubtful"]), "label")
     verb = "is" if len(record["doubtful"]) == 1 else "are"
     return (
-        f"{found} of {images:,} {verb} contradicted by a classifier that was trained on other images; it agrees with "
-        f"{record['accuracy']['mean']:.1%} of all labels"
+        f"{found} of {record['images']:,} {verb} contradicted by a classifier that was trained on other images; it "
+        f"agrees with {record['agreement']:.1%} of all labels"
     )

@@ -1,10 +1,9 @@
-"""The folds job: how a head classifies images of a folder that it was not trained on, and which labels it contradicts.
+"""The labels job: which labels of a folder are contradicted by a head that was not trained on these images.
 
-The images are divided into folds. For each fold, a head is trained on the images of all other folds, by the ordinary
-loop, and classifies the images of the fold. The features of all images are computed once.
+The images are divided into five folds. For each fold, a head is trained on the images of all other folds, by the
+ordinary loop, and classifies the images of the fold. The features of all images are computed once.
 """
 
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,16 +19,17 @@ from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction, owned
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import Survey, survey
+from lockstep.data.photos import survey
 from lockstep.data.progress import progress
 from lockstep.data.scan import SPLITS
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
-from lockstep.jobs.specs import FoldsSpec
+from lockstep.jobs.specs import LabelsSpec
 from lockstep.listeners.log import Log
 from lockstep.words import listed
 
+_FOLDS = 5
 _LEFT_OUT = 0.8  # An image is left out of the second training if another class has at least this probability.
 _DOUBTFUL = 0.03  # A label is contradicted if its calibrated probability is at most this.
 _TEMPERATURES = np.geomspace(0.2, 5.0, 60)
@@ -39,34 +39,52 @@ Mask = NDArray[np.bool_]
 Probabilities = NDArray[np.float64]  # [images, classes]
 
 
-def folds(spec: FoldsSpec, ctx: Context) -> dict[str, Any] | None:
-    """Train and judge a head for each fold. Return the record in process 0, None in the others.
+def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
+    """Judge each image of the folder twice. Return the record in process 0, None in the others.
 
-    With `spec.labels`, all images are judged twice. The second training leaves out the images whose labels the first
-    one contradicts, so that wrong labels do not confirm each other. Raises: LockstepError.
+    The second training leaves out the images whose labels the first one contradicts, so that wrong labels do not
+    confirm each other. Raises: LockstepError.
     """
     session = Session(spec.recipe, spec.placement, ctx)
     found = survey(spec.placement.data, spec.recipe.test_share)
-    names = _splits(found, spec.labels)
+    # A division by `test_share` is of all images.
+    names = ["train", "test"] if found.scan.divided else [name for name in SPLITS if name in found.scan.folders]
     photos = [photo for name in names for photo in found.splits[name]]
     parts = [session.split(name) for name in names]
-    labels = np.concatenate([part.labels.cpu().numpy() for part in parts])
-    if not np.array_equal(labels, np.concatenate([found.labels(name) for name in names])):
+    numbers = np.concatenate([part.labels.cpu().numpy() for part in parts])
+    if not np.array_equal(numbers, np.concatenate([found.labels(name) for name in names])):
         raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
     _, contents = np.unique([photo.sha256 for photo in photos], return_inverse=True)
-    fold_of = divide(labels, contents, spec.folds, found.classes)
+    fold_of = divide(numbers, contents, found.classes)
     features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
-    images = Dataset.of(features, labels, found.classes)
+    images = Dataset.of(features, numbers, found.classes)
     session.require_agreement(images.to(ctx.device))
-    probabilities = _judged(session, images, fold_of, np.ones(len(photos), bool), ctx)
-    if spec.labels:
-        trusted = (probabilities.argmax(1) == labels) | (probabilities.max(1) < _LEFT_OUT)
-        probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), labels, trusted)
-    return _record(spec, session, probabilities, labels, fold_of, [p.path for p in photos]) if ctx.first else None
+    first = _judged(session, images, fold_of, np.ones(len(photos), bool), ctx)
+    trusted = (first.argmax(1) == numbers) | (first.max(1) < _LEFT_OUT)
+    probabilities = _calibrated(_judged(session, images, fold_of, trusted, ctx), numbers, trusted)
+    if not ctx.first:
+        return None
+    predicted, own = probabilities.argmax(1), probabilities[np.arange(len(numbers)), numbers]
+    doubtful = [row for row in own.argsort(kind="stable") if own[row] <= _DOUBTFUL and predicted[row] != numbers[row]]
+    return {
+        "folder": str(spec.placement.data),
+        "images": len(photos),
+        "agreement": float((predicted == numbers).mean()),
+        "doubtful": [
+            {
+                "path": photos[row].path,
+                "label": found.classes[numbers[row]],
+                "predicted": found.classes[predicted[row]],
+                "probability_of_label": round(float(own[row]), 6),
+                "probability": round(float(probabilities[row].max()), 6),
+            }
+            for row in doubtful
+        ],
+    }
 
 
-def divide(labels: Rows, contents: Rows, count: int, classes: tuple[str, ...]) -> Rows:
-    """Return the fold of each image, in range(count), by its class and the order of its SHA-256.
+def divide(labels: Rows, contents: Rows, classes: tuple[str, ...]) -> Rows:
+    """Return the fold of each image, in range(_FOLDS), by its class and the order of its SHA-256.
 
     So each fold has an equal share of each class, equal files are in one fold, and names do not matter. `contents` are
     numbers of the files' contents, in the order of their SHA-256.
@@ -76,22 +94,14 @@ def divide(labels: Rows, contents: Rows, count: int, classes: tuple[str, ...]) -
     _, firsts = np.unique(contents[order], return_index=True)
     different = order[np.sort(firsts)]  # one image of each content, by class
     numbers = np.bincount(labels[different], minlength=len(classes))
-    if few := [f"{classes[label]} ({numbers[label]})" for label in np.flatnonzero(numbers < count)]:
+    if few := [f"{classes[label]} ({numbers[label]})" for label in np.flatnonzero(numbers < _FOLDS)]:
         raise LockstepError(
-            f"{count} folds need {count} different images of each class, and there are fewer of {listed(few)}: "
-            f"add images, or give fewer folds",
+            f"--labels needs {_FOLDS} different images of each class, and there are fewer of {listed(few)}: add images",
             DATA,
         )
     of_content = np.zeros(contents.max() + 1, np.int64)
-    of_content[contents[different]] = np.arange(len(different)) % count
+    of_content[contents[different]] = np.arange(len(different)) % _FOLDS
     return of_content[contents]
-
-
-def _splits(found: Survey, labels: bool) -> list[str]:
-    """Return the splits whose images are judged: for `labels` all, else those that no test is made with."""
-    if found.scan.divided:
-        return ["train", "test"]  # `test_share` has divided the images: together they are all images
-    return [name for name in SPLITS if name in found.scan.folders] if labels else ["train"]
 
 
 def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx: Context) -> Probabilities:
@@ -101,7 +111,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
     """
     recipe, placement, device = session.recipe, session.placement, session.device
     reduction = Reduction(Alone(), recipe.towers, placement.reduction, device)
-    own = owned(int(fold_of.max()) + 1, ctx.group.processes, ctx.group.process)
+    own = owned(_FOLDS, ctx.group.processes, ctx.group.process)
     probabilities = torch.zeros(len(images), len(images.classes), dtype=torch.float64)
     shown = ctx.first and ctx.output.progress is not None
     with progress("training a head for each fold", 100 * len(own)) if shown else nullcontext() as advance:
@@ -139,36 +149,3 @@ def _calibrated(probabilities: Probabilities, labels: Rows, trusted: Mask) -> Pr
 
     values: Probabilities = (logits / min(_TEMPERATURES, key=loss)).softmax(1).numpy()
     return values
-
-
-def _record(
-    spec: FoldsSpec, session: Session, probabilities: Probabilities, labels: Rows, fold_of: Rows, paths: list[str]
-) -> dict[str, Any]:
-    classes, predicted = session.splits["train"].classes, probabilities.argmax(1)
-    own = probabilities[np.arange(len(labels)), labels]
-
-    def image(row: int) -> dict[str, Any]:
-        return {
-            "path": paths[row],
-            "label": classes[labels[row]],
-            "predicted": classes[predicted[row]],
-            "probability_of_label": round(float(own[row]), 6),
-            "probability": round(float(probabilities[row].max()), 6),
-            "fold": int(fold_of[row]) + 1,
-        }
-
-    right = [predicted[fold_of == fold] == labels[fold_of == fold] for fold in range(spec.folds)]
-    accuracies = [float(one.mean()) for one in right]
-    rows = sorted(range(len(paths)), key=paths.__getitem__)
-    if spec.labels:
-        rows = [row for row in own.argsort(kind="stable") if own[row] <= _DOUBTFUL and predicted[row] != labels[row]]
-    return {
-        "recipe": session.recipe.name,
-        "digest": session.recipe.digest(),
-        "folder": str(spec.placement.data),
-        "folds": [{"images": len(one), "correct": int(one.sum()), "accuracy": float(one.mean())} for one in right],
-        "accuracy": {"mean": sum(accuracies) / len(right), "min": min(accuracies), "max": max(accuracies)},
-        "doubtful" if spec.labels else "images": [image(row) for row in rows],
-        "processes": session.group.processes,
-        "total_s": round(time.time() - spec.started, 3),
-    }
