@@ -159,10 +159,11 @@ def evaluate(
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
     """Return as soon as the run at `path` has begun, or a file is there."""
-    if not (path / "recipe.json").is_file() and not quiet:
-        logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
     with handled_by(leave):
         while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
+            if not quiet:
+                logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
+            quiet = True
             time.sleep(interval)
 
 
