@@ -63,6 +63,8 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
         {**RANKS, "RANK": "8"},
         {**RANKS, "LOCAL_RANK": "-1"},
         {**SRUN, "MASTER_PORT": "many"},
+        {**MASTER, "WORLD_SIZE": "8"},
+        {**MASTER, "RANK": "3"},
     ],
 )
 def test_processes_that_cannot_connect_are_an_error_and_do_not_train_separately(variables):
@@ -92,7 +94,9 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
 
 @pytest.mark.parametrize(("process", "taken"), [(0, True), (1, True), (1, False)])
 def test_a_port_of_another_program_or_of_none_ends_every_process(monkeypatch, process, taken):
-    monkeypatch.setattr(meeting, "JOIN_S", 1.0)
+    # A program that listens and is not process 0 costs seconds; only a program that is not there yet is awaited.
+    monkeypatch.setattr(meeting, "JOIN_S", 60.0 if taken else 0.5)
+    monkeypatch.setattr(meeting, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         if not taken:
@@ -138,8 +142,8 @@ def test_each_start_has_its_own_part_of_a_store_that_outlives_it(store):
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, store, process):
-    monkeypatch.setattr(meeting, "JOIN_S", 0.3)
-    monkeypatch.setattr(meeting, "_connect", lambda world: store)
+    monkeypatch.setattr(meeting, "JOIN_S" if process == 0 else "ANSWER_S", 0.3)
+    monkeypatch.setattr(meeting, "_connect", lambda world, serves: store)
     store.set_timeout(timedelta(seconds=0.3))
     with pytest.raises(LockstepError, match=rf"process {process} of 2 does not find the others at a1, port 1 "):
         meeting.meet(World("Slurm", process, 2, 0, ("a1", 1)), "cpu")

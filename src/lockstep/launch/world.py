@@ -32,6 +32,7 @@ _LAUNCHERS = {
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 JOIN_S = 600.0  # for all processes to start
+ANSWER_S = 30.0  # for process 0, once a program listens at its address
 _POLL_S = 0.05
 
 Store = Any  # a key-value store of torch.distributed, whose stubs do not define it
@@ -65,12 +66,13 @@ class World:
         if file := variables.get(RENDEZVOUS):
             process, processes, local = (int(variables[name]) for name in _LAUNCHERS["RANK and WORLD_SIZE"])
             return World("", process, processes, local, Path(file))
-        for launcher, names in _LAUNCHERS.items():
-            given = {name: variables.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")}
-            numbers = (given[names[0]], given[names[1]])
-            # Batch scripts export WORLD_SIZE alone, for programs that want it.
-            if all(numbers) and numbers != ("0", "1"):
-                return _outer(launcher, given)
+        # Batch scripts export WORLD_SIZE alone, for programs that want it, so a launcher with both numbers comes first.
+        for enough in (all, any):
+            for launcher, names in _LAUNCHERS.items():
+                given = {name: variables.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")}
+                number, count = given[names[0]], given[names[1]]
+                if enough((number, count)) and (number or "0", count or "1") != ("0", "1"):
+                    return _outer(launcher, given)
         return World()
 
 
@@ -103,8 +105,9 @@ def meet(world: World, device: str) -> Store:
 
     if isinstance(world.rendezvous, Path):
         return dist.FileStore(str(world.rendezvous), world.processes)  # type: ignore[attr-defined]
+    serves = world.process == 0 and os.environ.get(SERVED) != "True"
     try:
-        return _agree(_connect(world), world, device)
+        return _agree(_connect(world, serves), world, device)
     except (OSError, dist.DistError) as error:  # a TimeoutError is an OSError
         assert world.rendezvous is not None
         raise LockstepError(
@@ -115,12 +118,20 @@ def meet(world: World, device: str) -> Store:
         ) from None
 
 
-def _connect(world: World) -> Store:
-    """Return the store at the address of the job. Raises: OSError, DistError."""
+def _connect(world: World, serves: bool) -> Store:
+    """Return the store at the address of the job, which process 0 `serves`. Raises: OSError, DistError."""
     import torch.distributed as dist
 
-    serves, wait = world.process == 0 and os.environ.get(SERVED) != "True", timedelta(seconds=JOIN_S)
     found: Future[Store] = Future()
+    wait, until = timedelta(seconds=ANSWER_S), time.monotonic() + JOIN_S
+    while not serves:
+        try:
+            socket.create_connection(world.rendezvous, timeout=5.0).close()  # type: ignore[arg-type]
+            break
+        except OSError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_POLL_S)
 
     def connect() -> None:
         try:
@@ -131,7 +142,9 @@ def _connect(world: World) -> Store:
 
     # In a thread: torch waits without end for a program that accepts the connection and says nothing.
     threading.Thread(target=connect, name="rendezvous", daemon=True).start()
-    return found.result(JOIN_S)
+    store = found.result(ANSWER_S)
+    store.set_timeout(timedelta(seconds=JOIN_S))
+    return store
 
 
 def _agree(store: Store, world: World, device: str) -> Store:
@@ -147,6 +160,8 @@ def _agree(store: Store, world: World, device: str) -> Store:
     own, facts = uuid.uuid4().hex, {"device": device, "versions": releases()}
     if world.process != 0:
         store.set(f"here/{world.process}", own)
+        # A store that process 0 serves is there only if process 0 is. If it does not answer, it is of another run.
+        store.wait([f"start/{own}"], timedelta(seconds=JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S))
         part = dist.PrefixStore(store.get(f"start/{own}").decode(), store)  # type: ignore[attr-defined]
         part.set(f"facts/{world.process}", json.dumps([socket.gethostname(), facts]))
         problem = part.get("problem").decode()
