@@ -191,5 +191,7 @@ def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str
         finally:
             run.close()
     except OSError as error:
+        if not ctx.first:
+            raise  # Only process 0 writes.
         problem = f"cannot write in {spec.path}: {error.strerror or error}. Its checkpoints are untouched"
         raise LockstepError(problem, ENVIRONMENT) from None
