@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("commands", "one file a command: the function of Python and of the shell"),),
     (("classify", "a classifier in the caller's process, a page and POST /predict, export"),),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
-    (("jobs", "train, evaluate, verify, bench: what processes compute"),),
+    (("jobs", "train, evaluate, verify, report, labels: what processes compute"),),
     (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
     (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
