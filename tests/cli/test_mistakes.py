@@ -52,7 +52,7 @@ def refused(done, code, *words):
         *((["train", "--name", name], USAGE, [f"--name {name!r} is not", "letters"]) for name in ("a b", ".a", CLEAR)),
         (["train", "digits", "--dataset", "nowhere:load"], USAGE, ["no module 'nowhere'"]),
         (["train", "--set", "dataset=memory"], USAGE, ["data= of lockstep.train sets both"]),
-        (["train", "--init", "w.pt"], DATA, ["no such file"]),
+        (["train", "--init", "w.pt"], DATA, ["No such file"]),
         (["eval", "RUN", "--checkpoint", "last"], USAGE, ["--checkpoint 'last': give best, or the number of steps"]),
         (["eval", "RUN", "--checkpoint", "best", "--watch"], USAGE, ["--checkpoint is for one checkpoint"]),
         (["eval", "RUN", "--watch", "--interval", "0"], USAGE, ["--interval: got 0.0"]),

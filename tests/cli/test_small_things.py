@@ -61,7 +61,7 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     code = (
         "import sys; from lockstep.files import reserve_standard_streams\n"
         "reserve_standard_streams(); file = open('file', 'w')\n"
-        "print('lost'); print('lost', file=sys.stderr); assert sys.stdin.read() == ''\n"
+        "print('lost'); print('lost', file=sys.stderr)\n"
         "file.write(str(file.fileno() > 2))"
     )
     command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]

@@ -78,7 +78,8 @@ def theirs(request, tmp_path):
     def write(changes):
         recipe = get_recipe("digits").replace(**changes)
         if request.param == "run":
-            Folder.create(tmp_path / "theirs", recipe).close()
+            if not (tmp_path / "theirs").exists():
+                Folder.create(tmp_path / "theirs", recipe).close()
             return str(tmp_path / "theirs")
         (tmp_path / "theirs.toml").write_text(recipe.toml())
         return str(tmp_path / "theirs.toml")

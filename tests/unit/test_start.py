@@ -20,7 +20,7 @@ def no_compiler(monkeypatch):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_do_not_import_the_compiler(no_compiler, name):
     weight = torch.ones(3)
-    optimizer = OPTIMIZERS[name]().build([{"params": [weight], "weight_decay": 0.0}])
+    optimizer = OPTIMIZERS[name]().build([{"params": [weight], "weight_decay": 0.0, "scale": 1.0}])
     weight.grad = torch.ones(3)
     with torch.no_grad():
         optimizer.param_groups[0]["lr"] = 0.5
