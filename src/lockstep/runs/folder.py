@@ -393,7 +393,7 @@ class Folder(Run):
         Raises: LockstepError if another program holds the lock; OSError.
         """
         self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
-        if self.is_held():  # `eval --watch` holds the lock for an instant when it calls is_held().
+        if self.is_held():  # Perhaps `eval --watch` only tests the lock now, and frees it at once.
             time.sleep(0.1)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
