@@ -2,9 +2,9 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
-import pytest
 from benchmarks import pictures
 
 import lockstep
@@ -39,10 +39,12 @@ TORCH_FREE_FILES = {
     "listeners/events.py", "listeners/metrics.py",
 }  # fmt: skip
 NAMED = re.compile(r"lockstep(\.\w+)+")
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
-def modules():
-    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
 
 
 def room(path: Path) -> str:
@@ -56,15 +58,14 @@ def layer(name: str) -> int:
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that `path` imports."""
-    tree = ast.parse((ROOT / path).read_text())
     lazy = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for inner in ast.walk(node)
     }
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree(path)):
         if top_level_only and id(node) in lazy:
             continue
         if isinstance(node, ast.Import):
@@ -77,63 +78,40 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
 
 def named_in_strings(path: Path) -> set[str]:
     """Return the modules that strings of `path` name, as `--model` names them or `python -m` runs them."""
-    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
-    texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
-    return {text.partition(":")[0] for text in texts if NAMED.fullmatch(text.partition(":")[0])}
+    values = (node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant))
+    names = (value.partition(":")[0] for value in values if isinstance(value, str))
+    return {name for name in names if NAMED.fullmatch(name)}
 
 
-def rooms_used(path: Path) -> set[str]:
-    names = imports(path) | named_in_strings(path)
-    return {name.split(".")[1] for name in names if name.startswith("lockstep.")} - ENTRANCES
-
-
-def test_every_folder_has_a_layer_and_every_layer_a_folder():
-    assert {room(path) for path in modules()} == set().union(*LAYERS) | ENTRANCES
-
-
-def test_the_top_level_has_few_modules():
+def test_every_folder_has_a_layer_and_the_top_level_has_few_modules():
+    assert {room(path) for path in MODULES} == set().union(*LAYERS) | ENTRANCES
     assert len(list(ROOT.glob("*.py"))) <= TOP_LEVEL_MODULES
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if room(path) not in ENTRANCES], ids=str)
-def test_imports_point_down(path):
-    own = room(path)
-    for name in rooms_used(path) - {own}:
-        if layer(name) == layer(own) and len(path.parts) == 1:
-            continue  # modules of the top level may use each other
-        assert layer(name) > layer(own), f"{path} imports {name}, which is not below {own}"
+def test_imports_point_down():
+    for path in MODULES:
+        own = room(path)
+        names = {name.split(".")[1] for name in imports(path) | named_in_strings(path) if name.startswith("lockstep.")}
+        for name in names - ENTRANCES - {own} if own not in ENTRANCES else ():
+            if layer(name) == layer(own) and len(path.parts) == 1:
+                continue  # modules of the top level may use each other
+            assert layer(name) > layer(own), f"{path} imports {name}, which is not below {own}"
 
 
-def test_lazy_imports_and_named_modules_count(monkeypatch, tmp_path):
-    lazy, named = "def f():\n    from lockstep.jobs import train", 'MODELS = {"x": "lockstep.models.x:build"}'
-    for number, code in enumerate(("import lockstep.commands", lazy, named)):
-        (tmp_path / f"{number}.py").write_text(code)
-    monkeypatch.setattr("tests.test_layers.ROOT", tmp_path)
-    assert [rooms_used(Path(f"{number}.py")) for number in range(3)] == [{"commands"}, {"jobs"}, {"models"}]
+def test_torch_and_its_processes_are_imported_where_they_may_be():
+    for path in MODULES:
+        if str(path) not in DISTRIBUTED:
+            assert not any(name.startswith("torch.distributed") for name in imports(path)), path
+        if str(path) in TORCH_FREE_FILES or room(path) in TORCH_FREE:
+            assert not any(name.split(".")[0] == "torch" for name in imports(path, top_level_only=True)), path
 
 
-@pytest.mark.parametrize("path", modules(), ids=str)
-def test_torch_distributed_is_imported_in_two_modules(path):
-    if str(path) not in DISTRIBUTED:
-        assert not any(name.startswith("torch.distributed") for name in imports(path))
-
-
-def torch_free(path: Path) -> bool:
-    return str(path) in TORCH_FREE_FILES or room(path) in TORCH_FREE
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if torch_free(path)], ids=str)
-def test_settings_and_commands_can_be_read_without_torch(path):
-    assert not any(name.split(".")[0] == "torch" for name in imports(path, top_level_only=True))
-
-
-@pytest.mark.parametrize("path", [path for path in modules() if room(path) in ("models", "optim", "kernels")], ids=str)
-def test_models_optimizers_and_kernels_know_nothing_of_processes(path):
-    tree = ast.parse((ROOT / path).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-            node.body[0] = ast.Pass()  # docstrings may mention processes
-    assert not any(word in ast.unparse(tree) for word in ("process", "rank", "world_size", "distributed"))
+def test_models_optimizers_and_kernels_know_nothing_of_processes():
+    for path in MODULES:
+        if room(path) in ("models", "optim", "kernels"):
+            nodes = [node for node in ast.walk(tree(path)) if not isinstance(node, ast.Constant)]
+            names = " ".join(str(value) for node in nodes for _, value in ast.iter_fields(node))
+            assert not re.search("process|rank|world_size|distributed", names), path
 
 
 def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
@@ -146,7 +124,7 @@ def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
 
 def test_no_modules_import_each_other_in_a_circle():
     below = {}
-    for path in modules():
+    for path in MODULES:
         names = {".".join(name.split(".")[1:]) for name in imports(path, top_level_only=True)}
         files = {f"{name.replace('.', '/')}.py" for name in names} | {f"{name}/__init__.py" for name in names}
         below[str(path)] = files - {str(path)}
@@ -161,21 +139,20 @@ def parameters(function) -> int:
     return len([one for one in given if one.arg not in ("self", "cls")])
 
 
-# torch decides what its operators are given. The functions of commands/ have the options of their command.
-@pytest.mark.parametrize(
-    "path",
-    [path for path in modules() if room(path) not in ("commands", "__init__") and "portable" not in path.parts],
-    ids=str,
-)
-def test_no_function_has_more_than_seven_parameters(path):
-    functions = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)]
-    assert not [function.name for function in functions if parameters(function) > PARAMETERS_MAX]
+def test_no_function_has_more_than_seven_parameters():
+    """torch decides what its operators are given. The functions of commands/ have the options of their command."""
+    for path in MODULES:
+        if room(path) not in ("commands", "__init__") and "portable" not in path.parts:
+            functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+            assert not [function.name for function in functions if parameters(function) > PARAMETERS_MAX], path
 
 
 def test_train_can_be_read_from_top_to_bottom():
     """It has at most 50 lines and three levels, and asks neither whether there is a run nor which process it is."""
     text = (ROOT / "jobs/train.py").read_text()
-    train = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == "train")
+    train = next(
+        node for node in tree(Path("jobs/train.py")).body if isinstance(node, ast.FunctionDef) and node.name == "train"
+    )
     lines = text.splitlines()[train.lineno - 1 : train.end_lineno]
     assert len(lines) <= 50
     assert max(len(line) - len(line.lstrip()) for line in lines if line.strip()) <= 4 * (1 + 3)

@@ -21,8 +21,6 @@ from lockstep.classify.predict import load as load_classifier, weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
-from lockstep.core.network import persistent_buffers
-from lockstep.core.state import State
 from lockstep.data import arrays, readers
 from lockstep.data.decode import decode_image, inspect_image
 from lockstep.data.photos import survey
@@ -193,33 +191,6 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
     shutil.rmtree(copy)
     shutil.copytree(run, copy)
-
-
-TENSORS = st.sampled_from(
-    [
-        torch.tensor(3), torch.tensor([1, 2]), torch.zeros(0), torch.zeros(32), torch.zeros(2, 2).double(),
-        torch.tensor(float("nan")), torch.tensor([float("inf"), -1.0], dtype=torch.float64), torch.zeros(3).bool(),
-        torch.zeros(10).bfloat16(), torch.tensor(2**62), torch.zeros(2, dtype=torch.complex64),
-    ]
-)  # fmt: skip
-
-
-@bounded
-@given(
-    st.lists(st.tuples(st.integers(0, 100), TENSORS, st.sampled_from(["put", "drop", "add"])), min_size=1, max_size=3)
-)
-def test_strange_tensors_in_a_checkpoint(changes):
-    recipe = RECIPE.replace(precision="float16", arithmetic="native")
-    model = build_model(recipe, (1, 8, 8), 10)
-    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), torch.device("cpu"))
-    tensors = state.tensors()
-    for number, tensor, what in changes:
-        name = sorted(tensors)[number % len(tensors)]
-        if what == "drop":
-            del tensors[name]
-        else:
-            tensors[name if what == "put" else f"optimizer/slot/{name.partition('/')[2]}"] = tensor
-    only_lockstep_errors(state.load, tensors)
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "folder"])

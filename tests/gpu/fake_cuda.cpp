@@ -1,6 +1,6 @@
 // A GPU that a CPU build of torch can compute on: a device "cuda:0" with memory of its own, which the host may not touch
 // (it would be a segmentation fault). Every operation copies its tensors to the host, computes there, and copies the
-// results back. FakeTensors on "cuda" need only the first half, the guard and the driver's answers.
+// results back.
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/CPUFallback.h>

