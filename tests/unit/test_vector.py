@@ -98,7 +98,7 @@ def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_o
 
 
 class Twice(torch.autograd.Function):
-    """x * w * w, whose backward pass lets autograd add up the gradient of w in two pieces."""
+    """x * w * w, whose backward pass adds a part of the gradient of w by itself."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -114,22 +114,23 @@ class Twice(torch.autograd.Function):
 
 
 class Net(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, product):
         super().__init__()
         self.unused = torch.nn.Parameter(torch.ones(3))
         self.first = torch.nn.Parameter(torch.ones(64))
         self.w = torch.nn.Parameter(torch.full((64,), 2.0))
+        self.product = product
 
     def forward(self, images):
-        return Twice.apply(images.flatten(1) * self.first, self.w)
+        return self.product(images.flatten(1) * self.first, self.w)
 
 
-def test_a_gradient_that_is_computed_in_pieces_is_refused_and_one_that_is_none_is_zero():
-    network = Network(get_recipe("digits"), Net(), (1, 8, 8), CPU)
+@pytest.mark.parametrize("each", [None, lambda number, gradient: None])
+def test_a_gradient_that_a_layer_adds_by_itself_is_refused_and_one_that_is_none_is_zero(each):
+    network = Network(get_recipe("digits"), Net(lambda x, w: x * w * w), (1, 8, 8), CPU)
     images = torch.ones(2, 1, 8, 8)
-    unused, first, w = network.gradients(network(images).sum())
+    unused, first, w = network.gradients(network(images).sum(), each)
     assert [unused.sum(), first.sum(), w.sum()] == [0, 64 * 8, 64 * 8]
-    layout = Layout(network.parameters, {}, 1)
-    builder = VectorBuilder(layout, CPU, lambda values, part: None)
-    with pytest.raises(LockstepError, match=r"parameter 2 \(from 0\) in several pieces.*--reduction central"):
-        network.gradients(network(images).sum(), builder.add_gradient)
+    network = Network(get_recipe("digits"), Net(Twice.apply), (1, 8, 8), CPU)
+    with pytest.raises(LockstepError, match=r"gradient of w by a backward pass of its own"):
+        network.gradients(network(images).sum(), each)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -120,6 +121,26 @@ def _lost_peers_reported() -> Iterator[None]:
         raise PeerLostError(cause) from error
 
 
+Work = tuple[Callable[[], None], Future[None]]
+
+
+def _do_all(begun: "SimpleQueue[Work]") -> None:
+    """Do all work in order, up to one that fails: after it, messages of later work would meet those it left out."""
+    failure: BaseException | None = None
+    while True:
+        work, done = begun.get()
+        try:
+            if failure is None:
+                work()
+        except BaseException as error:
+            failure = error
+        if failure is None:
+            done.set_result(None)
+        else:
+            done.set_exception(failure)
+        del work, done  # and with them a vector
+
+
 class Processes(Group):
     """The group of several processes.
 
@@ -143,7 +164,7 @@ class Processes(Group):
         self._device, self._backend, self._limit_s = device, backend, limit_s
         # On GPUs the backend's own queues do this, which has not been measured on any.
         self.overlaps = device.type == "cpu"
-        self._last: Callable[[], None] = lambda: None  # waits for the work that was begun last
+        self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -178,19 +199,12 @@ class Processes(Group):
         """Begin `work`: on CPUs in a thread of its own, beside what this process computes."""
         if not self.overlaps:
             return super().start(work)
-        before, done = self._last, Future[None]()
-
-        def in_turn() -> None:
-            try:
-                before()  # If it has failed, the messages of this work would meet those that it left out.
-                work()
-                done.set_result(None)
-            except BaseException as error:
-                done.set_exception(error)
-
-        # A daemon, so that a process can end while another one does not answer.
-        threading.Thread(target=in_turn, name="exchange", daemon=True).start()
-        self._last = done.result
+        if self._begun is None:  # A new thread for each part of a vector would cost a percent of a step.
+            self._begun = SimpleQueue()
+            # A daemon, so that a process can end while another one does not answer.
+            threading.Thread(target=_do_all, args=(self._begun,), name="exchange", daemon=True).start()
+        done = Future[None]()
+        self._begun.put((work, done))
         return done.result
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:

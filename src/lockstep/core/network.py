@@ -76,28 +76,29 @@ class Network:
         logits: Tensor = self.module(images.to(self.dtype)).float()
         return logits
 
-    def gradients(self, loss: Tensor, each: Callable[[int, Tensor], None] | None = None) -> list[Tensor]:
+    def gradients(self, loss: Tensor, each: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
         """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.
 
         `each` gets the number of a parameter and its gradient as soon as the backward pass has it.
+        Raises: LockstepError if a layer adds to the gradients by a backward pass of its own.
         """
+        parameters = list(self.parameters.values())
+        trained = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
         with ExitStack() as hooks:
-            for number, parameter in enumerate(self.parameters.values()):
-                if each and parameter.requires_grad:
-                    hook = partial(_pass_gradient, each, number)
-                    handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                    hooks.enter_context(handle)
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        return gradients
-
-
-def _pass_gradient(each: Callable[[int, Tensor], None], number: int, parameter: Tensor) -> None:
-    assert parameter.grad is not None
-    each(number, parameter.grad)
+            for number in trained:
+                if each:
+                    hook = parameters[number].register_hook(partial(each, number))  # type: ignore[no-untyped-call]
+                    hooks.enter_context(hook)
+            # Not backward(): it copies every gradient that does not lie in memory as its parameter does.
+            inputs = [parameters[number] for number in trained] if loss.requires_grad else []
+            found = torch.autograd.grad(loss, inputs, materialize_grads=True) if inputs else ()
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                raise LockstepError(
+                    f"a layer adds to the gradient of {name} by a backward pass of its own, which is lost"
+                )
+        gradients = dict(zip(trained, found, strict=False))
+        return [gradients[n] if n in gradients else torch.zeros_like(p) for n, p in enumerate(parameters)]
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core import digest
-from lockstep.errors import STOP_SIGNALS, LockstepError
+from lockstep.errors import STOP_SIGNALS
 
 # Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
 MIN_PART, MAX_PARTS = 1 << 18, 8
@@ -142,13 +142,10 @@ class VectorBuilder:
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
         self.values[: layout.metric_length].zero_()
 
-    def add_gradient(self, number: int, gradient: Tensor) -> None:
+    def add_gradient(self, number: int, gradient: Tensor | None) -> None:
         """Take the gradient of a parameter, and fill the parts that are complete with it, but for the last one."""
-        if number in self._gradients:
-            raise LockstepError(
-                f"a layer computes the gradient of parameter {number} (from 0) in several pieces, so it cannot be "
-                "exchanged during the backward pass: give --reduction central"
-            )
+        if gradient is None:  # A function of the model says so for a parameter that has no part in the loss.
+            return
         self._gradients[number] = gradient
         for part in self._parts[len(self._finite) : -1]:
             if not all(each in self._gradients for each in part.parameters):

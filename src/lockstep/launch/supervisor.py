@@ -26,7 +26,7 @@ from lockstep.jobs.context import Output
 from lockstep.jobs.specs import Spec, TrainSpec, encoded
 from lockstep.launch.world import RENDEZVOUS, World
 
-_POLL_S = 0.01  # seconds between two looks at the workers
+_POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
 _MAX_LOOK_S = 1.0  # If a look took longer, this program was stopped, and its workers may have been too.
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
 _REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends the workers at once.
