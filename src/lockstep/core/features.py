@@ -6,7 +6,6 @@ dataset of features in place of images.
 """
 
 import copy
-import hashlib
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,8 +19,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep import numerics
 from lockstep.config.recipe import Recipe
+from lockstep.core.digest import digest
 from lockstep.core.group import Group
-from lockstep.core.network import Network, Shape, failure, persistent_buffers
+from lockstep.core.network import Network, Shape, failure
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import opened, opened_or_made, path_of
@@ -60,17 +60,11 @@ class Prefix:
     Attributes:
         shape: (1, views, bytes) of the features of an image, as uint8.
         output: the [D, 1, views] of the head's input for an image.
-        tensors: the frozen parameters and buffers, by their names in the network, on the CPU.
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device) -> None:
         """Copy the layers of `model`, a network for images [C, H, W] of `shape`. Raises: LockstepError."""
         assert recipe.head is not None
-        self.tensors = {
-            name: tensor.detach()
-            for name, tensor in {**dict(model.named_parameters()), **persistent_buffers(model)}.items()
-            if not name.startswith(f"{recipe.head}.")
-        }
         layers = copy.deepcopy(model).eval()
         layers.set_submodule(recipe.head, nn.Identity())
         _require_last(recipe, model, layers, shape)
@@ -94,11 +88,8 @@ class Prefix:
         return by_image.contiguous().cpu().view(torch.uint8)
 
     def identity(self) -> str:
-        """Return the SHA-256 of the weights, and of the bits that this machine computes for an image of noise."""
-        digest = hashlib.sha256(self(self._noise()).numpy().tobytes())
-        for name in sorted(self.tensors):
-            digest.update(self.tensors[name].cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        """Return a digest of the weights, and of the bits that this machine computes for an image of noise."""
+        return digest([self(self._noise()), *self._network.module.state_dict().values()]).hex()
 
     def dataset(
         self, images: Dataset, group: Group, key: str, *, keep: bool, first_of_host: bool, threads: int

@@ -99,8 +99,10 @@ class Model:
         if not any(p.requires_grad and factors.get(name) != 0 for name, p in parameters.items()):
             raise LockstepError("lr_factors are 0 for all parameters, so nothing is trained: give some another factor")
         if callable(whiten := getattr(self.module, "whiten", None)):
+            # Images of all classes: the built-in datasets are in random order, others may be sorted by class.
+            some = (train_set.first if self.recipe.dataset in DATASETS else train_set.spread)(_WHITENING_IMAGES)
             with arithmetic(self.recipe.arithmetic):
-                whiten(self.recipe.augmentation.test(_some_images(self.recipe, train_set)))
+                whiten(self.recipe.augmentation.test(some.pixels(slice(None)).cpu()))
 
     def state(self, device: torch.device) -> State:
         """Return the state before the first step, from copies of the present weights."""
@@ -123,19 +125,6 @@ class Model:
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the buffers of a model that a file of its weights has, by name."""
     return {**dict(module.named_parameters()), **persistent_buffers(module)}
-
-
-def _some_images(recipe: Recipe, train_set: Dataset) -> Tensor:
-    """Return uint8 images [n, H, W, C] of all classes, on the CPU: a function of the recipe's dataset alone.
-
-    The built-in datasets are in random order, so their first images will do. Other datasets may be sorted by class, so
-    the images are spread evenly over them.
-    """
-    count = min(_WHITENING_IMAGES, len(train_set))
-    if recipe.dataset in DATASETS:
-        return train_set.pixels(slice(count)).cpu()
-    rows = torch.arange(count, device=train_set.labels.device) * len(train_set) // count
-    return train_set.pixels(rows).cpu()
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
