@@ -45,6 +45,8 @@ OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 _REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
+SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)  # the run of `trained_once` that most tests share
+
 
 @pytest.fixture(autouse=True)
 def _poisoned_random_generators():
@@ -114,7 +116,7 @@ def program(tmp_path):
     return partial(run_program, cwd=tmp_path)
 
 
-INLINE = ("train", "eval", "verify")  # commands whose jobs this process computes
+INLINE = ("train", "eval", "verify", "report")  # commands whose jobs this process computes
 
 
 def inline(submit: Callable) -> Callable:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_promise import port
-from tests.conftest import popen
+from tests.conftest import SHORT, popen
 
 import lockstep
 from lockstep.errors import LockstepError
 
-STEPS = 12
+STEPS = 12  # of SHORT
 EXAMPLE = Path(__file__).parents[2] / "examples/clusters/ray_train.py"
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 TRAIN = """
@@ -26,7 +26,7 @@ print(None if run is None else (run.complete, run.result()["processes"], run.res
 @pytest.fixture
 def alone(trained_once):
     """A run on one process: its folder and its record."""
-    return trained_once("--steps", STEPS, "--processes", 1)
+    return trained_once(*SHORT)
 
 
 def programs(folder, code, **environment):

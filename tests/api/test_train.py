@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import popen
+from tests.conftest import SHORT, popen
 
 import lockstep
 from lockstep.data.readers import load_digits as load
@@ -18,9 +18,9 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Folder
 
-STEPS = 12
+STEPS = 12  # of SHORT
 LONG = 100  # steps of a run that is interrupted before its end
-ALONE = ("--steps", STEPS, "--processes", 1)
+ALONE = SHORT
 
 MODEL = """
 from torch import nn
@@ -198,7 +198,7 @@ def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
     own = lockstep.train(
-        "digits", data={**digits, "classes": list("abcdefghij")}, name="memory", steps=STEPS, processes=1, quiet=True
+        "digits", data={**digits, "classes": list("abcdefghij")}, name="memory", steps=STEPS, inline=True, quiet=True
     )
     assert own.classes == tuple("abcdefghij")
     assert own.recipe().dataset == "memory"

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests import commands, documents, synthetic
-from tests.conftest import _outside
+from tests.conftest import SHORT, _outside, inline
 
 import lockstep
 from lockstep import messages
+from lockstep.commands import shell
 from lockstep.commands.program import app
 from lockstep.errors import LockstepError
 
@@ -108,7 +109,7 @@ def execute(block, names):
 
 def test_the_python_of_the_readme_runs(place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
-    small, _ = trained_once("digits", "--steps", 4, "--processes", 1)
+    small, _ = trained_once(*SHORT)
     arguments = inspect.signature(lockstep.train)
 
     def train(what="digits", name="unnamed", **options):
@@ -118,6 +119,7 @@ def test_the_python_of_the_readme_runs(place, monkeypatch, trained_once):
         return lockstep.Run.open(shutil.copytree(small, place / f"runs/{name}"))
 
     monkeypatch.setattr(lockstep, "train", train)
+    monkeypatch.setattr(shell, "submit", inline(shell.submit))
     names = {"__name__": "__main__"}
     for block in (block for _, block in SHELL if (block.page, block.language) == ("README.md", "python")):
         for opened in re.findall(r'open\("runs/(\w+)"\)', block.text):

@@ -61,8 +61,8 @@ ONE_STEP = SCRIPT.with_name("one_step.py")
 
 
 def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_path, monkeypatch):
-    recipe = overrides.make(get_recipe("digits").model_dump(), {"steps": 4})
-    weights = [f"weights {trained_once('digits', '--steps', 4)[1]['weights_sha256']}"]
+    recipe = overrides.make(get_recipe("digits").model_dump(), {"steps": 4, "portable": False})
+    weights = [f"weights {trained_once('--no-portable', '--steps', 4)[1]['weights_sha256']}"]
     train = runpy.run_path(str(ONE_STEP))["train"]
     for processes in (1, 3):  # which are threads
 

@@ -6,14 +6,15 @@ import shutil
 
 import pytest
 from tests.cli.test_mistakes import refused
+from tests.conftest import SHORT
 
 from lockstep.errors import DATA, USAGE
 
 
 @pytest.fixture
 def parent(trained_once, tmp_path):
-    """A copy of a finished run of four steps."""
-    path, record = trained_once("--steps", 4, "--processes", 1)
+    """A copy of a finished run."""
+    path, record = trained_once(*SHORT)
     shutil.copytree(path, tmp_path / "runs/parent")
     return record
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from tests.conftest import SHORT
 from tests.runs import change_state
 
 from lockstep.runs import statefile
@@ -43,7 +44,6 @@ def refused(done, code, *words):
         (["trian"], USAGE, ["No such command"]),
         (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
         (["train", "mnist", "--data", "nowhere"], DATA, ["nowhere does not exist"]),
-        (["train", "mnist"], DATA, ["train-images-idx3-ubyte.gz", "--data DIR", "digits"]),
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
         (["train", "--no-portable", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
         (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
@@ -75,7 +75,7 @@ def refused(done, code, *words):
 )
 def test_one_clear_message(here, trained_once, tmp_path, args, code, words):
     if any("RUN" in word for word in args):
-        path, _ = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+        path, _ = trained_once(*SHORT)
         args = [word.replace("RUN", str(path)) for word in args]
     done = here(*args)
     refused(done, code, *words)
@@ -92,8 +92,8 @@ def test_a_broken_recipe_file(here, tmp_path):
 
 @pytest.fixture
 def run(trained_once, tmp_path):
-    """A run of ten steps with checkpoints at 0, 4, 8 and 10, but no result: as if killed at its very end; a copy."""
-    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    """A run with checkpoints at 0, 4, 8 and 12, but no result: as if killed at its very end; a copy."""
+    path, record = trained_once(*SHORT)
     shutil.copytree(path, tmp_path / "runs/a")
     (tmp_path / "runs/a/result.json").unlink()
     return tmp_path / "runs/a", record
@@ -109,7 +109,7 @@ def test_an_existing_run_is_never_overwritten(here, run):
     refused(here("train", "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
     refused(here("train", path), USAGE, "exists", "--resume")
     refused(here("train", path, "--resume", "--seed", "3"), USAGE, "seed: 0 -> 3", "another --name")
-    refused(here("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 10 -> 9")
+    refused(here("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 12 -> 9")
     assert contents(path) == before
 
 
@@ -134,9 +134,9 @@ def test_a_recipe_edited_behind_the_checkpoints_back(here, run):
 
 
 def test_a_complete_run_stays_so(here, trained_once, tmp_path):
-    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    path, record = trained_once(*SHORT)
     before = contents(path)
-    again = here("train", "--steps", 10, "--name", "a", "--runs", path.parent, "--resume", "--json")
+    again = here("train", "--steps", 12, "--name", "a", "--runs", path.parent, "--resume", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout) == record
     assert "complete" in again.stderr

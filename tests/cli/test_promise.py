@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import start
+from tests.conftest import SHORT, start
 from tests.contract.test_reductions import free_port as port
 from tests.runs import state_path
 
@@ -16,7 +16,6 @@ from lockstep import hardware
 from lockstep.runs.statefile import facts_of
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
-STOPPED = ("--steps", 12, "--save-every", 4, "--processes", 1)
 LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(
@@ -58,7 +57,7 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OM
 @pytest.fixture
 def alone(trained_once):
     """The sha256 of the run on one process."""
-    _, record = trained_once(*STOPPED)
+    _, record = trained_once(*SHORT)
     return record["weights_sha256"]
 
 
@@ -95,7 +94,7 @@ def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
 @pytest.mark.slow
 @NEWER_CPU
 def test_a_resume_with_other_arithmetic_is_said(program, trained_once, stopped):
-    _, whole = trained_once(*STOPPED, "--no-portable")
+    _, whole = trained_once(*SHORT, "--no-portable")
     run = stopped("--no-portable")
     done = program("train", run, "--resume", "--processes", 1, **OLDER)
     assert done.returncode == 0, done.stderr
@@ -122,7 +121,7 @@ def stopped(trained_once, tmp_path):
     """stopped(*options) -> runs/b, a copy of a run that goes on after step 4: as if it had been killed there."""
 
     def copied(*options):
-        shutil.copytree(trained_once(*STOPPED, *options)[0], tmp_path / "runs/b")
+        shutil.copytree(trained_once(*SHORT, *options)[0], tmp_path / "runs/b")
         return as_stopped(tmp_path / "runs/b")
 
     return copied
@@ -141,7 +140,7 @@ def own(tmp_path):
 
 def test_a_model_that_was_edited_is_said(here, own):
     """The run continues after step 4; helper.py, which the model imports, was edited since."""
-    done = here("train", *STOPPED, *OWN, "--name", "b")
+    done = here("train", *SHORT, *OWN, "--name", "b")
     assert done.returncode == 0, done.stderr
     run, trusted = as_stopped(own / "runs/b"), "--trust-code"
     assert set(facts_of(state_path(run, 4))["model_source"]) == {"mine.py", "helper.py"}

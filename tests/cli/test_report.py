@@ -1,12 +1,13 @@
-"""`lockstep report`: the real program, a real browser, and what it refuses."""
+"""`lockstep report`: its page in a real browser, and what it refuses."""
 
 import contextlib
 import shutil
 
 import pytest
 from benchmarks.browser import chromium, executable
-from tests.conftest import run_program
+from tests.conftest import in_this_process
 from tests.images import bright_and_dark
+from tests.unit.test_replay import OPTIONS
 
 import lockstep
 from lockstep.config.placement import Placement
@@ -22,11 +23,11 @@ SHORT = ("digits", "--steps", 30, "--processes", 1)
 
 @pytest.fixture(scope="module")
 def written(trained_once, made_once):
-    """Return a report that the real program wrote, from elsewhere than the run's folder."""
+    """Return a report that was written from elsewhere than the run's folder."""
     path = trained_once(*SHORT)[0]
 
     def report(folder):
-        done = run_program("report", path, "-o", "r.html", cwd=folder)
+        done = in_this_process("report", path, "-o", "r.html", cwd=folder)
         assert (done.returncode, done.stdout, done.stderr) == (0, "r.html\n", "")
 
     return made_once("report", report) / "r.html"
@@ -134,7 +135,7 @@ def test_what_cannot_be_reported_is_refused_before_anything_is_computed(trained_
 
 
 def test_a_notebook_shows_a_report_in_a_frame(trained_once):
-    made = lockstep.report(trained_once(*SHORT)[0], trained_once(*SHORT, "--seed", 1)[0])
+    made = lockstep.report(trained_once(*SHORT)[0], trained_once(*OPTIONS)[0])
     frame = made._repr_html_()
     assert frame.startswith("<iframe srcdoc=")
     assert frame.count("<") == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_mistakes import DATA, USAGE, refused
+from tests.conftest import SHORT
 
 ROOT = Path(__file__).parents[2]
 CLEAR = "\x1b[2J"  # what clears the screen
@@ -15,8 +16,8 @@ CLEAR = "\x1b[2J"  # what clears the screen
 
 @pytest.fixture
 def finished(trained_once, tmp_path):
-    """runs/a, a copy of a finished run of ten steps with a checkpoint every 4, and its record."""
-    path, record = trained_once("--steps", 10, "--save-every", 4, "--processes", 1)
+    """runs/a, a copy of a finished run, and its record."""
+    path, record = trained_once(*SHORT)
     shutil.copytree(path, tmp_path / "runs/a")
     return tmp_path / "runs/a", record
 
@@ -39,7 +40,7 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
 
 def test_damaged_metrics_do_not_keep_a_run_from_going_on(here, tmp_path):
     options = ("--save-every", 4, "--eval-every", 2, "--digest-every", 0, "--log-every", 1)
-    whole = json.loads(here("train", "--steps", 8, *options, "--name", "a", "--json").stdout)
+    whole = json.loads(here("train", "--no-portable", "--steps", 8, *options, "--name", "a", "--json").stdout)
     run = tmp_path / "runs/a"
     for name in ("result.json", "checkpoints/step-000000008.safetensors"):
         (run / name).unlink()

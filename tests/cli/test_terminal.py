@@ -35,15 +35,15 @@ def assert_redrawn_line_progresses(shown, columns):
 
 def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     columns = 80
-    code, text = terminal(columns, "train", "--steps", 30, "--processes", 1, "--name", "x")
+    code, text = terminal(columns, "train", "--steps", 12, "--processes", 1, "--name", "x")
     assert code == 0, text
     shown = states(text)
     evaluating = [state for state in shown if "evaluating on test" in state[1]]
     training = [state for state in shown if state not in evaluating]
     assert_redrawn_line_progresses(training, columns)
     assert_redrawn_line_progresses(evaluating, columns)
-    assert all(part in training[-1][1] for part in ("step 30/30", "loss", "acc", "ETA 0:00"))
+    assert all(part in training[-1][1] for part in ("step 12/12", "loss", "acc", "ETA 0:00"))
     assert all("━" in row for _, row in training)
     assert all("img/s" in row for _, row in training)
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
-    assert "\x1b" not in text[text.rindex("after 30 steps, accuracy") :]  # the line is gone before the results
+    assert "\x1b" not in text[text.rindex("after 12 steps, accuracy") :]  # the line is gone before the results

@@ -32,8 +32,8 @@ def linear(shape, classes):
 
 # 1242 images remain, so an epoch has 3.9 steps. The learning rate is so high that the accuracy jumps.
 CHANGES = {
-    "model": "tests.unit.test_early_stop:linear", "weight_decay": {}, "held_out": 200, "patience": 2, "towers": 1,
-    "batch": 320, "epochs": 30, "ema": None, "optimizer": "sgd", "schedule.kind": "constant", "lr": 1.0,
+    "model": "tests.unit.test_early_stop:linear", "portable": False, "weight_decay": {}, "held_out": 200, "patience": 2,
+    "towers": 1, "batch": 320, "epochs": 30, "ema": None, "optimizer": "sgd", "schedule.kind": "constant", "lr": 1.0,
 }  # fmt: skip
 KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1}
 

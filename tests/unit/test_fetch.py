@@ -99,6 +99,7 @@ def test_a_bad_answer_is_reported(server, destination, answer, words):
 
 def test_an_address_is_tried_again(server, destination, monkeypatch):
     monkeypatch.setattr(fetch, "_RETRIES", 1)
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
     server.files["toy.tar.gz"] = lambda handler: (
         handler.send_error(503) if len(server.requests) == 1 else handler.send(TOY)
     )

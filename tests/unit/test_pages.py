@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from tests.unit.test_replay import OPTIONS
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
@@ -108,9 +109,8 @@ def test_without_data_the_page_says_so_and_has_the_result_of_training(judged):
     assert f"{Run(path).accuracy:.2%}" in page.text
 
 
-def test_several_runs_are_compared_by_what_differs(judged, trained_once):
-    path, _ = judged
-    other, _ = trained_once("digits", "--steps", 30, "--processes", 1, "--seed", 1)
+def test_several_runs_are_compared_by_what_differs(trained_once):
+    path, other = (trained_once(*OPTIONS, *seed)[0] for seed in ((), ("--seed", 1)))
     page = Page(runs.page([Run(path), Run(other)]))
     assert page.headings == ["What differs", "Training", "Speed"]
     assert "Settings that differ: seed." in page.text

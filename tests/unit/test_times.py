@@ -18,7 +18,7 @@ from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
-RECIPE = get_recipe("digits").replace(epochs=None, steps=25)
+RECIPE = get_recipe("digits").replace(epochs=None, steps=25, arithmetic="native")
 
 
 class Clock:
