@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.conftest import OFFLINE, _outside
+from tests.documents import MODEL
 from tests.serving import Server, archive, blank_mnist
 
 from lockstep.commands.program import main
@@ -48,24 +49,6 @@ def source(bodies):
 
 
 @pytest.fixture
-def lockstep(tmp_path, server, source):
-    """Start the program: lockstep(*args) -> Popen."""
-    started = []
-
-    def start(*args):
-        environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}
-        command = [sys.executable, "-c", PROGRAM, repr(source), *map(str, args)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=_outside() | environment, **pipes))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-@pytest.fixture
 def done(tmp_path, server, source, monkeypatch, capfd):
     """Run the program in this process: done(*args) -> CompletedProcess."""
     monkeypatch.setitem(SOURCES, "mnist", source)
@@ -75,14 +58,11 @@ def done(tmp_path, server, source, monkeypatch, capfd):
     for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}.items():
         monkeypatch.setenv(name, value)
 
-    def run(*args, **environment):
-        with monkeypatch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["lockstep", *map(str, args)])
-            capfd.readouterr()
-            with pytest.raises(SystemExit) as ended:
-                main()
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, args)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
         return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
 
     return run
@@ -94,12 +74,8 @@ def left(tmp_path):
 
 
 def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeypatch):
-    (tmp_path / "small.py").write_text(
-        "from torch import nn\n"
-        "def build(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, classes))\n"
-    )
-    options = ("--model", "small:build", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
+    (tmp_path / "small.py").write_text(MODEL)
+    options = ("--model", "small:function", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
     monkeypatch.syspath_prepend(tmp_path)
     first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
     assert first.returncode == 0, first.stderr
@@ -113,7 +89,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeyp
     assert len(server.requests) == 4
 
 
-def test_fetch_list_and_check(done, server, tmp_path, bodies):
+def test_fetch_list_and_check(done, server, tmp_path, monkeypatch):
     missing = done("data", "check", "mnist")
     assert missing.returncode == DATA
     assert "lockstep data fetch mnist" in missing.stderr
@@ -121,16 +97,14 @@ def test_fetch_list_and_check(done, server, tmp_path, bodies):
     place = tmp_path / "here/mnist"
     assert json.loads(fetched.stdout) == {"dataset": "mnist", "folder": str(place), "downloaded": True}
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["mnist"]
-    again = done("data", "fetch", "mnist", LOCKSTEP_DATA=str(tmp_path / "here"))
-    assert again.stdout == f"mnist is already in {place}\n"
+    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "here"))
+    assert done("data", "fetch", "mnist").stdout == f"mnist is already in {place}\n"
     assert len(server.requests) == 4
-    listed = json.loads(done("data", "list", "--json", LOCKSTEP_DATA=str(tmp_path / "here")).stdout)
+    listed = json.loads(done("data", "list", "--json").stdout)
     assert listed["mnist"]["folder"] == str(place)
     assert listed["cifar10"] == {"images": 60_000, "download_bytes": 170_052_171, "folder": None, "here": False}
     assert listed["digits"]["here"]
-    table = done("data", "list", LOCKSTEP_DATA=str(tmp_path / "here")).stdout
-    assert str(place) in table
-    assert "lockstep data fetch cifar10" in table
+    assert "lockstep data fetch cifar10" in done("data", "list").stdout
     assert done("data", "check", "mnist", "--data", "here").stdout == f"ok: {place}, 4 files\n"
     with (place / "t10k-labels-idx1-ubyte.gz").open("ab") as file:
         file.write(b"?")
@@ -154,14 +128,17 @@ def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
 @pytest.mark.parametrize(
     ("command", "number"), [(("data", "fetch", "mnist"), signal.SIGINT), (("train", "mnist"), signal.SIGTERM)]
 )
-def test_stopped_halfway(lockstep, server, bodies, tmp_path, command, number):
+def test_stopped_halfway(server, source, bodies, tmp_path, command, number):
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = server.half(bodies[name])
-    process = lockstep(*command)
-    assert server.halfway.wait(60)
-    assert left(tmp_path) != []
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    environment = _outside() | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    words = [sys.executable, "-c", PROGRAM, repr(source), *command]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, **pipes) as process:
+        assert server.halfway.wait(60)
+        assert left(tmp_path) != []
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (128 + number, "")
     assert "Traceback" not in err
     assert left(tmp_path) == []

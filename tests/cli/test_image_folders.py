@@ -35,17 +35,12 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     record = json.loads(here("eval", "runs/my-photos-1", "--json").stdout)
     assert [row["name"] for row in record["classes"]] == ["bright", "dark"]
     assert record["accuracy"] == first["accuracy"]["raw"]
-    environment = json.loads((tmp_path / "runs/my-photos-1/environment.json").read_text())[0]
-    assert environment["data"] == str(tmp_path / "my photos")
-    assert environment["versions"]["pillow"]
 
     # Another folder with other classes would shift the labels.
     write(tmp_path / "other", {"bright": range(5), "dim": range(5, 10)})
     done = here("eval", "runs/my-photos-1", "--data", "other")
     assert done.returncode == DATA
-    error = done.stderr.splitlines()[-1]
-    assert error.startswith("lockstep: ")
-    assert "classes are not those of runs/my-photos-1 (-dark, +dim)" in error
+    assert "classes are not those of runs/my-photos-1 (-dark, +dim)" in done.stderr
     bright_and_dark(tmp_path / "more", 40)
     done = here("eval", "runs/my-photos-1", "--data", "more")
     assert done.returncode == 0
@@ -59,9 +54,6 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")
     assert here(*train).returncode == 0
     (tmp_path / "runs/a/result.json").unlink()  # as if it had been stopped
-    done = here(*train, "--resume")
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "runs/a/result.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr("lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
         done = here(*train, "--resume")
@@ -88,9 +80,7 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in done.stdout
     assert "because all images are grey and their median shorter side is 28 pixels" in done.stdout
     assert "test images; 95% interval " in done.stdout
-    result = json.loads((tmp_path / "runs/a/result.json").read_text())
     record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
-    assert len(result["accuracy_interval"]) == len(record["accuracy_interval"]) == 2
     Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
     paths = [str(path) for path in (tmp_path / "letters").rglob("*.png")]
     lines = here("predict", "runs/a", "red.png", *paths, "--json").stdout.splitlines()

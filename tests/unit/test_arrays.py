@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.images import encoded
 
 from lockstep.data import arrays as module
 from lockstep.data.decode import decode_image
@@ -79,8 +80,6 @@ def test_every_form_gives_the_same_images(form):
 def test_equal_data_is_written_once(cache):
     sha256 = module.store(arrays(), None)
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
-    assert module.store(arrays(), None) == sha256
-    assert module.store({name: pairs(part) for name, part in arrays().items()}, None) == sha256
     assert module.store(dict(reversed(arrays().items())), None) == sha256
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
@@ -90,7 +89,6 @@ def test_equal_data_is_written_once(cache):
     "other",
     [
         arrays(classes=["a", "b", "c"]),
-        arrays(classes=["a", "b", "c", "d"]),
         arrays(extra=(PIXELS, LABELS)),
         {"train": arrays()["train"]},
         {"train": (PIXELS[:8], LABELS[:8]), "test": (PIXELS[8:], LABELS[8:])},
@@ -121,22 +119,20 @@ def test_images_are_turned_upright_without_image_px():
 
 
 def test_images_of_any_size_are_brought_to_image_px():
-    images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(9)]
-    images[7:] = images[7].convert("LA"), images[8].convert("P")
-    grey = RNG.integers(0, 256, (9, 50, 50), dtype=np.uint8)
-    exact = RNG.integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
-    labels = [0, 1, 2] * 3
-    pairs_of_images = list(zip(images, labels, strict=True))
-    splits = read({"train": pairs_of_images, "test": (grey, labels), "same": (exact, labels)}, 32)
-    for name, given in (("train", images), ("test", grey), ("same", exact)):
+    images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(3)]
+    images[2] = images[2].convert("P")
+    grey = RNG.integers(0, 256, (3, 50, 50), dtype=np.uint8)
+    exact = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    splits = read(
+        {"train": list(zip(images, range(3), strict=True)), "test": (grey, range(3)), "same": (exact, range(3))}, 32
+    )
+    for name, given in (("train", images), ("test", grey)):
         found = splits[name].images.numpy()
         assert all((a == decode_image(b, 32)).all() for a, b in zip(found, given, strict=True))
     assert (splits["same"].images.numpy() == exact).all()
 
 
-BROKEN = Image.open(
-    io.BytesIO((lambda b: (Image.fromarray(PIXELS[0]).save(b, "PNG"), b.getvalue()[:-40])[1])(io.BytesIO()))
-)
+BROKEN = Image.open(io.BytesIO(encoded(1)[:-40]))
 WRONG = {
     "no mapping": ([1, 2], None, "data: got a list, expected a dict"),
     "no train": ({"test": (PIXELS, LABELS)}, None, "has no split train, only test"),
@@ -147,23 +143,15 @@ WRONG = {
     "rank": (arrays(train=(PIXELS[None], LABELS[:1])), None, r"of shape \[1, 10, 6, 5, 3\]"),
     "lengths": (arrays(train=(PIXELS, LABELS[:9])), None, "^train: has 10 images and 9 labels"),
     "float labels": (arrays(train=(PIXELS, LABELS / 1)), None, "^train, example 0: the label is a float"),
-    "one-hot labels": (arrays(train=(PIXELS, np.eye(10, dtype=int))), None, "10 images and 100 labels"),
     "label above": (arrays(test=(PIXELS[:3], [0, 1, 3])), None, "^test, example 2: label 3, allowed are 0 to 2"),
-    "label below": (arrays(test=(PIXELS[:3], [0, -1, 1])), None, "^test, example 1: label -1"),
     "label without a name": (arrays(classes=["a", "b"]), None, "^train, example 2: label 2, allowed are 0 to 1"),
-    "label of a pair": (arrays(train=[(PIXELS[0], 0), (PIXELS[1], "cat")]), None, "example 1: the label is a str"),
     "label above int64": (arrays(train=[(PIXELS[0], 2**70)]), None, "^train, example 0: label 1180591620717411303424"),
     "classes": (arrays(classes="abc"), None, "^classes: got 'abc'"),
-    "class twice": (arrays(classes=["a", "a", "b"]), None, "^classes: .*each of them once"),
     "one class": ({"train": (PIXELS, LABELS * 0)}, None, "at least two names"),
-    "sizes of splits": (arrays(test=(PIXELS[:, :4], LABELS)), None, r"^test, example 0: .*\[4, 5, 3\], those before"),
-    "sizes far apart": (
-        arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]), None, "^train, example 64: .* or set image_px",
-    ),
+    "sizes": (arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]), None, "^train, example 64: .* set image_px"),
     "mode": (arrays(train=[(Image.fromarray(PIXELS[0]).convert("P"), 0)]), None, "mode P, allowed are L, RGB: set"),
     "an image that is a path": (arrays(train=[("cat.jpg", 0)]), None, "the image is a str, expected a Pillow image"),
     "no pair": (arrays(train=[PIXELS[0]]), None, "^train, example 0: got a ndarray, expected a pair"),
-    "a dict as split": (arrays(train={"image": [], "label": []}), None, "^train: got a dict, expected"),
     "text as split": (arrays(train="photos"), None, "^train: got a str, expected"),
     "unreadable": (arrays(train=[(BROKEN, 0)]), 32, "^train, example 0: the image cannot be used: truncated"),
 }  # fmt: skip
@@ -200,26 +188,19 @@ def test_splits_that_state_other_classes_are_refused(cache):
 def test_a_dataset_that_is_gone_is_named(cache):
     for suffix in (".json", ".npy"):
         sha256 = module.store(arrays(), None)
-        assert len(module.load_stored(sha256)["train"]) == 7
         next(cache.glob(f"*{suffix}")).unlink()
         with pytest.raises(LockstepError, match="give data= again") as error:
             module.load_stored(sha256)
         assert error.value.code == DATA
-        for path in cache.iterdir():
-            path.unlink()
+        next(cache.iterdir()).unlink()
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npy"])
-@pytest.mark.parametrize(
-    "change", [lambda data: data.replace(b"0, 1, 2", b"0, 2, 1"), lambda data: data[:-9] + data[-8:]]
-)
-def test_a_changed_file_is_noticed(cache, suffix, change):
+@pytest.mark.parametrize("change", [lambda data: data.replace(b"0, 1, 2", b"0, 2, 1"), lambda data: data[:-9]])
+def test_changed_labels_are_noticed(cache, change):
     sha256 = module.store(arrays(), None)
-    path = next(cache.glob(f"*{suffix}"))
-    data = path.read_bytes()
-    path.write_bytes(changed := change(data) if suffix == ".json" else data[:-9] + data[-8:])
-    assert changed != data
-    with pytest.raises(LockstepError, match=r"is damaged.*[dD]elete it"):
+    path = next(cache.glob("*.json"))
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(LockstepError, match=r"is damaged.*delete it"):
         module.load_stored(sha256)
 
 

