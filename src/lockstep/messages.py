@@ -63,18 +63,6 @@ def handled(write: Callable[[str], None]) -> Iterator[_Handler]:
         logger.handlers, logger.propagate = before
 
 
-@contextmanager
-def collected() -> Iterator[list[str]]:
-    """Return a list that also receives the messages within the context."""
-    texts: list[str] = []
-    handler = _Handler(texts.append)
-    logger.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        logger.removeHandler(handler)
-
-
 def muted(quiet: bool) -> AbstractContextManager[object]:
     """If `quiet`, drop all messages within the context."""
     return handled(lambda text: None) if quiet else nullcontext()

@@ -32,22 +32,18 @@ def test_a_run_is_verified_on_two_processes(run, program):
     assert record["machine"]["probe_equal"] is True
 
 
-def test_by_default_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_is_named(run, here):
+def test_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_are_named(run, here):
+    change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     before = contents(run)
     done = here("verify", "runs/a")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "steps 20 to 30 replayed: the same bits",
-        "  compared  1 digest, 1 checkpoint, the SHA-256 of the result",
-    ]
     assert contents(run) == before
-    change_checkpoint(run, 30, "parameter/conv2.weight", 5)
-    done = here("verify", "runs/a")
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert lines[0] == "steps 20 to 30 replayed: not the same bits"
-    assert lines[2] == "  first     the checkpoint after 30 steps differs; the state after 20 steps is equal"
-    assert "  tensors   1 of 43 differ after 30 steps" in lines
+    assert lines[:3] == [
+        "steps 20 to 30 replayed: not the same bits",
+        "  compared  1 digest, 1 checkpoint, the SHA-256 of the result; 1 differ",
+        "  first     the checkpoint after 30 steps differs; the state after 20 steps is equal",
+    ]
     assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most " in line for line in lines)
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
 

@@ -14,7 +14,6 @@ from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.messages import collected
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
 from lockstep.runs.folder import Folder
@@ -52,17 +51,17 @@ def training(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def evaluate(training, monkeypatch):
+def evaluate(training, monkeypatch, caplog):
     """Return evaluate(watch, once, **fields of the spec) -> (records, notes)."""
     monkeypatch.setattr(command, "record_of", lambda spec, quiet: job.evaluate(spec, Context()))
 
     def call(watch=True, once=False, **fields):
         path = training.run.path.relative_to(training.run.path.parent.parent)
         spec = EvaluateSpec(recipe=RECIPE, placement=Placement(device="cpu"), path=path, **fields)
-        with collected() as notes:
-            if not watch:
-                return [job.evaluate(spec, Context())], notes
-            return [vars(record) for record in command.watched(spec, 5.0, once, quiet=False)], notes
+        caplog.clear()
+        if not watch:
+            return [job.evaluate(spec, Context())], []
+        return [vars(record) for record in command.watched(spec, 5.0, once, quiet=False)], caplog.messages
 
     return call
 

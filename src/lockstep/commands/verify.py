@@ -19,7 +19,6 @@ _WHAT = {
     "digests": "the digest of the state after {step} steps",
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
-    "best_step": "the choice of the best step, of {step} steps,",
 }
 _COUNTED = {"digests": "digest", "checkpoints": "checkpoint"}
 
@@ -82,13 +81,12 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     before = "no recorded state before it is equal" if equal is None else f"the state after {equal} steps is equal"
     yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs; {before}"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
-    if tensors := record["tensors"]:
-        differing = tensors["differing"]
-        yield f"  tensors   {len(differing)} of {tensors['count']} differ after {tensors['step']} steps"
-        for one in differing[:_SHOWN]:
+    for changed in (one for one in record["differences"] if one.get("tensors")):
+        yield f"  tensors   {len(changed['tensors'])} differ after {changed['step']} steps"
+        for one in changed["tensors"][:_SHOWN]:
             distance = "" if one["max_abs"] is None else f", by at most {one['max_abs']:.3g}"
             yield f"            {one['name']}: {one['differing']:,} of {one['elements']:,} elements{distance}"
-        if (more := len(differing) - _SHOWN) > 0:
+        if (more := len(changed["tensors"]) - _SHOWN) > 0:
             yield f"            and {more} more: --json lists all"
     machine = record["machine"] or {"probe_equal": None, "changes": []}
     words = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
