@@ -310,10 +310,7 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         file = read(run.model)
     else:
         file = run.load(which)
-        group = "ema" if any(name.startswith("ema/") for name in file.tensors) else "parameter"
-        named = [(*key.partition("/"), tensor) for key, tensor in file.tensors.items()]
-        kept = {name: tensor for kind, _, name, tensor in named if kind in (group, "buffer", "frozen")}
-        file = replace(file, tensors=kept)
+        file = replace(file, tensors=file.weights())
     recipe = run.recipe()
     if file.facts.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")

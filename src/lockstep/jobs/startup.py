@@ -35,7 +35,8 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
                  f"{len(train_set.classes)} classes"),
         ("model", f"{recipe.model}: {trained}, computed in {recipe.precision}"
                   + (", the same bits on every kind of CPU tried" if recipe.arithmetic == "portable" else "")),
-        *(session.initial_weights.lines() if session.initial_weights and not session.state.step else []),
+        *([("init", f"{session.placement.init}: {session.initial_weights}")]
+          if session.initial_weights and not session.state.step else []),
         ("batch", f"{recipe.batch} images a step (global) = {plural(recipe.towers, 'tower')} x {recipe.tower_batch}; "
                   f"{course.steps} steps = {course.epochs:.1f} epochs"),
         ("rate", f"learning rate {recipe.lr:g}, {_described(recipe.schedule)}"),
