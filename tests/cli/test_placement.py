@@ -12,9 +12,8 @@ def test_log_placement_says_what_is_where(program, tmp_path):
     assert "process 0" not in silent.stdout
     done = program("train", "--steps", 2, "--processes", 2, "--log-placement", "--reduction", "central")
     assert done.returncode == 0, done.stderr
-    where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\), [\d.]+ GiB"
+    where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\)"
     places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)
     assert [(process, first, last) for process, _, first, last in places] == [("0", "0", "1"), ("1", "2", "3")]
     assert places[0][1] != places[1][1]
-    assert re.search(r"in each +parameters, float32 0.2 MiB, their average 0.2 MiB, .*data 0.1 MiB", done.stdout)
     assert re.search(r"reduction +58,817 float32 values a step, 0.2 MiB; process 0 adds all vectors", done.stdout)

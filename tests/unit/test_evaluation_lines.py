@@ -2,35 +2,13 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
-from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation
-from lockstep.jobs.evaluate import _note_division, record_of
+from lockstep.jobs.evaluate import record_of
 from lockstep.words import counted, wilson_interval
-
-
-def test_a_note_says_that_a_part_of_another_folder_is_evaluated(tmp_path, caplog):
-    def notes(folder, trained=None):
-        (tmp_path / "environment.json").write_text(
-            json.dumps([{"step": 0, "data": str(trained or tmp_path / "trained")}])
-        )
-        recipe = SimpleNamespace(dataset="folder", test_share=0.2)
-        job = SimpleNamespace(recipe=recipe, placement=Placement(data=folder), path=tmp_path, split="test")
-        caplog.clear()
-        _note_division(job, SimpleNamespace(splits={"train": range(8), "test": range(2)}))
-        return [*caplog.messages]
-
-    for name in ("new/bright", "new/dark", "own/train/bright", "own/test/bright"):
-        (tmp_path / name).mkdir(parents=True)
-    assert notes(tmp_path / "new") == [
-        f"test is 2 of the 10 images in {tmp_path}/new: the folder has no test folder, so test_share=0.2 divides its "
-        f"images. --split selects train or test"
-    ]
-    assert notes(tmp_path / "new", tmp_path / "new") == notes(tmp_path / "own") == []
 
 
 def evaluation(classes, confusion, lost=0, loss=0.5):

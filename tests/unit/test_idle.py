@@ -14,10 +14,10 @@ from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
 
 
-def processes_line(device: str, local_processes: int = 1, reduction: str = "tree") -> str:
+def processes_line(device: str, local_processes: int) -> str:
     recipe, group = get_recipe("digits").replace(towers=4, batch=128), Alone()
     session = SimpleNamespace(
-        recipe=recipe, course=recipe.bind(50), placement=Placement(reduction=reduction), group=group,
+        recipe=recipe, course=recipe.bind(50), placement=Placement(), group=group,
         reduction=Reduction(group, 4), device=torch.device(device), parameter_count=1, initial_weights=None,
         splits={"train": images(50)}, local_processes=local_processes,
     )  # fmt: skip
@@ -30,8 +30,3 @@ def test_a_note_says_that_towers_share_a_gpu(monkeypatch, local, shown):
     line = processes_line("cuda", local)
     assert line.startswith("1 on X100; 4 towers")
     assert ("4 towers take turns on 1 GPU" in line) == shown
-
-
-@pytest.mark.parametrize(("reduction", "shown"), [("tree", False), ("central", True)])
-def test_a_reduction_that_makes_a_difference_is_named(reduction, shown):
-    assert (f"reduction {reduction}" in processes_line("cpu", reduction=reduction)) == shown

@@ -38,7 +38,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(
         with pytest.raises(LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1") as error:
             train(tmp_path / "run", "late_nan", resume)
         assert error.value.code == CRASH
-        assert "The last good state, after 1 steps, is saved" in str(error.value)
+        assert "newest checkpoint is its last good state" in str(error.value)
         assert max(statefile.checkpoints_in(tmp_path / "run/checkpoints")) == 1
 
 

@@ -110,8 +110,7 @@ def evaluate(
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest; of a complete run with patience the best.
         weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
-        examples: Evaluate only the first N examples of the split; of a folder of images N evenly spread ones, as its
-            order is by class. Default: all.
+        examples: Evaluate only N examples of the split, at even distances. Default: all.
         watch: Evaluate each new checkpoint once, until the run ends. The run may start later.
         interval: With --watch: seconds between two searches. Default: 5.
         once: With --watch: search once, evaluate the newest checkpoint if it is new.

@@ -4,10 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
-from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.scan import scan
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
@@ -22,11 +20,7 @@ from lockstep.words import wilson_interval
 def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
     session = Session(spec.recipe, spec.placement, ctx)
-    record = judge(spec, ctx, session, session.split(spec.split, spec.examples))
-    if not ctx.first:
-        return None
-    _note_division(spec, session)
-    return record
+    return judge(spec, ctx, session, session.split(spec.split, spec.examples))
 
 
 def judge(
@@ -39,7 +33,7 @@ def judge(
     run, found = Run(spec.path), None
     if ctx.first:
         found = run.load(spec.checkpoint)
-        _check(spec, session, dataset, found)
+        _check(spec, session, found)
         # An evaluation makes no update, so it needs no optimizer.
         weights_only = {name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")}
         found = replace(found, tensors=weights_only)
@@ -68,36 +62,12 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
     return {**result.summary(), "accuracy_interval": interval, "classes": by_class, "confusion": result.confusion}
 
 
-def _check(spec: EvaluateSpec, session: Session, dataset: Dataset, found: StateFile) -> None:
-    """Raise a LockstepError if the dataset has other classes than the run's. Note other source, and another split."""
+def _check(spec: EvaluateSpec, session: Session, found: StateFile) -> None:
+    """Raise a LockstepError if the data has other classes than the run's. Note other source, and another split."""
     if changed := compare(found.facts, {"model_source": session.model_source}):
         code = describe_custom_code(session.recipe)
-        text = f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})"
-        logger.warning(text)
-    trained, own = found.facts["classes"], list(dataset.classes)
-    if trained != own:
-        only = [*(f"-{name}" for name in trained if name not in own), *(f"+{n}" for n in own if n not in trained)]
-        raise LockstepError(
-            f"the dataset's classes are not those of {spec.path} ({', '.join(only) or 'another order'}): give "
-            f"images of the same {len(trained)} classes as --data",
-            DATA,
-        )
+        logger.warning(f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})")
+    session.require_same_classes(spec.path, found.facts["classes"])
     whole = session.splits[spec.split].sha256
     if found.facts["data_sha256"].get(spec.split, whole) != whole:
         logger.warning(f"the {spec.split} data is not what it was in training (its sha256 differs)")
-
-
-def _note_division(spec: EvaluateSpec, session: Session) -> None:
-    """Note that only a part of the images is evaluated, if `test_share` divides another data folder.
-
-    A user who gives new photos expects that all of them are evaluated.
-    """
-    folder, trained = spec.placement.data, Run(spec.path).data()
-    if spec.recipe.dataset != IMAGE_FOLDER or folder is None or (trained and folder.resolve() == trained.resolve()):
-        return
-    if scan(folder).divided:
-        logger.warning(
-            f"{spec.split} is {len(session.splits[spec.split])} of the {sum(map(len, session.splits.values()))} images "
-            f"in {folder}: the folder has no test folder, so test_share={spec.recipe.test_share:g} divides its images. "
-            f"--split selects {' or '.join(session.splits)}"
-        )

@@ -1,9 +1,10 @@
 """OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from lockstep.core.tower import OverflowedError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
@@ -20,7 +21,6 @@ from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
 from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
-from lockstep.runs.statefile import StateFile
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
@@ -31,40 +31,29 @@ class OpenRun:
 
     Attributes:
         folder: the run's folder, which process 0 has locked; None in the others.
-        checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
         listeners: the receivers of the run's events, in process 0.
     """
 
-    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> None:
-        """Make the run's folder, or lock the existing one. `facts` are those that all processes agree on.
+    def __init__(
+        self, spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any], folder: Folder | None
+    ) -> None:
+        """Compare `facts`, on which all processes agree, with the earlier sessions of the `folder`.
 
-        Raises: LockstepError if the folder may not be used, or was trained on other data.
+        Raises: LockstepError if the run was trained on other data.
         """
-        self._spec, self._ctx, self._session, self._facts = spec, ctx, session, facts
-        self.folder: Folder | None = None
-        self.checkpoint: StateFile | None = None
+        self._spec, self._ctx, self._session, self._facts, self.folder = spec, ctx, session, facts, folder
         self.listeners: list[Listener] = []
-        self._mixed_arithmetic = False
-        if not ctx.first:
+        if folder is None:
             return
-        if spec.resume:
-            self.folder = Folder.resume(spec.path, spec.placement)
-        else:
-            self.folder = Folder.create(spec.path, session.recipe, spec.placement, spec.numbered)
-        try:
-            self.checkpoint = self.folder.checkpoint
-            if self.checkpoint is not None:
-                session.require_same_data(self.folder.path, self.checkpoint.facts)
-            self._compare_sessions(self.folder.earlier)
-            ctx.tell("run", str(self.folder.path))
-            self.listeners = self._make_listeners(self.folder)
-        except BaseException:
-            self.folder.close()
-            raise
+        if folder.checkpoint is not None:
+            session.require_same_data(folder.path, folder.checkpoint.facts)
+        self._mixed = any(texts(compare(one, facts), *_DECIDING) for one in folder.earlier)
+        self._warn_of_changes(folder.earlier)
+        ctx.tell("run", str(folder.path))
+        self.listeners += self._make_listeners(folder)
 
-    def _compare_sessions(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+    def _warn_of_changes(self, earlier: Sequence[Mapping[str, Any]]) -> None:
         """Warn if this session computes differently from the last one of the `earlier` ones."""
-        self._mixed_arithmetic = any(texts(compare(one, self._facts), *_DECIDING) for one in earlier)
         found = compare(earlier[-1], self._facts) if earlier else []
         if changed := texts(found, "source"):
             code = describe_custom_code(self._spec.recipe)
@@ -79,22 +68,19 @@ class OpenRun:
             effect = "the image decoder too, so pixels may differ" if texts(found, "decoder") else "the probe is equal"
             logger.warning(f"the environment has changed ({cause}): {effect}")
 
-    def _make_listeners(self, folder: Folder) -> list[Listener]:
+    def _make_listeners(self, folder: Folder) -> Iterator[Listener]:
         placement, output = self._spec.placement, self._ctx.output
-        log_file = console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
-        listeners: list[Listener] = [log_file, MetricsFile(folder.metrics_path, placement.log_every)]
         if output.lines is not None:
-            listeners.insert(0, console.for_stream(output.lines, placement.log_every))
+            yield console.for_stream(output.lines, placement.log_every)
+        yield console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
+        yield MetricsFile(folder.metrics_path, placement.log_every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
-            tensorboard = TensorBoard(
+            yield TensorBoard(
                 folder.summaries, placement.summary_every, self._session.network,
-                resumed=self.checkpoint.step if self.checkpoint else None,
-                evaluations=folder.evaluations,
+                resumed=folder.checkpoint.step if folder.checkpoint else None, evaluations=folder.evaluations,
             )  # fmt: skip
-            listeners.append(tensorboard)
-        return listeners
 
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
@@ -125,71 +111,57 @@ class OpenRun:
 
         Raises: LockstepError, in every process, if the state is not finite or is not the same in all processes.
         """
-        with self._ctx.monitor.pausing():
-            self._session.require_sound_state()
-            self._save(due)
-
-    def _save(self, due: Due) -> None:
-        state = self._session.state
+        session, state = self._session, self._session.state
+        if not state.is_finite():
+            raise OverflowedError(state.step)
+        session.require_equal_states()
         if self.folder is not None:
-            facts = {**self._session.facts(), **due.facts()}
+            facts = {**session.facts(), **due.facts()}
             self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
-
-    def save_last_good(self, due: Due) -> str:
-        """Save the state after a failed step, if it is finite, in process 0. Return a sentence about what is saved."""
-        assert self.folder is not None
-        if not self._session.state.is_finite():
-            return f"The last good state is the latest checkpoint in {self.folder.path}"
-        self._save(due)
-        self.folder.saver.require_saved()
-        return f"The last good state, after {self._session.state.step} steps, is saved in {self.folder.path}"
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
         if self.folder is not None:
-            with self._ctx.monitor.pausing():
-                self.folder.saver.require_saved()
+            self.folder.saver.require_saved()
 
-    def stop(self, due: Due, log: Log) -> None:
-        """Save the state of a run that was asked to stop, and print how to continue it."""
-        self.save(due)
+    def stop(self, log: Log) -> None:
+        """Print how to continue a run that was asked to stop, when its last checkpoint is saved."""
         self.require_saved()
-        with self._ctx.monitor.pausing():
-            if self.folder is not None:
-                again = self._spec.recipe.command("train", self.folder.path, "--resume")
-                lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
-                log.note(*console.block(lines))
+        if self.folder is not None:
+            again = self._spec.recipe.command("train", self.folder.path, "--resume")
+            lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
+            log.note(*console.block(lines))
 
     def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
         """Write the model and the result, and print the end block. Return the result in process 0."""
-        with self._ctx.monitor.pausing():
-            if (folder := self.folder) is None:
-                return None
-            record = result.record(
-                log, started=self._spec.started, run=folder.path, last_loss=folder.last_loss(),
-                mixed=self._mixed_arithmetic,
-            )  # fmt: skip
-            folder.finish(record, *self._session.model_file())
-            log.note(*console.block(result.lines(record, folder.model, log.course.steps)))
-            return record
-
-    def close(self) -> None:
-        """Close the listeners, wait for the checkpoint that is being written, and unlock the folder."""
-        for listener in self.listeners:
-            listener.close()
-        if self.folder is not None:
-            self.folder.close()
+        self.require_saved()
+        if (folder := self.folder) is None:
+            return None
+        record = result.record(log, folder, self._spec.started, self._mixed)
+        folder.finish(record, *self._session.model_file())
+        log.note(*console.block(result.lines(record, folder.model)))
+        return record
 
 
 @contextmanager
 def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> Iterator[OpenRun]:
-    """Open the run within the context. Raises: as `OpenRun`; LockstepError if its folder cannot be written."""
+    """Make the run's folder, or lock the existing one, within the context.
+
+    Raises: as `OpenRun`; LockstepError if the folder may not be used, or cannot be written.
+    """
     try:
-        run = OpenRun(spec, ctx, session, facts)
-        try:
+        with ExitStack() as stack:
+            folder = None
+            if ctx.first and spec.resume:
+                folder = Folder.resume(spec.path, spec.placement)
+            elif ctx.first:
+                folder = Folder.create(spec.path, spec.recipe, spec.placement, spec.numbered)
+            if folder:
+                stack.callback(folder.close)
+            run = OpenRun(spec, ctx, session, facts, folder)
+            for listener in run.listeners:
+                stack.callback(listener.close)
             yield run
-        finally:
-            run.close()
     except OSError as error:
         if not ctx.first:
             raise  # Only process 0 writes.

@@ -12,6 +12,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.jobs.session import Session
 from lockstep.listeners.log import Log
 from lockstep.messages import command
+from lockstep.runs.folder import Run
 from lockstep.words import counted, plural, wilson_interval
 
 Line = tuple[str, str]  # (label, text)
@@ -40,11 +41,10 @@ class Result:
         """Return the evaluation of the classifier's weights."""
         return next(iter(self.evaluations.values()))
 
-    def record(self, log: Log, *, started: float, run: Path, last_loss: float | None, mixed: bool) -> dict[str, Any]:
+    def record(self, log: Log, run: Run, started: float, mixed: bool) -> dict[str, Any]:
         """Return the content of result.json.
 
-        `started` is the time of the program's start, `last_loss` that of the last step, and `mixed` whether sessions
-        of the run computed differently.
+        `started` is the time of the program's start, and `mixed` whether sessions of the `run` computed differently.
         """
         session, recipe, best = self.session, self.session.recipe, self.best
         stopped_after = self.trained if self.trained < log.course.steps else None
@@ -62,7 +62,7 @@ class Result:
             },
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             **views,
-            "loss": {"train": last_loss} | {kind: found.loss for kind, found in self.evaluations.items()},
+            "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.train_s, 3),
             "total_s": round(time.time() - started, 3),
             "images_per_s": round(log.images_per_s, 1),
@@ -72,11 +72,11 @@ class Result:
             "versions": session.fingerprint["versions"],
             "model_source": session.model_source,
             "mixed_arithmetic": mixed,
-            "run": str(run),
+            "run": str(run.path),
         }
 
-    def lines(self, record: Mapping[str, Any], model: Path, steps: int) -> list[Line]:
-        """Return the end block of a run of `steps` steps whose weights are in the file `model`."""
+    def lines(self, record: Mapping[str, Any], model: Path) -> list[Line]:
+        """Return the end block of a run whose weights are in the file `model`."""
         recipe, best, run = self.session.recipe, self.best, record["run"]
         others = ""
         if "ema" in self.evaluations:
@@ -92,7 +92,7 @@ class Result:
         if record.get("stopped_after") is not None:
             epochs = plural(recipe.patience or 0, "epoch")
             why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
-            early = [("stopped", f"after {self.trained} of {steps} steps: {why}")]
+            early = [("stopped", f"after {self.trained} of {self.session.course.steps} steps: {why}")]
         if recipe.patience is not None:
             early.append(("best", f"the weights after {self.best_step} of {self.trained} steps are the result"))
         return [

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lockstep.core.loop import Observer, train
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
-from lockstep.core.tower import OverflowedError, Tower
+from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
 from lockstep.data.dataset import Dataset, first_other_class
@@ -48,7 +48,7 @@ class Session:
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         network, state: the network in the recipe's precision, and the master state that trains it.
-        parameter_count, frozen_count: number of values in all parameters that are trained, and in those before a head.
+        parameter_count: number of values in all parameters that are trained.
         model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
         fingerprint: see `provenance.fingerprint`.
     """
@@ -81,7 +81,6 @@ class Session:
         numerics.configure(recipe.threads_per_tower, recipe.exact)
         self.state = model.state(ctx.device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        self.frozen_count = sum(p.numel() for p in model.module.parameters()) - self.parameter_count
         model.place(ctx.device)
         self.network, self._prefix = model.network, model.prefix
 
@@ -98,20 +97,21 @@ class Session:
     def _load_initial_weights(self, model: Model) -> InitialWeights | None:
         """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
         recipe, path = self.recipe, self.placement.init
-        if path is None and recipe.head is not None:
-            raise LockstepError(
-                f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
-                f"weights: give their file or run as --init"
-            )
-        if path is None or recipe.init_sha256 is None:
+        if path is None:
+            if recipe.head is not None:
+                raise LockstepError(
+                    f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
+                    f"weights: give their file or run as --init"
+                )
             return None
         # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
         self._seeded_state = model.state(self.device)
         # A checkpoint of this recipe has the layers before the head; its head is not the one that the run starts from.
         facts = facts_if_valid(path)
-        own_state = "step" in facts and facts.get("recipe_digest") == recipe.digest()
-        loaded = load_initial_weights(model.module, recipe.model, path, None if own_state else recipe.init_sha256)
-        return None if own_state else loaded
+        if "step" in facts and facts["recipe_digest"] == recipe.digest():
+            load_initial_weights(model.module, recipe.model, path, None)
+            return None
+        return load_initial_weights(model.module, recipe.model, path, recipe.init_sha256)
 
     @cached_property
     def train_set(self) -> Dataset:
@@ -139,7 +139,7 @@ class Session:
 
     def require_same_data(self, run: Path, stated: Mapping[str, Any]) -> None:
         """Raise a LockstepError unless splits and classes are those that the `run` has `stated`."""
-        own, where = self.splits["train"].classes, f" in {self.placement.data}" if self.placement.data else ""
+        where = f" in {self.placement.data}" if self.placement.data else ""
         for name, digest in self.data_sha256.items():
             if (stated.get("data_sha256") or {}).get(name, digest) != digest:
                 raise LockstepError(
@@ -148,10 +148,15 @@ class Session:
                     f"a new run",
                     DATA,
                 )
-        if other := first_other_class(stated.get("classes") or own, own):
+        self.require_same_classes(run, stated.get("classes"))
+
+    def require_same_classes(self, run: Path, stated: Sequence[str] | None) -> None:
+        """Raise a LockstepError unless the names of the classes are those that the `run` has `stated`, if any."""
+        own = self.splits["train"].classes
+        if other := first_other_class(stated or own, own):
             raise LockstepError(
                 f"the classes are not those that {run} was trained on: label {other[0]} was {other[1]} and is "
-                f"{other[2]}. Give the same names in the same order, or start a new run",
+                f"{other[2]}. Give images of the same classes as --data, or start a new run",
                 DATA,
             )
 
@@ -185,10 +190,9 @@ class Session:
         return tensors, facts
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
-        """Return a split, or `examples` of it, on the device; for a recipe with `head` its features.
+        """Return a split, or `examples` of it at even distances, on the device; for a recipe with `head` its features.
 
-        All processes call this together. Raises: LockstepError if the split does not exist.
-        The `examples` are the first, or in a folder of images, whose order is by class, evenly spread ones.
+        All processes call this together. Raises: LockstepError if the split does not exist, or has fewer examples.
         """
         if name not in self.splits:
             raise LockstepError(
@@ -201,8 +205,7 @@ class Session:
                     f"--examples: got {examples}: split {name} of dataset {self.recipe.dataset} has "
                     f"{len(dataset)}, so give 1 to {len(dataset)}"
                 )
-            folder = self.recipe.dataset == IMAGE_FOLDER
-            dataset = dataset.spread(examples) if folder else dataset.first(examples)
+            dataset = dataset.spread(examples)
         if self._prefix is None:
             return dataset.to(self.device)
         ctx = self._ctx
@@ -227,7 +230,7 @@ class Session:
         elif self.recipe.init_sha256 is not None and self.initial_weights is None:
             raise LockstepError(
                 f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
-                f"run as --init, or start from random ones with --set init_sha256=none"
+                f"run as --init"
             )
         facts: dict[str, Any] = json.loads(
             self.group.broadcast(json.dumps(checkpoint.facts if checkpoint else {}).encode())
@@ -240,7 +243,7 @@ class Session:
         Raises: LockstepError, in every process, unless all have the same versions, recipe, data, names of classes,
             model source, weights, and, if the recipe is exact, the same arithmetic.
         """
-        placement, custom = self.placement, self.recipe.custom_code
+        placement = self.placement
         data = {"training data" if name == "train" else f"{name} data": sha for name, sha in self.data_sha256.items()}
         self._require_equal(
             {
@@ -250,7 +253,7 @@ class Session:
                 **data,
                 # The sha256 of a split covers labels, not their names.
                 "names of the classes": self.splits["train"].classes,
-                "source of the dataset or model" if "dataset" in custom else "source of the model": self.model_source,
+                "source of the model or dataset": self.model_source,
                 "weights": self.state.weights_sha256(),
                 "options --eval-every, --save-every and --digest-every": [
                     placement.eval_every, placement.save_every, placement.digest_every,
@@ -289,22 +292,12 @@ class Session:
                 ENVIRONMENT,
             )
 
-    def require_sound_state(self) -> None:
-        """Raise, in every process, unless the state is finite and has the same bits in all. Call it before a save."""
-        if not self.state.is_finite():
-            raise OverflowedError(self.state.step)
-        self.require_equal_states()
-
     def require_equal_states(self) -> None:
         """Raise a StatesDifferError, in every process, unless the states of all have the same bits."""
         if self.group.processes > 1:
             digests = exchange(self.state.digest(), self.group)
             if len(set(digests)) > 1:
                 raise StatesDifferError(self.state.step, digests)
-
-    def peak_memory_bytes(self) -> list[int]:
-        """Return the most memory that each process has held, in bytes: of its GPU, or on CPU in all."""
-        return [int(row) for row in self.group.gather(torch.tensor([hardware.peak_memory_bytes(self.device)]))]
 
     def evaluate(
         self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
@@ -313,17 +306,10 @@ class Session:
         parameters = self.state.weights(weights)
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
-    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
+    def evaluate_all(self, dataset: Dataset, progress: Progress | None = None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
-        kinds = list(dict.fromkeys((self.recipe.own_weights, "raw")))
-        results: dict[str, Evaluation] = {}
-
-        def part(share: float) -> None:
-            progress((len(results) + share) / len(kinds))
-
-        for weights in kinds:
-            results[weights] = self.evaluate(dataset, weights, part)
-        return results
+        kinds = dict.fromkeys((self.recipe.own_weights, "raw"))
+        return {weights: self.evaluate(dataset, weights, progress) for weights in kinds}
 
 
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:

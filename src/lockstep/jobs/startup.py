@@ -5,7 +5,6 @@ import shlex
 import socket
 from pathlib import Path
 
-import psutil
 import torch
 
 from lockstep import hardware
@@ -26,14 +25,12 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     recipe, course, train_set = session.recipe, session.course, session.splits["train"]
     data = str(session.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, train_set.images.shape[1:]))
-    trained = f"{session.parameter_count:,} parameters"
-    if recipe.head is not None:
-        trained += f" of the head {recipe.head} are trained, {session.frozen_count:,} before it are frozen"
+    head = f" of the head {recipe.head} are trained" if recipe.head else ""
     return [
         ("recipe", f"{recipe.name}, digest {recipe.digest()[:12]}"),
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, {shape}, "
                  f"{len(train_set.classes)} classes"),
-        ("model", f"{recipe.model}: {trained}, computed in {recipe.precision}"
+        ("model", f"{recipe.model}: {session.parameter_count:,} parameters{head}, computed in {recipe.precision}"
                   + (", the same bits on every kind of CPU tried" if recipe.arithmetic == "portable" else "")),
         *([("init", f"{session.placement.init}: {session.initial_weights}")]
           if session.initial_weights and not session.state.step else []),
@@ -64,52 +61,29 @@ def _described(group: Settings) -> str:
 
 
 def _processes(session: Session) -> str:
-    recipe, processes, device = session.recipe, session.group.processes, session.device
-    shares = [owned(recipe.towers, processes, process) for process in range(processes)]
-    counts = f"{' + '.join(str(len(share)) for share in shares)} {'tower' if recipe.towers == 1 else 'towers'}"
-    threads = plural(recipe.threads_per_tower, "thread")
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads} each"
-    shown = processes > 1 or session.placement.reduction == "central"
-    how = f", reduction {session.placement.reduction}" if shown else ""
-    note = ""
-    if (session.placement.device, device.type) == ("auto", "cpu") and (problem := hardware.gpu_problem()):
-        note = f"; a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
-    elif device.type == "cuda" and recipe.towers > session.local_processes:
-        note = f"; {plural(recipe.towers, 'tower')} take turns on {plural(session.local_processes, 'GPU')}"
-    return f"{processes} on {where}; {counts}{how}{'' if session.reduction.exact else ' (not exact)'}{note}"
+    recipe, group, device = session.recipe, session.group, session.device
+    counts = " + ".join(str(len(owned(recipe.towers, group.processes, process))) for process in range(group.processes))
+    where = f"CPU, {plural(recipe.threads_per_tower, 'thread')} each"
+    note = f", reduction {session.placement.reduction}{'' if session.reduction.exact else ' (not exact)'}"
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+        if recipe.towers > session.local_processes:
+            note += f"; {plural(recipe.towers, 'tower')} take turns on {plural(session.local_processes, 'GPU')}"
+    elif session.placement.device == "auto" and (problem := hardware.gpu_problem()):
+        note += f"; a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
+    return f"{group.processes} on {where}; {counts} {'tower' if recipe.towers == 1 else 'towers'}{note}"
 
 
 def placement_lines(session: Session) -> list[Line]:
-    """Return each process's host, device and towers, the memory a process holds, and how vectors are added.
-
-    All processes call this together.
-    """
-    recipe, group, state, device = session.recipe, session.group, session.state, session.device
-    vector_length = session.tower.layout.length
+    """Return each process's host, device and towers, and how vectors are added. All processes call this together."""
+    recipe, group, device, length = session.recipe, session.group, session.device, session.tower.layout.length
+    name = f"CPU ({plural(hardware.cores(), 'core')}, {torch.get_num_threads()} used)"
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        name, total = f"{device} ({properties.name})", properties.total_memory
-    else:
-        name = f"CPU ({plural(hardware.cores(), 'core')}, {torch.get_num_threads()} used)"
-        total = psutil.virtual_memory().total
-    own = f"{socket.gethostname()}, pid {os.getpid()}, {name}, {total / 2**30:.1f} GiB"
+        name = f"{device} ({torch.cuda.get_device_name(device)})"
+    own = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
+    how = f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; {REDUCTIONS[session.placement.reduction]}"
     places = [
         (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")
         for process, text in enumerate(exchange(own, group))
     ]
-    in_memory = [part for part in session.splits.values() if not part.mapped]
-    held = {
-        "parameters, float32": sum(t.nbytes for t in state.parameters.values()),
-        "their average": sum(t.nbytes for t in (state.ema or {}).values()),
-        f"the network's copy, {recipe.precision}": sum(t.nbytes for t in session.network.parameters.values()),
-        "data": sum({id(part.images): part.images.nbytes for part in in_memory}.values()),
-    }
-    sizes = ", ".join(f"{what} {size / 2**20:.1f} MiB" for what, size in held.items() if size)
-    how = "all towers in one process"
-    if group.processes > 1 or session.placement.reduction == "central":
-        how = REDUCTIONS[session.placement.reduction]
-    return [
-        *places,
-        ("in each", f"{sizes}; and the optimizer's state"),
-        ("reduction", f"{vector_length:,} float32 values a step, {vector_length * 4 / 2**20:.1f} MiB; {how}"),
-    ]
+    return [*places, ("reduction", how)]

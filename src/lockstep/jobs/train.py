@@ -1,17 +1,19 @@
 """The train job: a run from its folder to its result. All processes compute the same; only process 0 writes."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
+
+import torch
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError
+from lockstep.hardware import peak_memory_bytes
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.open_run import OpenRun, open_run
+from lockstep.jobs.open_run import open_run
 from lockstep.jobs.result import Result
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
@@ -45,33 +47,42 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         # Where does it go?
         run = stack.enter_context(open_run(spec, ctx, session, facts))
         due = Due(spec.placement, session.course)
-        due.load(session.restore(run.checkpoint))
+        due.load(session.restore(run.folder.checkpoint if run.folder else None))
         test_set = session.split(spec.recipe.evaluated_split)
         log = Log(session.course, run.listeners, ctx.monitor, session.device)
         run.begin(log, due, test_set)
         messages.write = log.note
         for text in notes:
             log.note(text)
-        stack.enter_context(_last_good_state_saved(session, due, run, ctx))
-        run.save(due)
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
-        evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
-        updates = session.train(log, poll_flags=run.poll, digest_every=spec.placement.digest_every)
-        for requested in () if due.ended else updates:
-            run.stepped()
-            if due.saves(session.state.step, requested):
+        try:
+            run.save(due)
+            evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
+            updates = session.train(log, poll_flags=run.poll, digest_every=spec.placement.digest_every)
+            for requested in () if due.ended else updates:
+                with ctx.monitor.pausing():
+                    run.stepped()
+                    if due.saves(session.state.step, requested):
+                        run.save(due)
+                    evaluations = _evaluate_if_due(session, test_set, due, log)
+                if due.ended:
+                    break
+            updates.close()
+            if requested.stop is not None:
                 run.save(due)
-            evaluations = _evaluate_if_due(session, test_set, due, log)
-            if due.ended:
-                break
-        updates.close()
+        except NonFiniteError as error:
+            session.require_equal_states()  # The state that process 0 saves must be the state of all.
+            if session.state.is_finite():
+                run.save(due)
+                run.require_saved()
+            ctx.group.broadcast(b"")  # No process reports the error, and with it ends all, before process 0 has saved.
+            raise LockstepError(f"{error}. The run's newest checkpoint is its last good state", error.code) from None
 
         # How did it end?
         if requested.stop is not None:
-            run.stop(due, log)
+            run.stop(log)
             raise StoppedError(requested.stop)
-        run.require_saved()
         return run.finish(_result(session, test_set, due, log, evaluations), log)
 
 
@@ -80,8 +91,7 @@ def _evaluate_all(session: Session, test_set: Dataset, log: Log) -> dict[str, Ev
         with log.monitor.doing("report"):
             log.evaluating(session.state.step, session.recipe.evaluated_split, share)
 
-    with log.monitor.pausing():
-        return session.evaluate_all(test_set, progress)
+    return session.evaluate_all(test_set, progress)
 
 
 def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log) -> dict[str, Evaluation]:
@@ -90,8 +100,7 @@ def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log) ->
     if not due.evaluates(state.step):
         return {}
     results = _evaluate_all(session, test_set, log)
-    with log.monitor.pausing():
-        log.evaluation(state.step, session.recipe.evaluated_split, results)
+    log.evaluation(state.step, session.recipe.evaluated_split, results)
     due.record(state.step, next(iter(results.values())).correct)
     if session.recipe.patience is not None and due.best_step == state.step:
         state.keep_best()
@@ -107,17 +116,5 @@ def _result(session: Session, test_set: Dataset, due: Due, log: Log, evaluations
     # There are none if the run was resumed after its last step, or an earlier step was the best.
     evaluations = evaluations or _evaluate_all(session, test_set, log)
     session.require_equal_states()
-    return Result(session, trained, due.best_step, evaluations, session.peak_memory_bytes())
-
-
-@contextmanager
-def _last_good_state_saved(session: Session, due: Due, run: OpenRun, ctx: Context) -> Iterator[None]:
-    """Save the state after a NonFiniteError within the context, which becomes a LockstepError that says so."""
-    try:
-        yield
-    except NonFiniteError as error:
-        with ctx.monitor.pausing():
-            session.require_equal_states()  # The state that process 0 saves must be the state of all.
-            # All processes wait here until process 0 has saved, so that none reports a save that fails.
-            saved = ctx.group.broadcast(run.save_last_good(due).encode() if ctx.first else None).decode()
-        raise LockstepError(f"{error}. {saved}", error.code) from None
+    memory = session.group.gather(torch.tensor([peak_memory_bytes(session.device)]))
+    return Result(session, trained, due.best_step, evaluations, memory.flatten().tolist())
