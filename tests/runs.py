@@ -11,8 +11,8 @@ import torch
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import SIGNAL_BASE
-from lockstep.jobs.context import Context, Output
-from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.context import Context
+from lockstep.jobs.specs import Output, TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.runs import statefile
 

@@ -11,8 +11,7 @@ from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import SLOW, Beat
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError
-from lockstep.jobs.context import Output
-from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.specs import Output, TrainSpec
 from lockstep.launch import supervisor
 from lockstep.launch.signals import StopRequest, handled_by, leave
 from lockstep.launch.submit import capacity

@@ -26,8 +26,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
-from lockstep.jobs.context import Output
-from lockstep.jobs.specs import Spec, TrainSpec
+from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.messages import on_stderr
 from lockstep.runs.folder import Run

@@ -1,53 +1,16 @@
-"""Context: what a job's function gets besides its spec, in each process. Needs no torch at import time."""
+"""Context: what a job's function gets besides its spec, in each process."""
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from signal import Signals
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+import torch
+
+from lockstep.core.group import Alone, Group
 from lockstep.core.monitor import Monitor
-
-if TYPE_CHECKING:
-    import torch
-
-    from lockstep.core.group import Group
-
-
-class Output(NamedTuple):
-    """What process 0 prints.
-
-    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
-    """
-
-    quiet: bool = False
-    lines_to_stderr: bool = False
-
-    @property
-    def lines(self) -> IO[str] | None:
-        """Return the stream for the lines of a run, or None."""
-        return None if self.quiet else sys.stderr if self.lines_to_stderr else sys.stdout
-
-    @property
-    def progress(self) -> IO[str] | None:
-        """Return the stream for the progress of other work, or None."""
-        return None if self.quiet else sys.stderr
-
-
-_SILENT = Output(quiet=True)
-
-
-def _alone() -> "Group":
-    from lockstep.core.group import Alone
-
-    return Alone()
-
-
-def _cpu() -> "torch.device":
-    import torch
-
-    return torch.device("cpu")
+from lockstep.jobs.specs import Output
 
 
 @dataclass
@@ -66,13 +29,13 @@ class Context:
         local: this process's number on its host.
     """
 
-    output: Output = _SILENT
+    output: Output = field(default_factory=lambda: Output(quiet=True))
     monitor: Monitor = field(default_factory=Monitor)
     tell: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
     loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    group: "Group" = field(default_factory=_alone)
-    device: "torch.device" = field(default_factory=_cpu)
+    group: Group = field(default_factory=Alone)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  a constant
     local: int = 0
 
     @property

@@ -31,6 +31,7 @@ class OpenRun:
 
     Attributes:
         folder: the run's folder, which process 0 has locked; None in the others.
+        checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
         listeners: the receivers of the run's events, in process 0.
     """
 
@@ -42,11 +43,12 @@ class OpenRun:
         Raises: LockstepError if the run was trained on other data.
         """
         self._spec, self._ctx, self._session, self._facts, self.folder = spec, ctx, session, facts, folder
+        self.checkpoint = folder.checkpoint if folder else None
         self.listeners: list[Listener] = []
         if folder is None:
             return
-        if folder.checkpoint is not None:
-            session.require_same_data(folder.path, folder.checkpoint.facts)
+        if self.checkpoint is not None:
+            session.require_same_data(folder.path, self.checkpoint.facts)
         self._mixed = any(texts(compare(one, facts), *_DECIDING) for one in folder.earlier)
         self._warn_of_changes(folder.earlier)
         ctx.tell("run", str(folder.path))
@@ -79,7 +81,7 @@ class OpenRun:
 
             yield TensorBoard(
                 folder.summaries, placement.summary_every, self._session.network,
-                resumed=folder.checkpoint.step if folder.checkpoint else None, evaluations=folder.evaluations,
+                resumed=self.checkpoint.step if self.checkpoint else None, evaluations=folder.evaluations,
             )  # fmt: skip
 
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
@@ -112,12 +114,13 @@ class OpenRun:
         Raises: LockstepError, in every process, if the state is not finite or is not the same in all processes.
         """
         session, state = self._session, self._session.state
-        if not state.is_finite():
-            raise OverflowedError(state.step)
-        session.require_equal_states()
-        if self.folder is not None:
-            facts = {**session.facts(), **due.facts()}
-            self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
+        with self._ctx.monitor.pausing():
+            if not state.is_finite():
+                raise OverflowedError(state.step)
+            session.require_equal_states()
+            if self.folder is not None:
+                facts = {**session.facts(), **due.facts()}
+                self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""

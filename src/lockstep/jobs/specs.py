@@ -1,17 +1,15 @@
-"""Specs: what a job is to compute. The launcher gives a spec to its worker processes as JSON."""
+"""Specs: what a job is to compute. Each names its job: the module of this folder, and the function in it."""
 
-import json
+import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.settings import Settings
-
-_PATH = "path in a spec"  # the only key of a JSON object that stands for a path
 
 
 class TrainSpec(Settings):
@@ -25,7 +23,7 @@ class TrainSpec(Settings):
         started: time.time() at the program's start.
     """
 
-    job: Literal["train"] = "train"
+    job: ClassVar[str] = "train"
     recipe: Recipe
     placement: Placement
     path: Path
@@ -46,7 +44,7 @@ class EvaluateSpec(Settings):
         checkpoint: the step of a checkpoint, "best", or None for the newest.
     """
 
-    job: Literal["evaluate"] = "evaluate"
+    job: ClassVar[str] = "evaluate"
     recipe: Recipe
     placement: Placement
     path: Path
@@ -63,7 +61,7 @@ class ReportSpec(EvaluateSpec):
         shown: how many of the worst mistakes, and of the least certain images.
     """
 
-    job: Literal["report"] = "report"  # type: ignore[assignment]
+    job: ClassVar[str] = "report"
     shown: int = 24
 
 
@@ -75,7 +73,7 @@ class VerifySpec(Settings):
         start: from which step to replay, up to the next checkpoint; None: from the second newest one.
     """
 
-    job: Literal["verify"] = "verify"
+    job: ClassVar[str] = "verify"
     recipe: Recipe
     placement: Placement
     path: Path
@@ -85,7 +83,7 @@ class VerifySpec(Settings):
 class LabelsSpec(Settings):
     """Find the images of a folder whose labels are contradicted by heads that were not trained on them."""
 
-    job: Literal["labels"] = "labels"
+    job: ClassVar[str] = "labels"
     recipe: Recipe
     placement: Placement
 
@@ -93,16 +91,21 @@ class LabelsSpec(Settings):
 Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
 
 
-def encoded(spec: Spec) -> str:
-    """Return `spec` as JSON. The bytes of a path need not be UTF-8."""
-    return json.dumps(spec.model_dump(), default=lambda path: {_PATH: str(path)})
+class Output(NamedTuple):
+    """What process 0 prints.
 
+    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
+    """
 
-def decoded(text: str) -> Spec:
-    """Return the spec that `encoded` wrote."""
-    fields = json.loads(text, object_hook=lambda found: Path(found[_PATH]) if found.keys() == {_PATH} else found)
-    spec: Spec = _ADAPTER.validate_python(fields)
-    return spec
+    quiet: bool = False
+    lines_to_stderr: bool = False
 
+    @property
+    def lines(self) -> IO[str] | None:
+        """Return the stream for the lines of a run, or None."""
+        return None if self.quiet else sys.stderr if self.lines_to_stderr else sys.stdout
 
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(Spec)
+    @property
+    def progress(self) -> IO[str] | None:
+        """Return the stream for the progress of other work, or None."""
+        return None if self.quiet else sys.stderr

@@ -1,6 +1,7 @@
 """The train job: a run from its folder to its result. All processes compute the same; only process 0 writes."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.hardware import peak_memory_bytes
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
-from lockstep.jobs.open_run import open_run
+from lockstep.jobs.open_run import OpenRun, open_run
 from lockstep.jobs.result import Result
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
@@ -47,7 +48,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         # Where does it go?
         run = stack.enter_context(open_run(spec, ctx, session, facts))
         due = Due(spec.placement, session.course)
-        due.load(session.restore(run.folder.checkpoint if run.folder else None))
+        due.load(session.restore(run.checkpoint))
         test_set = session.split(spec.recipe.evaluated_split)
         log = Log(session.course, run.listeners, ctx.monitor, session.device)
         run.begin(log, due, test_set)
@@ -55,35 +56,41 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         for text in notes:
             log.note(text)
 
+        stack.enter_context(_last_good_state_saved(session, due, run, ctx))
+        run.save(due)
+
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
-        try:
-            run.save(due)
-            evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
-            updates = session.train(log, poll_flags=run.poll, digest_every=spec.placement.digest_every)
-            for requested in () if due.ended else updates:
-                with ctx.monitor.pausing():
-                    run.stepped()
-                    if due.saves(session.state.step, requested):
-                        run.save(due)
-                    evaluations = _evaluate_if_due(session, test_set, due, log)
-                if due.ended:
-                    break
-            updates.close()
-            if requested.stop is not None:
+        evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
+        updates = session.train(log, poll_flags=run.poll, digest_every=spec.placement.digest_every)
+        for requested in () if due.ended else updates:
+            run.stepped()
+            if due.saves(session.state.step, requested):
                 run.save(due)
-        except NonFiniteError as error:
-            session.require_equal_states()  # The state that process 0 saves must be the state of all.
-            if session.state.is_finite():
-                run.save(due)
-                run.require_saved()
-            ctx.group.broadcast(b"")  # No process reports the error, and with it ends all, before process 0 has saved.
-            raise LockstepError(f"{error}. The run's newest checkpoint is its last good state", error.code) from None
+            evaluations = _evaluate_if_due(session, test_set, due, log)
+            if due.ended:
+                break
+        updates.close()
 
         # How did it end?
         if requested.stop is not None:
+            run.save(due)
             run.stop(log)
             raise StoppedError(requested.stop)
         return run.finish(_result(session, test_set, due, log, evaluations), log)
+
+
+@contextmanager
+def _last_good_state_saved(session: Session, due: Due, run: OpenRun, ctx: Context) -> Iterator[None]:
+    """Save the state after a NonFiniteError within the context, if it is finite itself."""
+    try:
+        yield
+    except NonFiniteError as error:
+        session.require_equal_states()  # The state that process 0 saves must be the state of all.
+        if session.state.is_finite():
+            run.save(due)
+            run.require_saved()
+        ctx.group.broadcast(b"")  # No process reports the error, and with it ends all, before process 0 has saved.
+        raise LockstepError(f"{error}. The run's newest checkpoint is its last good state", error.code) from None
 
 
 def _evaluate_all(session: Session, test_set: Dataset, log: Log) -> dict[str, Evaluation]:
@@ -99,8 +106,9 @@ def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log) ->
     state = session.state
     if not due.evaluates(state.step):
         return {}
-    results = _evaluate_all(session, test_set, log)
-    log.evaluation(state.step, session.recipe.evaluated_split, results)
+    with log.monitor.pausing():
+        results = _evaluate_all(session, test_set, log)
+        log.evaluation(state.step, session.recipe.evaluated_split, results)
     due.record(state.step, next(iter(results.values())).correct)
     if session.recipe.patience is not None and due.best_step == state.step:
         state.keep_best()

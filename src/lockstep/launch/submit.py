@@ -18,8 +18,7 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.jobs.context import Context, Output
-from lockstep.jobs.specs import Spec
+from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
@@ -77,6 +76,7 @@ def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] 
 
 def _inline(spec: Spec, output: Output) -> Outcome:
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
+    from lockstep.jobs.context import Context
     from lockstep.launch.worker import compute
 
     told: dict[str, Any] = {}

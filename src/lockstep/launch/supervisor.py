@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import json
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -22,8 +23,7 @@ from lockstep import hardware
 from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
-from lockstep.jobs.context import Output
-from lockstep.jobs.specs import Spec, TrainSpec, encoded
+from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.world import RENDEZVOUS, World
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
@@ -119,8 +119,8 @@ class Supervisor:
         """Start all processes. They search modules also where this program does: after all other folders."""
         self._folder = self._parent / f"start-{self._restarts}"
         self._folder.mkdir(parents=True)
-        (self._folder / "spec.json").write_text(encoded(self._spec))
         import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
+        (self._folder / "spec").write_bytes(pickle.dumps((self._spec, self._output, import_folders)))
         for process in [self._world.process] if self._world.launcher else range(self._processes):
             place = {RENDEZVOUS: ""}  # In an outer launch, the launcher's variables number the worker.
             if not self._world.launcher:
@@ -130,10 +130,7 @@ class Supervisor:
             self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
             self._programs[process] = subprocess.Popen(
                 # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
-                [
-                    sys.executable, "-P", "-m", "lockstep.launch.worker",
-                    str(self._folder), str(os.getpid()), json.dumps(self._output), *import_folders,
-                ],
+                [sys.executable, "-P", "-m", "lockstep.launch.worker", str(self._folder), str(os.getpid())],
                 env={**os.environ, **self._variables, **place},
                 stdin=subprocess.DEVNULL,
                 stdout=self._relay.descriptor if self._relay else None,

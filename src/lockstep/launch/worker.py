@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import sys
@@ -18,8 +19,7 @@ from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
 from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
-from lockstep.jobs.context import Context, Output
-from lockstep.jobs.specs import Spec, TrainSpec, decoded
+from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
@@ -28,6 +28,8 @@ from lockstep.messages import handled, on_stderr
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.jobs.context import Context
+
 _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
 _LESS_MEMORY = (
     "Give more --towers or a smaller --batch (in an evaluation, a smaller eval_batch), or compute in --precision "
@@ -35,7 +37,7 @@ _LESS_MEMORY = (
 )
 
 
-def compute(spec: Spec, world: World, ctx: Context) -> tuple[dict[str, Any] | None, int]:
+def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
     """Do this process's part of the job. Return its record in process 0, and the exit code. Raises: LockstepError.
 
     `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal stops training after a
@@ -89,7 +91,7 @@ def device_of(placement: Placement, world: World) -> "torch.device":
     return torch.device("cuda", numbers[local])
 
 
-def _join(placement: Placement, world: World, ctx: Context) -> None:
+def _join(placement: Placement, world: World, ctx: "Context") -> None:
     """Connect this process to the others: fill in `ctx.group`.
 
     On one host the launcher sees that a process hangs. On several hosts nothing does, so there a process waits for the
@@ -106,22 +108,25 @@ def _join(placement: Placement, world: World, ctx: Context) -> None:
 
 
 def main() -> None:
-    """Do a worker process's part of the job in FOLDER/spec.json.
+    """Do a worker process's part of the job in FOLDER/spec.
 
-    Arguments: FOLDER, the launcher's process id, an `Output` as JSON, and folders that are searched for modules after
-    all others. How the worker ended, it writes into FOLDER for the launcher.
+    Arguments: FOLDER, and the launcher's process id. FOLDER/spec also has the output, and folders that are searched for
+    modules after all others. How the worker ended, it writes into FOLDER for the launcher.
     """
     files.reserve_standard_streams()
-    folder, parent, output = Path(sys.argv[1]), int(sys.argv[2]), Output(*json.loads(sys.argv[3]))
-    sys.path += [path for path in sys.argv[4:] if path not in sys.path]
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    spec, world = decoded((folder / "spec.json").read_text()), World.from_environment()
+    spec, output, paths = pickle.loads((folder / "spec").read_bytes())
+    sys.path += [path for path in paths if path not in sys.path]
+    world = World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")
     threading.Thread(target=_watch, args=(parent, monitor, folder.parent), name="watch", daemon=True).start()
 
     def tell(kind: str, value: Any) -> None:
         files.replace(folder / f"{kind}.json", json.dumps(value).encode())
+
+    from lockstep.jobs.context import Context  # imports torch
 
     try:
         end = End(compute(spec, world, Context(output, monitor, tell))[1])
