@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 import lockstep
@@ -44,9 +43,11 @@ class Call(NamedTuple):
 
 def train(call: Call, *words: object, **environment: str) -> dict[str, Any]:
     """Run `lockstep train` into the folder of all rounds, which also has the cache. Return its result."""
-    command = [sys.executable, "-m", "lockstep", "train", *words, "--runs", call.folder, "--json"]
+    place = ["--runs", call.folder, "--json"]
     cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
-    result: dict[str, Any] = record_of(command, **cache | environment)
+    result: dict[str, Any] = record_of(
+        [sys.executable, "-m", "lockstep", "train", *words, *place], **cache | environment
+    )
     result["best"] = result["accuracy"]["ema"] or result["accuracy"]["raw"]
     return result
 
@@ -181,7 +182,7 @@ def folder(call: Call) -> Figures:
 
 def _splits(data: Path | None, first: int | None = None) -> dict[str, Dataset]:
     splits = load_cifar10(data)
-    return {"train": splits["train"].select(np.arange(first)) if first else splits["train"], "test": splits["test"]}
+    return {"train": splits["train"].first(first) if first else splits["train"], "test": splits["test"]}
 
 
 FOLDERS: dict[str, tuple[Callable[[Path | None], dict[str, Dataset]], str, tuple[str, ...]]] = {

@@ -118,7 +118,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None, disturb=lambda sta
     for _ in train(dataset, tower, reduction, state, log, poll_flags=poll, digest_every=2) if last else ():
         disturb(state, group.process)
     assert state.step == last
-    evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.spread(50), group)
+    evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group)
     return Trained(state, evaluation, getattr(log, "found", {}))
 
 

@@ -38,7 +38,7 @@ def through(kind, dataset):
 
 @pytest.fixture(scope="module")
 def train_set():
-    return readers.load_digits(None)["train"].spread(300)
+    return readers.load_digits(None)["train"].first(300)
 
 
 def plan(step=0, **changes):
@@ -58,8 +58,8 @@ def test_a_shard_is_the_same(kind, train_set):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
     dataset = through(kind, train_set)
-    parts = [dataset.spread(40), *dataset.held_out(50), dataset.held_out(50)[1].spread(7)]
-    expected = [train_set.spread(40), *train_set.held_out(50), train_set.held_out(50)[1].spread(7)]
+    parts = [dataset.first(40), *dataset.held_out(50), dataset.held_out(50)[1].first(7)]
+    expected = [train_set.first(40), *train_set.held_out(50), train_set.held_out(50)[1].first(7)]
     for part, other in zip(parts, expected, strict=True):
         assert part.images.data_ptr() == dataset.images.data_ptr()
         assert torch.equal(part.pixels(slice(None)), other.pixels(slice(None)))

@@ -24,6 +24,7 @@ from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.jobs.weights import classifier_weights
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
@@ -310,7 +311,7 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         file = read(run.model)
     else:
         file = run.load(which)
-        file = replace(file, tensors=file.weights())
+        file = replace(file, tensors=classifier_weights(file.tensors))
     recipe = run.recipe()
     if file.facts.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")

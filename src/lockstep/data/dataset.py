@@ -137,6 +137,10 @@ class Dataset:
         same = images.device == self.labels.device
         return images if same else to_device(images.numpy(), self.labels.device)
 
+    def first(self, count: int) -> "Dataset":
+        """Return the first `count` examples, in file order. The dataset must be on the CPU."""
+        return self.select(np.arange(min(count, len(self))))
+
     def spread(self, count: int) -> "Dataset":
         """Return `count` examples at even distances, in file order. The dataset must be on the CPU."""
         count = min(count, len(self))

@@ -153,7 +153,7 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
     if path.suffix == SUFFIX:
-        return divided(statefile.read(path, content, foreign=True).weights())[0]
+        return divided(classifier_weights(statefile.read(path, content, foreign=True).tensors))[0]
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -166,6 +166,19 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
             DATA,
         )
     return {str(name): tensor for name, tensor in value.items()}
+
+
+def classifier_weights(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+    """Return the classifier's weights in a checkpoint by the model's names, averaged ones if there are any.
+
+    The `tensors` of other files are returned unchanged.
+    """
+    named = [(*key.partition("/"), tensor) for key, tensor in tensors.items()]
+    kinds = {kind for kind, *_ in named}
+    if "parameter" not in kinds:
+        return tensors
+    chosen = ("ema" if "ema" in kinds else "parameter", "buffer", "frozen")
+    return {name: tensor for kind, _, name, tensor in named if kind in chosen}
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:

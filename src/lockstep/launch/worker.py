@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from lockstep.jobs.context import Context
 
 _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
-_LESS_MEMORY = (
-    "Give more --towers or a smaller --batch (in an evaluation, a smaller eval_batch), or compute in --precision "
-    "bfloat16: each is another recipe"
-)
+_LESS_MEMORY = "Give more --towers, a smaller --batch or eval_batch, or --precision bfloat16: each is another recipe"
 
 
 def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
@@ -110,8 +107,7 @@ def _join(placement: Placement, world: World, ctx: "Context") -> None:
 def main() -> None:
     """Do a worker process's part of the job in FOLDER/spec.
 
-    Arguments: FOLDER, and the launcher's process id. FOLDER/spec also has the output, and folders that are searched for
-    modules after all others. How the worker ended, it writes into FOLDER for the launcher.
+    Arguments: FOLDER, and the launcher's process id. How the worker ended, it writes into FOLDER.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
@@ -126,9 +122,9 @@ def main() -> None:
     def tell(kind: str, value: Any) -> None:
         files.replace(folder / f"{kind}.json", json.dumps(value).encode())
 
-    from lockstep.jobs.context import Context  # imports torch
-
     try:
+        from lockstep.jobs.context import Context  # imports torch
+
         end = End(compute(spec, world, Context(output, monitor, tell))[1])
     except SystemExit as stopped:
         end = End(int(stopped.code or 0))

@@ -84,15 +84,6 @@ class StateFile:
         step: int = self.facts["step"]
         return step
 
-    def weights(self) -> "dict[str, Tensor]":
-        """Return the classifier's weights by the model's names: of a checkpoint the averaged ones, if it has them."""
-        named = [(*key.partition("/"), tensor) for key, tensor in self.tensors.items()]
-        kinds = {kind for kind, *_ in named}
-        if "parameter" not in kinds:
-            return self.tensors
-        chosen = ("ema" if "ema" in kinds else "parameter", "buffer", "frozen")
-        return {name: tensor for kind, _, name, tensor in named if kind in chosen}
-
 
 def step_of(path: Path) -> int | None:
     """Return the step in the name of a checkpoint, or None if it is the name of another file."""
