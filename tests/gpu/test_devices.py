@@ -84,7 +84,7 @@ def trained(tmp_path, monkeypatch, error, world):
     "error", [OUT_OF_MEMORY, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")]
 )
 def test_too_little_memory_is_one_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
-    with pytest.raises(LockstepError, match=r"too little memory \(.*more --towers or a smaller --batch") as raised:
+    with pytest.raises(LockstepError, match=r"too little memory \(.*more --towers, a smaller --batch") as raised:
         trained(tmp_path, monkeypatch, error, World())
     assert raised.value.code == ENVIRONMENT
     assert "\n" not in str(raised.value)

@@ -12,7 +12,6 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data import Shift
-from lockstep.jobs.open_run import OpenRun
 from lockstep.jobs.session import Session
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
@@ -59,7 +58,7 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     clock.costs(Reduction, "__call__", 2.0)
     clock.costs(State, "apply", 1.0)
     clock.costs(MetricsFile, "step", 0.5)
-    clock.costs(OpenRun, "save", 100.0)
+    clock.costs(Session, "require_equal_states", 100.0)
     clock.costs(Session, "evaluate_all", 1000.0)
     place = Placement(log_every=1, save_every=2, eval_every=3, summary_every=2)
     fit_here(RECIPE.replace(steps=7), tmp_path / "run", place)
@@ -84,7 +83,7 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     """
     saved, evaluated = [], []
     clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
-    clock.costs(OpenRun, "save", 100.0, saved)
+    clock.costs(Session, "require_equal_states", 100.0, saved)
     clock.costs(Session, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
     result = fit_here(RECIPE, tmp_path / "run", place).result
