@@ -21,7 +21,7 @@ from lockstep.recipes import RECIPES, get_recipe
 
 SMALL = make(
     get_recipe("photos").model_dump(mode="json"),
-    {"image_px": 64, "precision": "float32", "epochs": 1, "min_steps": 20, "lr": 0.02},
+    {"image_px": 64, "precision": "float32", "towers": 2, "epochs": 1, "min_steps": 12, "lr": 0.02},
 )
 WEIGHTS = known_weights(SMALL)
 
