@@ -308,8 +308,12 @@ class Session:
 
     def evaluate_all(self, dataset: Dataset, progress: Progress | None = None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
-        kinds = dict.fromkeys((self.recipe.own_weights, "raw"))
-        return {weights: self.evaluate(dataset, weights, progress) for weights in kinds}
+        kinds = [*dict.fromkeys((self.recipe.own_weights, "raw"))]
+
+        def part(number: int) -> Progress | None:
+            return progress and (lambda share: progress((number + share) / len(kinds)))
+
+        return {weights: self.evaluate(dataset, weights, part(number)) for number, weights in enumerate(kinds)}
 
 
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
