@@ -20,7 +20,7 @@ S = TypeVar("S", bound="Settings")
 class Settings(BaseModel):
     """A frozen group of settings. An unknown name in it is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     shorthands: ClassVar[dict[str, tuple[type, str]]] = {}  # name of no field that sets another one -> type and help
 
     @field_validator("*", mode="before")
