@@ -143,7 +143,7 @@ def look_at(path):
     run = Run(path)
     for part in (
         run.recipe, run.result, run.metrics, run.sessions, run.data, lambda: run.accuracy,
-        lambda: run.classes, lambda: run.evaluations(1), lambda: repr(run), lambda: run.state, run.digests,
+        lambda: run.classes, lambda: repr(run), lambda: run.state, run.digests,
         lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
         lambda: run.load(), lambda: find_weights(path), lambda: page([Run(path)]),
@@ -241,7 +241,7 @@ LOADERS = {
     "legacy": ({"w.pt": PICKLED[False].getvalue()}, lambda folder: start_from(folder / "w.pt")),
     "evaluations": (
         {"metrics.jsonl": json.dumps(EVALUATED).encode()},
-        lambda folder: EvaluationLog(folder, split="test", weights="ema", asked=10, usual=True),
+        lambda folder: EvaluationLog(folder, split="test", weights="ema", asked=10),
     ),
 }
 

@@ -103,7 +103,7 @@ DAMAGES = {
     **{f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "") for share in (0.13, 0.5)},
     **{f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
        for name in ("log.txt", "environment.json", "recipe.json", ".lock")},
-    "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows, and lines of log.txt, are lost"),
+    "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows are lost"),
     "checkpoints is a file": (lambda run: [shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()],
                               {4}, "runs/x"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from lockstep.commands.evaluate import table_lines
 from lockstep.core.evaluate import Evaluation
 from lockstep.errors import printable
 from lockstep.jobs.evaluate import record_of
-from lockstep.listeners.console import Live, Plain
+from lockstep.listeners.console import Live, Plain, block
 
 CLEAR = "\x1b[2J"  # clears the screen
 
@@ -32,7 +32,7 @@ def test_characters_that_do_not_print_are_escaped(text, escaped):
 def test_console_and_log_escape_control_codes():
     plain, live = io.StringIO(), io.StringIO()
     for listener in (Plain(plain, 10), Live(Console(file=live, force_terminal=True, width=80))):
-        listener.start([("run", f"runs/{CLEAR}")])
+        listener.note(*block([("run", f"runs/{CLEAR}")]))
         listener.note(f"a\rb{CLEAR}")
         listener.note(CLEAR)
     for stream in (plain, live):

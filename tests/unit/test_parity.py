@@ -43,7 +43,6 @@ def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
     tower.course = recipe.bind(len(dataset))
     log = Log(tower.course, listeners)
-    log.start([])
     for _ in train(dataset, tower, Reduction(Alone(), recipe.towers), state, log):
         pass
 

@@ -171,10 +171,8 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
 
     With `once`, this looks once, and only at the newest. Raises: LockstepError.
     """
-    run, recipe = Run(spec.path), spec.recipe
-    weights = spec.weights or recipe.own_weights
-    usual = (spec.split, weights, spec.examples) == (recipe.evaluated_split, recipe.own_weights, None)
-    log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples, usual=usual)
+    run, weights = Run(spec.path), spec.weights or spec.recipe.own_weights
+    log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples)
     warn = logger.debug if quiet else logger.warning
     damaged: set[int] = set()
     waiting = False

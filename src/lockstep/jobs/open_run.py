@@ -73,16 +73,15 @@ class OpenRun:
     def _make_listeners(self, folder: Folder) -> Iterator[Listener]:
         placement, output = self._spec.placement, self._ctx.output
         if output.lines is not None:
-            yield console.for_stream(output.lines, placement.log_every)
+            live = console.progress_on(output.lines)
+            yield live or console.Plain(output.lines, placement.log_every)
         yield console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
         yield MetricsFile(folder.metrics_path, placement.log_every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
-            yield TensorBoard(
-                folder.summaries, placement.summary_every, self._session.network,
-                resumed=self.checkpoint.step if self.checkpoint else None, evaluations=folder.evaluations,
-            )  # fmt: skip
+            resumed = self.checkpoint.step if self.checkpoint else None
+            yield TensorBoard(folder.summaries, placement.summary_every, self._session.network, resumed=resumed)
 
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
@@ -97,7 +96,8 @@ class OpenRun:
         }
         self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
         lines = startup_lines(session, test_set, self.folder.path)
-        log.start([*lines, *placed, *([("resumes", f"after step {step}")] if step else [])])
+        resumes = [("resumes", f"after step {step}")] if step else []
+        log.note(*console.block([*lines, *placed, *resumes]))
 
     def poll(self) -> Requests:
         """Return what this process requests now: a signal to stop for, and a checkpoint that is due by time."""

@@ -22,11 +22,6 @@ _BAR = 12  # columns of the bar
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
-def for_stream(stream: IO[str], every: int) -> Listener:
-    """Return a listener for `stream`: `Live` if it is a terminal that can move its cursor, else `Plain`."""
-    return progress_on(stream) or Plain(stream, every)
-
-
 def progress_on(stream: IO[str], *, redirect: bool = True) -> "Live | None":
     """Return a line that is redrawn on `stream`, or None if it is no terminal that can move its cursor.
 
@@ -43,17 +38,20 @@ class Plain(Listener):
         self.every = every
         self._stream = stream
 
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Print the start-up block."""
-        self._print(*block(lines))
-
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Print a line in the shape of TensorFlow's tutorial."""
-        self._print(step_line(event))
+        self._print(
+            f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
+            f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
+            f"accuracy = {100 * event.accuracy:.1f} %"
+        )
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """Print the accuracies."""
-        self._print(evaluation_line(event))
+        """Print the accuracies, one for each kind of weights."""
+        examples = next(iter(event.results.values())).examples
+        parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
+        prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
+        self._print(f"{prefix}, accuracy on {examples} {event.split} images: {', '.join(parts)}")
 
     def note(self, *lines: str) -> None:
         """Print the message."""
@@ -76,13 +74,13 @@ class Plain(Listener):
 class Live(Plain):
     """A listener that redraws one line on a terminal, and prints the rest above it.
 
-    The line is never wider than the terminal: its least important parts, at the end, are left out.
+    The line is never wider than the terminal: its end, the least important part, is cut.
     """
 
     def __init__(self, console: Console, *, redirect: bool = True) -> None:
         super().__init__(console.file, every=None)
         self._console = console
-        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True))
+        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         # No refresh thread: it would take time from the core of the thread that trains.
         self._progress = Progress(
             BarColumn(bar_width=_BAR), text, console=console, auto_refresh=False, transient=True,
@@ -92,8 +90,19 @@ class Live(Plain):
         self._began = self._drawn = 0.0  # when the latest evaluation began, and when its progress was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Redraw the line."""
-        self._draw((event.step + 1) / event.steps, live_parts(event))
+        """Redraw the line, the most important parts first. The ETA is by the latest steps."""
+        done = event.step + 1
+        self._draw(
+            done / event.steps,
+            f"step {done:>{len(str(event.steps))}}/{event.steps}",
+            f"ETA {_clock((event.steps - done) * event.s_per_step)}",
+            f"loss {event.loss:.3f}",
+            f"acc {event.accuracy:.1%}",
+            f"{event.images_per_s:,.0f} img/s",
+            *([] if event.gpu_utilisation is None else [f"gpu {event.gpu_utilisation:.0f}%"]),
+            f"epoch {event.epoch:.1f}",
+            f"lr {event.learning_rate:.2g}",
+        )
 
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
@@ -104,24 +113,20 @@ class Live(Plain):
             return
         self._drawn = now
         eta = [f"ETA {_clock((now - self._began) * (1 - share) / share)}"] if share else []
-        self._draw(share, [f"evaluating on {split}", *eta, f"after {step} steps"])
+        self._draw(share, f"evaluating on {split}", *eta, f"after {step} steps")
 
     def close(self) -> None:
         """Remove the line. The next drawing shows it again."""
         with contextlib.suppress(OSError):
             self._progress.stop()
 
-    def _draw(self, share: float, parts: Sequence[str]) -> None:
+    def _draw(self, share: float, *parts: str) -> None:
         with contextlib.suppress(OSError):
             if not self._progress.live.is_started:
                 self._progress.start()
                 self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
             # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 = 28.999...
-            text = f"{int(100 * share + 1e-9):3d}%"
-            for part in parts:
-                if len(text) + len(part) + 2 > self._console.width - _BAR - 2:
-                    break
-                text += f"  {part}"
+            text = "  ".join([f"{int(100 * share + 1e-9):3d}%", *parts])
             self._progress.update(self._task, completed=share, text=text, refresh=True)
 
     def _print(self, *texts: str) -> None:
@@ -133,38 +138,6 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
     """Return a line per (label, text), with the labels padded to one width."""
     width = max((len(label) for label, _ in lines), default=0)
     return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
-
-
-def step_line(event: StepEvent) -> str:
-    """Return a step in the shape of TensorFlow's CIFAR-10 tutorial, with the accuracy on its batch."""
-    return (
-        f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-        f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
-        f"accuracy = {100 * event.accuracy:.1f} %"
-    )
-
-
-def live_parts(event: StepEvent) -> list[str]:
-    """Return a step in parts for the line that is redrawn, the most important first. The ETA is by the latest steps."""
-    done = event.step + 1
-    return [
-        f"step {done:>{len(str(event.steps))}}/{event.steps}",
-        f"ETA {_clock((event.steps - done) * event.s_per_step)}",
-        f"loss {event.loss:.3f}",
-        f"acc {event.accuracy:.1%}",
-        f"{event.images_per_s:,.0f} img/s",
-        *([] if event.gpu_utilisation is None else [f"gpu {event.gpu_utilisation:.0f}%"]),
-        f"epoch {event.epoch:.1f}",
-        f"lr {event.learning_rate:.2g}",
-    ]
-
-
-def evaluation_line(event: EvaluationEvent) -> str:
-    """Return the accuracies of an evaluation, one for each kind of weights."""
-    first = next(iter(event.results.values()))
-    parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
-    prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
-    return f"{prefix}, accuracy on {first.examples} {event.split} images: {', '.join(parts)}"
 
 
 def _clock(seconds: float) -> str:

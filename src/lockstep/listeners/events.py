@@ -1,6 +1,6 @@
 """Events of a run, and the base class of the listeners that receive them. Needs no torch at import time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -67,9 +67,6 @@ class Listener:
     """
 
     every: int | None = None
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Receive the start-up block of the run, as (label, text)."""
 
     def begin(self, step: int) -> None:
         """Prepare for `step`: it is about to be computed, and its event will follow."""

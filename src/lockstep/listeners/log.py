@@ -37,7 +37,7 @@ class Log(Observer):
         super().__init__(monitor)
         self.course, self.listeners = course, list(listeners)
         self._recipe, self._device = course.recipe, device
-        self._marks: dict[int, Mark] = {}  # the reading of the clock at each listener's last event
+        self._marks: dict[Listener, Mark] = {}  # the reading of the clock at each listener's last event
         self._running: Tensor | None = None  # average of the loss and its terms, before the correction for its start
         self._averaged_steps = 0
 
@@ -79,8 +79,7 @@ class Log(Observer):
             self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
             self._averaged_steps += 1
         now = self.monitor.mark
-        live = [one for i, one in enumerate(self.listeners) if one.every is None and self._may_draw(i, step, now)]
-        due = [*self._due(step), *live]
+        due = [*self._due(step), *self._live(step, now)]
         if not due:
             return
         loss, _, *decay_terms = terms.tolist()
@@ -109,25 +108,20 @@ class Log(Observer):
         }
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for listener in due:
-            i = self.listeners.index(listener)
-            since, self._marks[i] = self._marks.get(i, Mark()), now
+            since, self._marks[listener] = self._marks.get(listener, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
-            rates: dict[str, Any] = {
-                "images_per_s": recipe.batch / s_per_step if s_per_step else 0.0,
-                "s_per_step": s_per_step,
-                "split": mean_parts(since, now),
-            }
-            listener.step(StepEvent(**common, **rates), tensors)
+            event = StepEvent(
+                **common,
+                images_per_s=recipe.batch / s_per_step if s_per_step else 0.0,
+                s_per_step=s_per_step,
+                split=mean_parts(since, now),
+            )
+            listener.step(event, tensors)
 
     def updated(self, step: int, state: State) -> None:
         """Report the weights after `step`."""
         for listener in self._due(step):
             listener.updated(step, state.parameters)
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Report the start-up block, (label, text) lines."""
-        for listener in self.listeners:
-            listener.start(lines)
 
     def digest(self, step: int, text: str) -> None:
         """Report the state's digest after `step` updates."""
@@ -150,21 +144,13 @@ class Log(Observer):
         for listener in self.listeners:
             listener.note(*lines)
 
-    @property
-    def train_s(self) -> float:
-        """Return the seconds that this session spent training, without evaluation and saving."""
-        return self.monitor.mark.seconds
-
-    @property
-    def images_per_s(self) -> float:
-        """Return this session's mean throughput, without its first steps if there were more."""
-        return self.monitor.steps_per_s() * self._recipe.batch
-
     def _due(self, step: int) -> list[Listener]:
         """Return the listeners that are due by the number of the step."""
         last = step == self.course.steps - 1
         return [one for one in self.listeners if one.every is not None and (last or step % one.every == 0)]
 
-    def _may_draw(self, i: int, step: int, now: Mark) -> bool:
-        since = self._marks.get(i)
-        return step == self.course.steps - 1 or since is None or now.seconds - since.seconds >= _FRAME_S
+    def _live(self, step: int, now: Mark) -> list[Listener]:
+        """Return the live displays that were drawn long ago."""
+        recent = now.seconds - _FRAME_S if step < self.course.steps - 1 else now.seconds
+        marks = {one: self._marks.get(one, Mark()) for one in self.listeners if one.every is None}
+        return [one for one, mark in marks.items() if mark.seconds <= recent]

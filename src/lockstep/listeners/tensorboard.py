@@ -10,15 +10,14 @@ its own, which would take time from the core that trains, and a full disk ends i
 import contextlib
 import io
 import itertools
-import math
 import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import torch
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -40,20 +39,24 @@ _NUMBERS = itertools.count()  # numbers this process's files, so that files of t
 
 
 class EventFile:
-    """A new event file in `folder`. Every method may raise OSError."""
+    """A new event file in `folder`. After an error of the disk, which is a warning, all further events are lost."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._file: BinaryIO | None = None
         writer = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
-        self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open("xb")
-        self._records = RecordWriter(self._file)
+        with self._errors_logged():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open("xb")
         self.write(Event(file_version="brain.Event:2"))
 
     def write(self, event: Event) -> None:
         """Write any event."""
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
-        self._records.flush()
+        if self._file is not None:
+            with self._errors_logged():
+                event.wall_time = time.time()
+                RecordWriter(self._file).write(event.SerializeToString())
+                self._file.flush()
 
     def add(self, step: int, summaries: list[Summary]) -> None:
         """Write summaries at `step`, as `scalar`, `histogram` and `image` return them."""
@@ -62,7 +65,19 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    @contextlib.contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            problem = f"cannot write in {self._folder}: {error.strerror}"
+            logger.warning(f"no TensorBoard summaries: {problem}. All else continues")
 
 
 def scalar(tag: str, value: float) -> Summary:
@@ -74,10 +89,7 @@ def scalar(tag: str, value: float) -> Summary:
 def histogram(tag: str, values: Tensor) -> Summary:
     """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins."""
     flat = values.detach().float().flatten().cpu()
-    total = float(flat.sum(dtype=torch.float64))
-    if not math.isfinite(total):
-        flat = flat[flat.isfinite()]
-        total = float(flat.sum(dtype=torch.float64))
+    flat = flat[flat.isfinite()]
     low, high = (float(end) for end in flat.aminmax()) if len(flat) else (0.0, 0.0)
     start, end = (low - 1.0, high + 1.0) if low == high else (low, high)
     return summary.histogram_raw(  # type: ignore[no-untyped-call]
@@ -85,9 +97,9 @@ def histogram(tag: str, values: Tensor) -> Summary:
         min=low,
         max=high,
         num=flat.numel(),
-        sum=total,
+        sum=float(flat.sum()),
         sum_squares=float(torch.dot(flat, flat)),
-        bucket_limits=[start + (end - start) * (i + 1) / _BINS for i in range(_BINS)],
+        bucket_limits=torch.linspace(start, end, _BINS + 1, dtype=torch.float64)[1:].tolist(),
         bucket_counts=torch.histc(flat, _BINS, start, end).tolist(),
     )
 
@@ -105,104 +117,40 @@ def image(tag: str, pixels: Tensor) -> Summary:
     return summary.image(tag, scaled.round().clamp(0, 255).to(torch.uint8), dataformats="CHW")  # type: ignore[no-untyped-call]
 
 
-class ActivationRecorder:
-    """Records one forward pass of `module`: input images, activations and the sparsity of these.
-
-    The pass is that of the first tower of process 0 which computes the step's gradient. Activations are the outputs of
-    the modules of `torch.nn.modules.activation` (tagged by name, without a leading "activations.") and of `module`
-    itself ("logits"). They are of the tower's first images, as many as have 2^20 values together. There are hooks
-    during that pass only, because fused layers compute activations only for hooks.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._summaries: list[Summary] = []
-        self._handles: list[RemovableHandle] = []
-
-    def start(self) -> None:
-        """Record the next forward pass."""
-        self._summaries = []
-        self._handles += [
-            self._module.register_forward_pre_hook(self._record_images),
-            *(
-                part.register_forward_hook(partial(self._record, name.removeprefix("activations.")))
-                for name, part in self._module.named_modules()
-                if type(part).__module__ == "torch.nn.modules.activation"
-            ),
-            self._module.register_forward_hook(partial(self._record, "logits")),
-            self._module.register_forward_hook(self._stop),
-        ]
-
-    def take(self) -> list[Summary]:
-        """Return the summaries of the recorded pass, and forget them."""
-        summaries, self._summaries = self._summaries, []
-        return summaries
-
-    def _record_images(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        images = arguments[0]
-        if images.shape[1] in (1, 3):
-            with native():
-                self._summaries += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
-
-    def _record(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(output, Tensor):
-            with torch.no_grad(), native():
-                first = output[: max(1, _VALUES * len(output) // output.numel())]
-                zeros = first.numel() - int(torch.count_nonzero(first))
-                self._summaries.append(histogram(f"activations/{name}", first))
-                self._summaries.append(scalar(f"sparsity/{name}", zeros / first.numel()))
-
-    def _stop(self, *_: object) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-
 class TensorBoard(Listener):
     """A listener that writes event files into `folder`. The x axis is the step.
 
-    resumed: the step at which a resumed run continues, None for a new run.
-    evaluations: returns the rows of metrics.jsonl on evaluations after a given number of steps. If the folder cannot
-    be written, the summaries end with a warning, and the run continues.
+    A file begins with the graph of the model, or in a run that was `resumed` with the step where it continues.
+
+    Input images, activations and the sparsity of these are those of the first tower of process 0, as it computes the
+    step's gradient. Activations are the outputs of the modules of `torch.nn.modules.activation` (tagged by name,
+    without a leading "activations.") and of the network ("logits"), for the tower's first images, as many as have
+    2^20 values together. There are hooks during that pass only, because fused layers compute activations only for
+    hooks.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        every: int,
-        network: Network,
-        *,
-        resumed: int | None = None,
-        evaluations: Callable[[int], Sequence[Mapping[str, Any]]] = lambda step: (),
-    ) -> None:
+    def __init__(self, folder: Path, every: int, network: Network, *, resumed: int | None = None) -> None:
         self.every = every
-        self._folder = folder
         self._network = network
-        self._resumed, self._evaluations = resumed, evaluations
-        self._recorder = ActivationRecorder(network.module)
-        self._events: EventFile | None = None
-
-    def start(self, lines: Sequence[tuple[str, str]]) -> None:
-        """Open a file. It begins with the graph of the model, or in a resumed run with the step to continue from."""
-        with self._errors_logged():
-            self._events = EventFile(self._folder)
-            if self._resumed is None:
-                self._draw(self._events)
-                return
-            # Readers drop what earlier files have of this step and later ones, which are done again.
-            self._events.write(Event(step=self._resumed, session_log=SessionLog(status=SessionLog.START)))
-            for row in self._evaluations(self._resumed):  # They are dropped as well, and not done again.
-                loss = math.nan if row["loss"] is None else row["loss"]
-                self._evaluated(self._resumed, row["split"], row["weights"], row["accuracy"], loss)
+        self._recorded: list[Summary] = []
+        self._hooks: list[RemovableHandle] = []
+        self._events = EventFile(folder)
+        if resumed is None:
+            self._draw()
+        else:  # Readers drop what earlier files have of later steps, which are done again.
+            self._events.write(Event(step=resumed + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def begin(self, step: int) -> None:
-        """Record the pass of `step`."""
-        if self._events:
-            self._recorder.start()
+        """Record the next pass."""
+        network = self._network.module
+        for name, module in network.named_modules():
+            if type(module).__module__ == "torch.nn.modules.activation":
+                record = partial(self._record, name.removeprefix("activations."))
+                self._hooks.append(module.register_forward_hook(record))
+        self._hooks.append(network.register_forward_hook(self._record_network))
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Write all summaries of a step but the weights."""
-        if not self._events:
-            return
         scalars = {
             "loss/total": event.loss,
             "loss/total_average": event.loss_average,
@@ -224,34 +172,42 @@ class TensorBoard(Listener):
         for name, gradient in tensors.gradients.items():
             of_loss = gradient.add(tensors.weights[name], alpha=tensors.decay.get(name, 0.0))
             summaries.append(histogram(f"gradients/{name}", of_loss))
-        self._add(event.step, summaries + self._recorder.take())
+        self._events.add(event.step, summaries + self._recorded)
+        self._recorded = []
 
     def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights after a step, which the tutorial's summaries show too."""
-        if self._events:
-            self._add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
+        self._events.add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
         for weights, result in event.results.items():
-            self._evaluated(event.step, event.split, weights, result.accuracy, result.loss)
+            values = {"accuracy": result.accuracy, "loss": result.loss}
+            summaries = [scalar(f"{name}/{event.split}_{weights}", value) for name, value in values.items()]
+            self._events.add(event.step, summaries)
 
     def close(self) -> None:
         """Close the file."""
-        if self._events:
-            with self._errors_logged():
-                self._events.close()
-            self._events = None
+        self._events.close()
 
-    def _evaluated(self, step: int, split: str, weights: str, accuracy: float, loss: float) -> None:
-        self._add(step, [scalar(f"accuracy/{split}_{weights}", accuracy), scalar(f"loss/{split}_{weights}", loss)])
+    def _record(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(output, Tensor):
+            with torch.no_grad(), native():
+                first = output[: max(1, _VALUES * len(output) // output.numel())]
+                zeros = first.numel() - int(torch.count_nonzero(first))
+                self._recorded.append(histogram(f"activations/{name}", first))
+                self._recorded.append(scalar(f"sparsity/{name}", zeros / first.numel()))
 
-    def _add(self, step: int, summaries: list[Summary]) -> None:
-        if self._events:
-            with self._errors_logged():
-                self._events.add(step, summaries)
+    def _record_network(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        self._record("logits", module, arguments, output)
+        images = arguments[0]
+        if images.shape[1] in (1, 3):
+            with native():
+                self._recorded += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
+        while self._hooks:
+            self._hooks.pop().remove()
 
-    def _draw(self, events: EventFile) -> None:
+    def _draw(self) -> None:
         """Write the graph, traced with one black image. If the network cannot be traced, warn and continue."""
         from torch.utils.tensorboard._pytorch_graph import graph
 
@@ -268,16 +224,4 @@ class TensorBoard(Listener):
         except Exception as error:
             logger.warning(f"no graph of the model for TensorBoard: {type(error).__name__}")
         else:
-            events.write(Event(graph_def=traced.SerializeToString()))
-
-    @contextlib.contextmanager
-    def _errors_logged(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if self._events:
-                with contextlib.suppress(OSError):
-                    self._events.close()
-            self._events = None
-            problem = f"cannot write in {self._folder}: {error.strerror}"
-            logger.warning(f"no TensorBoard summaries: {problem}. Training continues")
+            self._events.write(Event(graph_def=traced.SerializeToString()))

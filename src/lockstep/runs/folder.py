@@ -191,10 +191,6 @@ class Run:
         names = ("kind", "split", "weights")
         return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
 
-    def evaluations(self, step: int) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl for evaluations after `step` updates."""
-        return [row for row in self.metrics() if row["kind"] == "evaluation" and row["step"] == step]
-
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
