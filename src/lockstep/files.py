@@ -16,10 +16,6 @@ from typing import IO, Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 
-# Read once, before any thread starts, because the only way to read the umask is to set it.
-_UMASK = os.umask(0o022)
-os.umask(_UMASK)
-
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -108,14 +104,19 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             os.close(lock)
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically, and flush it to the disk. Raises: OSError; `path` is then unchanged."""
+def replace(path: Path, data: bytes, fence: Callable[[], None] = lambda: None) -> None:
+    """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an error.
+
+    `fence` is called before the new file gets its name, and raises an error if this program may not write there.
+    Raises: OSError, or the error of `fence`.
+    """
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.write_bytes(data)
         flush(temporary)
+        fence()
         temporary.replace(path)
-    except OSError:
+    except (OSError, LockstepError):
         temporary.unlink(missing_ok=True)
         raise
     flush(path.parent)
@@ -143,11 +144,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def share(path: Path) -> None:
-    """Give a file that a library created with mode 0600 the access rights that the umask gives new files."""
-    path.chmod(0o666 & ~_UMASK)
 
 
 def reserve_standard_streams() -> None:

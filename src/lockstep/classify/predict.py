@@ -281,10 +281,10 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
     path = Path(source).expanduser()
     if path.is_file():
         step = step_of(path) if path.parent.name == "checkpoints" else None
-        return (None, None) if step is None else (Run.existing(path.parent.parent), step)
+        return (None, None) if step is None else (Run.open(path.parent.parent), step)
     if not path.exists():
         raise LockstepError(f"{path} does not exist: give the folder of a run, as in runs/digits-1, or a model file")
-    return Run.existing(path), None
+    return Run.open(path), None
 
 
 def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = None) -> tuple[Recipe, StateFile]:

@@ -62,7 +62,7 @@ class Subject:
 
 def existing(run: str | Path | Run) -> Run:
     """Return the run that a command was given. Raises: LockstepError if the folder is not a run."""
-    return run if isinstance(run, Run) else Run.existing(Path(run).expanduser())
+    return run if isinstance(run, Run) else Run.open(Path(run).expanduser())
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:
@@ -142,7 +142,7 @@ def subject_of(
     images = _images_named(what, changes, data)
     path = Path(what).expanduser() if isinstance(what, str) else Path()
     settings: dict[str, Any] = {}
-    parent = Run.existing(weights.run) if weights is not None and weights.run is not None else None
+    parent = Run.open(weights.run) if weights is not None and weights.run is not None else None
     source, run, fits = None, None, images is not None or what == FOLDER
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
@@ -160,7 +160,7 @@ def subject_of(
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         fields = _fields(str(start)) if start else {}
     elif (path / "recipe.json").is_file():
-        fields, source, run = Run.existing(path).recipe().model_dump(mode="json"), path, path
+        fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
         lacks = "is no run, as it has no recipe.json, and no folder in it holds an image"
         raise LockstepError(f"{f'{path} {lacks}' if path.is_dir() else f'there is no folder {path}'}: {_ALLOWED}")
@@ -303,7 +303,7 @@ def folder_for(
         stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
         return fresh_path(runs, stem or subject.recipe.name), None
     if resume:
-        run = Run.existing(path) if world.process == 0 else Run(path)
+        run = Run.open(path) if world.process == 0 else Run(path)
         return path, run.read("recipe.json") or {}
     if world.process == 0:  # Another process may look after the first one has already made the folder.
         refuse_existing(path)

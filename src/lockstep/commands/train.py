@@ -103,4 +103,4 @@ def train(
             return None
         if path is None:
             raise KeyboardInterrupt  # before there was a run
-        return Run.open(path)
+        return Run.open(path.absolute())

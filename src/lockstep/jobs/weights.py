@@ -46,7 +46,7 @@ def find_weights(path: Path) -> WeightsFile:
     """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises: LockstepError."""
     file, run = path, None
     if path.is_dir():
-        run = Run.existing(path)
+        run = Run.open(path)
         found = run.model if run.model.is_file() else _newest_state(path)
         if found is None:
             raise LockstepError(

@@ -107,15 +107,8 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str) -> "Run":
-        """Return the run at `path`, also for when the current folder is another one.
-
-        Raises: LockstepError if the folder is not a run.
-        """
-        return cls.existing(Path(path).absolute())
-
-    @classmethod
-    def existing(cls, path: Path) -> "Run":
-        """Return the run at `path`, which messages name as it is given. Raises: LockstepError as `open`."""
+        """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
+        path = Path(path)
         if not path.is_dir():
             raise LockstepError(f"{path} is not a folder: give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():
@@ -254,21 +247,20 @@ class Run:
         """
         if which is None:
             return self._result_state()
-        while True:
-            if not (there := sorted(self.steps)):
-                raise self.no_checkpoint()
-            available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
-            known = {step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there}
-            if which == "best" and not known:
-                raise LockstepError(
-                    f"--checkpoint best: no checkpoint of {self.path} was evaluated in training: {available}. "
-                    f"Train with --eval-every N to know the best"
-                )
-            step = max(known, key=known.__getitem__) if which == "best" else which  # the first of equals
-            if step not in there:
-                raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}")
-            with contextlib.suppress(FileNotFoundError):  # Training deleted it during the read.
-                return statefile.read(self.checkpoints / file_name(step))
+        if not (there := sorted(self.steps)):
+            raise self.no_checkpoint()
+        available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
+        known = {step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there}
+        if which == "best" and not known:
+            raise LockstepError(
+                f"--checkpoint best: no checkpoint of {self.path} was evaluated in training: {available}. "
+                f"Train with --eval-every N to know the best"
+            )
+        step = max(known, key=known.__getitem__) if which == "best" else which  # the first of equals
+        try:
+            return statefile.read(self.checkpoints / file_name(step))
+        except FileNotFoundError:
+            raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}") from None
 
     def _result_state(self) -> StateFile:
         best = (self.result() or {}).get("best_step")
@@ -280,14 +272,9 @@ class Run:
         from lockstep.core.state import best_of  # imports torch
 
         tensors = best_of(newest.tensors)
-        step = int(tensors["step"])
-        if best != step:
-            raise LockstepError(
-                f"the valid checkpoints of {self.path} do not hold the weights after {best} steps, which are its "
-                f"result: use {self.model}, or compute them again: move result.json away, and resume the run",
-                DATA,
-            )
-        return changed(newest, facts={**newest.facts, "step": step}, tensors=tensors)
+        if tensors["step"].item() != best:
+            raise LockstepError(f"no valid checkpoint of {self.path} holds the best weights: use {self.model}", DATA)
+        return changed(newest, facts={**newest.facts, "step": best}, tensors=tensors)
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
@@ -362,7 +349,7 @@ class Folder(Run):
     @staticmethod
     def resume(path: Path, placement: Placement = Placement()) -> "Folder":  # noqa: B008  a frozen constant
         """Lock the run at `path`, and read its newest valid checkpoint. Raises: LockstepError."""
-        Run.existing(path)
+        Run.open(path)
         folder = Folder(path, placement)
         with folder._locked():
             folder.checkpoint = statefile.latest(folder.checkpoints)
@@ -373,33 +360,28 @@ class Folder(Run):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the folder, and unlock it again after an error within the context. Raises: LockstepError."""
+        """Keep other programs from writing here until `close`, until an error in the context, or until this one ends.
+
+        Raises: LockstepError if another program holds the lock, or the folder cannot be written.
+        """
         try:
-            self.lock()
+            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
+            if self.is_held():  # Perhaps `eval --watch` only tests the lock now, and frees it at once.
+                time.sleep(0.1)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._token = uuid.uuid4().hex
+            self._lock.write(self._token)
+            self._lock.truncate()
+            self._lock.flush()
             yield
         except BaseException as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                message = f"another program is training in {self.path}: wait for it to end"
+                raise LockstepError(message, ENVIRONMENT) from None
             if isinstance(error, OSError):
                 raise folder_error(self.path, error) from None
             raise
-
-    def lock(self) -> None:
-        """Keep other programs from writing here until `close`, or until this process ends in any way.
-
-        Raises: LockstepError if another program holds the lock; OSError.
-        """
-        self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
-        if self.is_held():  # Perhaps `eval --watch` only tests the lock now, and frees it at once.
-            time.sleep(0.1)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"another program is training in {self.path}: wait for it to end"
-            raise LockstepError(message, ENVIRONMENT) from None
-        self._token = uuid.uuid4().hex
-        self._lock.write(self._token)
-        self._lock.truncate()
-        self._lock.flush()
 
     def require_lock(self) -> None:
         """Raise a LockstepError if another program has locked the run since this one did; OSError if that is unknown.

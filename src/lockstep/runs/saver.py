@@ -1,7 +1,6 @@
 """Saver: writes checkpoints in a thread while training continues, and deletes those that are not kept."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import checkpoints_in, file_name, step_of
+from lockstep.runs.statefile import checkpoints_in, file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,19 +40,15 @@ class Saver:
         """Learn that a step is done. Report a failed save; training continues."""
         now = time.monotonic()
         self._step_s, self._last_step = now - self._last_step, now
-        self._report_failure()
+        if (problem := self.problem()) is not None:
+            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
 
     def due(self) -> bool:
         """Return True if the state must be saved after this step, because the next step would be too late."""
-        if not self._every_s or self.busy:
+        if not self._every_s or (self._thread is not None and self._thread.is_alive()):
             return False
         # The next chance comes a step later, which may take longer than this one, and the write takes time too.
         return time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s >= self._every_s
-
-    @property
-    def busy(self) -> bool:
-        """Return whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
 
     def save(
         self,
@@ -82,7 +77,6 @@ class Saver:
                 self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
 
         self.wait()
-        self._report_failure()
         update_lock.acquire()
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
@@ -110,10 +104,6 @@ class Saver:
         if (problem := self.problem()) is not None:
             raise LockstepError(problem, ENVIRONMENT)
 
-    def _report_failure(self) -> None:
-        if (problem := self.problem()) is not None:
-            logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
-
     def problem(self) -> str | None:
         """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
         error, self._error = self._error, None
@@ -129,14 +119,12 @@ def save(
 ) -> Path:
     """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
 
-    An existing checkpoint of the step stays if it is valid, as its bits are the same.
     Raises: as `statefile.write`; nothing is left behind then.
     """
     step = int(tensors["step"])
     path = folder / file_name(step)
-    if not os.path.lexists(path) or not _verify(path, set()):
-        folder.mkdir(parents=True, exist_ok=True)
-        statefile.write(path, tensors, {"step": step, **facts}, fence)
+    folder.mkdir(parents=True, exist_ok=True)
+    statefile.write(path, tensors, {"step": step, **facts}, fence)
     return path
 
 
@@ -151,30 +139,24 @@ def clear_ahead(folder: Path, step: int) -> None:
 def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:
     """Delete all checkpoints but the `keep` newest valid ones and the one after `best` updates.
 
-    `verified` holds the checkpoints known to be valid; the others are verified here first, added to it, and renamed
-    if they are damaged.
+    A checkpoint that is not among the `verified` ones is read before it counts: it is added to them, or renamed if it
+    is damaged.
     """
     verified = set() if verified is None else verified
-    paths = list(reversed(checkpoints_in(folder).values()))
-    if len(paths) > keep:
-        paths = [path for path in paths if path in verified or _verify(path, verified)]
-    for path in paths[keep:]:
-        if step_of(path) != best:
+    kept = 0
+    for step, path in reversed(checkpoints_in(folder).items()):
+        if kept < keep:
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    if path not in verified:
+                        statefile.read(path)
+                    verified.add(path)
+                    kept += 1
+                except LockstepError:
+                    _set_aside(path)
+        elif step != best:
             with contextlib.suppress(OSError):  # A file that cannot be deleted costs disk space, not the run.
                 path.unlink()
-
-
-def _verify(path: Path, verified: set[Path]) -> bool:
-    """Add the checkpoint at `path` to `verified` and return True, or set it aside and return False."""
-    try:
-        statefile.read(path)
-    except FileNotFoundError:
-        return False
-    except LockstepError:
-        _set_aside(path)
-        return False
-    verified.add(path)
-    return True
 
 
 def _set_aside(path: Path) -> None:

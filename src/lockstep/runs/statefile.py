@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import flush, open_to_read, parse_json, share
+from lockstep.files import open_to_read, parse_json, replace
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the ot
 EVALUATIONS = "evaluations"  # among the facts: what a run continues from, see `Due`
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the safetensors library
 
 
 class Entries(BaseModel):
@@ -218,33 +217,14 @@ def write(
     It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
     error if this program may no longer write there. Raises: OSError, or the error of `fence`.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
+    from torch import contiguous_format
 
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    plain = {name: _in_own_memory(tensor.detach().cpu()) for name, tensor in tensors.items()}
+    # Copies, because safetensors writes no tensor that has gaps or shares its memory.
+    plain = {name: tensor.detach().cpu().clone(memory_format=contiguous_format) for name, tensor in tensors.items()}
     # One key only: safetensors writes several metadata keys in no fixed order.
     header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, plain)})}
-    try:
-        try:
-            save_file(plain, temporary, header)
-        except SafetensorError as error:
-            number = _SYSTEM_ERROR.search(str(error))
-            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))) from error
-        share(temporary)
-        flush(temporary)
-        fence()
-        temporary.replace(path)
-        flush(path.parent)
-    except (OSError, LockstepError):
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _in_own_memory(tensor: "Tensor") -> "Tensor":
-    """Return the tensor, or a copy of one that shares others' memory or has gaps, which safetensors does not write."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    replace(path, save(plain, header), fence)
 
 
 def contents_sha256(facts: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
