@@ -117,18 +117,6 @@ def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, dam
     assert re.search(words, err, re.S), err
 
 
-@pytest.mark.slow
-def test_every_fact_of_a_state_is_covered_and_every_bit_of_other_files_may_change(resumed, stopped):
-    """Also the evaluations, which choose the best step, and the digests of recipe and data."""
-    content = (stopped[0] / NEWEST).read_bytes()
-    for word in ("evaluations", "step", "recipe_digest", "data_sha256", "contents_sha256", "classes"):
-        code, err = resumed(flipped(NEWEST, (content.index(word.encode()) + 3) / len(content)))
-        assert (code, "is damaged" in err) == (0, True), word
-    for name in ("environment.json", "metrics.jsonl", "log.txt"):
-        for share in (0, 0.5):
-            resumed(flipped(name, share, 7))
-
-
 def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_are_swept(resumed, tmp_path):
     copies = ("step-².safetensors", "step-5.safetensors", "step-new.safetensors", "step-")
     empty = ("notes.txt", "step-000000004", ".step-000000009.safetensors-99", "../.metrics.jsonl-12")

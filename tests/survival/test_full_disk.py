@@ -113,10 +113,7 @@ def slow_digits(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_time", [True, False], ids=["room again before the end", "no room until the end"])
-def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
-    started, program, disk, trained_once, tmp_path, in_time
-):
+def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(started, disk, trained_once, tmp_path):
     folder, lines = disk(20_000), []
     process = started(
         "train", "digits", "--steps", STEPS, "--runs", folder, "--name", "x", "--processes", 1, "--log-every", 1,
@@ -134,18 +131,8 @@ def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
     wait_for(": step 12,")
     filler = fill(folder)
     wait_for("could not save a checkpoint")
-    if not in_time:
-        assert process.wait(timeout=120) == 4
-        err = process.stderr.read()
-        assert err.startswith("lockstep: could not save a checkpoint in ")
-        assert "No space left on device" in err
-        assert len(err.strip().splitlines()) == 1
     assert statefile.latest(folder / "x/checkpoints") is not None
     filler.unlink()
-    if in_time:
-        assert process.wait(timeout=120) == 0, process.stderr.read()
-    else:
-        done = program("train", folder / "x", "--resume", "--trust-code", "--processes", 2)
-        assert done.returncode == 0, done.stderr
+    assert process.wait(timeout=120) == 0, process.stderr.read()
     result = json.loads((folder / "x/result.json").read_text())
     assert result["weights_sha256"] == trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]

@@ -88,6 +88,7 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
 
     `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
     """
+    libraries = torch.__config__.show()
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
         "cpu": hardware.cpu(),
@@ -99,7 +100,7 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
         },
         "versions": {
             **versions(),
-            **{name: _library_version(pattern) for name, pattern in _LIBRARIES.items()},
+            **{name: found[1] for name, pattern in _LIBRARIES.items() if (found := re.search(pattern, libraries))},
             **(decoder or {}),
         },
     }
@@ -163,11 +164,6 @@ def _file(module: object) -> Path | None:
 def _is_installed(file: Path) -> bool:
     """Return whether `file` is Lockstep's, the standard library's or an installed package's."""
     return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}"))
-
-
-def _library_version(pattern: str) -> str | None:
-    match = re.search(pattern, torch.__config__.show())
-    return match[1] if match else None
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:
