@@ -50,13 +50,10 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     # A division by `test_share` is of all images.
     names = ["train", "test"] if found.scan.divided else [name for name in SPLITS if name in found.scan.folders]
     photos = [photo for name in names for photo in found.splits[name]]
-    parts = [session.split(name) for name in names]
-    numbers = np.concatenate([part.labels.cpu().numpy() for part in parts])
-    if not np.array_equal(numbers, np.concatenate([found.labels(name) for name in names])):
-        raise LockstepError(f"{found.scan.root} has changed while it was read: start again", DATA)
+    numbers = np.concatenate([found.labels(name) for name in names])
     _, contents = np.unique([photo.sha256 for photo in photos], return_inverse=True)
     fold_of = divide(numbers, contents, found.classes)
-    features = torch.cat([part.pixels(slice(None)) for part in parts]).cpu().numpy()
+    features = torch.cat([session.split(name).pixels(slice(None)) for name in names]).cpu().numpy()
     images = Dataset.of(features, numbers, found.classes)
     session.require_agreement(images.to(ctx.device))
     first = _judged(session, images, fold_of, np.ones(len(photos), bool), ctx)
@@ -142,10 +139,8 @@ def _calibrated(probabilities: Probabilities, labels: Rows, trusted: Mask) -> Pr
     Source: temperature scaling of Guo et al. 2017 (arXiv:1706.04599).
     """
     logits = torch.from_numpy(np.log(probabilities + 1e-12))
-
-    def loss(temperature: float) -> float:
-        own = torch.from_numpy(trusted)
-        return float(functional.cross_entropy(logits[own] / temperature, torch.from_numpy(labels)[own]))
-
-    values: Probabilities = (logits / min(_TEMPERATURES, key=loss)).softmax(1).numpy()
+    own = torch.from_numpy(trusted)
+    fitted, expected = logits[own], torch.from_numpy(labels)[own]
+    best = min(_TEMPERATURES, key=lambda temperature: float(functional.cross_entropy(fitted / temperature, expected)))
+    values: Probabilities = (logits / best).softmax(1).numpy()
     return values

@@ -57,9 +57,7 @@ class Result:
             "steps": self.trained,
             "examples": self.trained * recipe.batch,
             **({} if recipe.patience is None else ending),
-            "accuracy": {
-                kind: self.evaluations[kind].accuracy if kind in self.evaluations else None for kind in ("ema", "raw")
-            },
+            "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             **views,
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
@@ -89,12 +87,10 @@ class Result:
         use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
         early: list[Line] = []
-        if record.get("stopped_after") is not None:
-            epochs = plural(recipe.patience or 0, "epoch")
-            why = f"the accuracy on the {recipe.evaluated_split} images did not improve for {epochs}"
-            early = [("stopped", f"after {self.trained} of {self.session.course.steps} steps: {why}")]
         if recipe.patience is not None:
-            early.append(("best", f"the weights after {self.best_step} of {self.trained} steps are the result"))
+            early = [("best", f"the weights after {self.best_step} of {self.trained} steps are the result")]
+            if record["stopped_after"] is not None:
+                early += [("stopped", f"no better accuracy for {plural(recipe.patience, 'epoch')}")]
         return [
             *early,
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
@@ -111,6 +107,5 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "raw weights: sessions computed differently, see environment.json; no other run has these bits"
     if not recipe.exact:
         return "raw weights: not exact, as set in the recipe"
-    if recipe.arithmetic == "portable":
-        return "raw weights: the same on every kind of CPU tried"
-    return "raw weights: the same on any number of processes"
+    same = "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
+    return f"raw weights: the same on {same}"
