@@ -38,7 +38,10 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     classes = predicted(every, every.shape[1])
     unclassified = classes == every.shape[1]  # The logits are not finite: no class has a probability.
     probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
-    images, names = session.splits[spec.split], _names(spec)
+    images, names = session.splits[spec.split], list[str]()
+    if spec.recipe.dataset == IMAGE_FOLDER:
+        photos = survey(spec.placement.data, spec.recipe.test_share).splits
+        names = [photo.path for photo in photos.get(spec.split, ())]
     first = probabilities.amax(1)
     correct = classes == labels
     mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
@@ -64,14 +67,6 @@ def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:
     error = ((means - accuracies).abs() * counts)[kept].sum() / len(correct)
     bins = zip(means[kept].tolist(), accuracies[kept].tolist(), counts[kept].long().tolist(), strict=True)
     return {"error": float(error), "bins": list(bins)}
-
-
-def _names(spec: ReportSpec) -> list[str]:
-    """Return the paths of the split's images in their folder; [] if they are in no folder."""
-    if spec.recipe.dataset != IMAGE_FOLDER:
-        return []
-    found = survey(spec.placement.data, spec.recipe.test_share)
-    return [photo.path for photo in found.splits.get(spec.split, ())]
 
 
 def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:

@@ -173,21 +173,12 @@ class Session:
 
     def model_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the facts of the file of the classifier. That of a head can tell unlike images."""
-        recipe, state, weights = self.recipe, self.state, self.recipe.own_weights
-        facts: dict[str, Any] = {
-            **self.facts(),
-            "model": recipe.model,
-            "model_options": recipe.model_options,
-            "preprocessing": recipe.augmentation.model_dump(mode="json"),
-            "test_views": recipe.test_views,
-            "weights": weights,
-            "recipe": recipe.model_dump(mode="json"),
-        }
-        tensors = {**state.frozen, **state.weights(weights), **state.buffers}
+        recipe, state = self.recipe, self.state
+        tensors = {**state.frozen, **state.weights(recipe.own_weights), **state.buffers}
         if self._prefix is not None:
             with arithmetic(recipe.arithmetic):
                 tensors |= unlike.facts(self.train_set)
-        return tensors, facts
+        return tensors, {**self.facts(), "recipe": recipe.model_dump(mode="json")}
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with `head` its features.
@@ -201,10 +192,7 @@ class Session:
         dataset = self.splits[name]
         if examples is not None:
             if not 1 <= examples <= len(dataset):
-                raise LockstepError(
-                    f"--examples: got {examples}: split {name} of dataset {self.recipe.dataset} has "
-                    f"{len(dataset)}, so give 1 to {len(dataset)}"
-                )
+                raise LockstepError(f"--examples: got {examples}: give 1 to {len(dataset)}")
             dataset = dataset.spread(examples)
         if self._prefix is None:
             return dataset.to(self.device)
@@ -232,9 +220,8 @@ class Session:
                 f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
                 f"run as --init"
             )
-        facts: dict[str, Any] = json.loads(
-            self.group.broadcast(json.dumps(checkpoint.facts if checkpoint else {}).encode())
-        )
+        text = json.dumps(checkpoint.facts if checkpoint else {})
+        facts: dict[str, Any] = json.loads(self.group.broadcast(text.encode()))
         return facts
 
     def require_agreement(self, train_set: Dataset | None = None) -> dict[str, Any]:
@@ -280,8 +267,7 @@ class Session:
         this = {"own": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
         first, *others = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
         for process, other in enumerate(others, 1):
-            differing = [name for name, value in first["own"].items() if other["own"].get(name) != value]
-            if not differing:
+            if not (differing := [name for name in own if other["own"].get(name) != first["own"][name]]):
                 continue
             environments = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
             raise LockstepError(

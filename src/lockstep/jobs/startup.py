@@ -45,19 +45,16 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
 
 def _others(recipe: Recipe) -> list[Line]:
     """Return one line with what not every recipe has."""
-    texts = [
-        f"EMA of the weights, decay {recipe.ema.decay:g}" if recipe.ema else "",
-        f"policy {_described(recipe.policy)}" if recipe.policy else "",
-        f"progressive {_described(recipe.progressive)}" if recipe.progressive else "",
-        f"evaluated in several views: {recipe.test_views}" if recipe.test_views != "one" else "",
-        f"ends after {plural(recipe.patience, 'epoch')} without a better accuracy" if recipe.patience else "",
-    ]
-    return [("with", "; ".join(filter(None, texts)))] if any(texts) else []
+    values = {name: getattr(recipe, name) for name in ("ema", "policy", "progressive", "patience", "test_views")}
+    texts = [f"{name} {_described(value)}" for name, value in values.items() if value not in (None, "one")]
+    return [("with", "; ".join(texts))] if texts else []
 
 
-def _described(group: Settings) -> str:
-    """Return the kind of a group of settings, if it has kinds, and its settings: `triangle, start 0.2, warmup 0.2`."""
-    return ", ".join(str(value) if name == "kind" else f"{name} {value}" for name, value in group)
+def _described(value: object) -> str:
+    """Return a value; of a group of settings the kind, if any, and the settings: `triangle, start 0.2, warmup 0.2`."""
+    if not isinstance(value, Settings):
+        return str(value)
+    return ", ".join(str(one) if name == "kind" else f"{name} {one}" for name, one in value)
 
 
 def _processes(session: Session) -> str:
