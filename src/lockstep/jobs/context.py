@@ -1,5 +1,6 @@
 """Context: what a job's function gets besides its spec, in each process."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -42,3 +43,8 @@ class Context:
     def first(self) -> bool:
         """Return whether this is process 0, which alone writes and shows anything."""
         return self.group.process == 0
+
+    @property
+    def shows_progress(self) -> bool:
+        """Return whether this process shows the progress of a job that is no training: process 0, on a terminal."""
+        return self.first and not self.output.quiet and sys.stderr.isatty()

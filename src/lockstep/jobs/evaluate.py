@@ -1,15 +1,16 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.data.dataset import Dataset
+from lockstep.data.progress import progress
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.listeners.console import progress_on
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
@@ -41,15 +42,9 @@ def judge(
     step, weights = session.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
-    line = progress_on(ctx.output.progress, redirect=False) if ctx.first and ctx.output.progress else None
-
-    def progress(share: float) -> None:
-        if line:
-            line.evaluating(step, spec.split, share)
-
-    result = session.evaluate(dataset, weights, progress, each)
-    if line:
-        line.close()
+    calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
+    with progress(f"evaluating on {spec.split}", calls) if ctx.shows_progress else nullcontext() as advance:
+        result = session.evaluate(dataset, weights, (lambda share: advance(1)) if advance else None, each)
     subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
     return subject | record_of(result, dataset.classes)
 

@@ -110,8 +110,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
     reduction = Reduction(Alone(), recipe.towers, placement.reduction, device)
     own = owned(_FOLDS, ctx.group.processes, ctx.group.process)
     probabilities = torch.zeros(len(images), len(images.classes), dtype=torch.float64)
-    shown = ctx.first and ctx.output.progress is not None
-    with progress("training a head for each fold", 100 * len(own)) if shown else nullcontext() as advance:
+    with progress("training a head for each fold", 100 * len(own)) if ctx.shows_progress else nullcontext() as advance:
         for fold in own:
             inside = fold_of == fold
             train_set = images.select(np.flatnonzero(~inside & trusted)).to(device)

@@ -104,8 +104,3 @@ class Output(NamedTuple):
     def lines(self) -> IO[str] | None:
         """Return the stream for the lines of a run, or None."""
         return None if self.quiet else sys.stderr if self.lines_to_stderr else sys.stdout
-
-    @property
-    def progress(self) -> IO[str] | None:
-        """Return the stream for the progress of other work, or None."""
-        return None if self.quiet else sys.stderr

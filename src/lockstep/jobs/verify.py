@@ -45,10 +45,11 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
     updates = session.train(Observer(ctx.monitor), digest_every=spec.placement.digest_every)
     compared: list[dict[str, Any]] = []
-    with progress("replaying steps", end - begin + 1) if ctx.first else nullcontext() as advance:
+    with progress("replaying steps", end - begin + 1) if ctx.shows_progress else nullcontext() as advance:
         for _ in chain([None], updates):
             if advance:
                 advance(1)
+            if ctx.first:
                 compared += _comparisons(run, state, loaded, digests)
             if recipe.patience is not None and due.evaluates(state.step):
                 due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)

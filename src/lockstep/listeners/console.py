@@ -22,13 +22,10 @@ _BAR = 12  # columns of the bar
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
-def progress_on(stream: IO[str], *, redirect: bool = True) -> "Live | None":
-    """Return a line that is redrawn on `stream`, or None if it is no terminal that can move its cursor.
-
-    redirect: print above the line what the program writes to stdout and stderr in the meantime.
-    """
+def progress_on(stream: IO[str]) -> "Live | None":
+    """Return a line that is redrawn on `stream`, or None if it is no terminal that can move its cursor."""
     console = Console(file=stream)
-    return Live(console, redirect=redirect) if console.is_terminal and not console.is_dumb_terminal else None
+    return Live(console) if console.is_terminal and not console.is_dumb_terminal else None
 
 
 class Plain(Listener):
@@ -77,15 +74,12 @@ class Live(Plain):
     The line is never wider than the terminal: its end, the least important part, is cut.
     """
 
-    def __init__(self, console: Console, *, redirect: bool = True) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(console.file, every=None)
         self._console = console
         text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         # No refresh thread: it would take time from the core of the thread that trains.
-        self._progress = Progress(
-            BarColumn(bar_width=_BAR), text, console=console, auto_refresh=False, transient=True,
-            redirect_stdout=redirect, redirect_stderr=redirect,
-        )  # fmt: skip
+        self._progress = Progress(BarColumn(bar_width=_BAR), text, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=1.0, text="")
         self._began = self._drawn = 0.0  # when the latest evaluation began, and when its progress was drawn last
 
