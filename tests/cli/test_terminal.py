@@ -27,7 +27,7 @@ def states(text):
 
 def assert_redrawn_line_progresses(shown, columns):
     assert shown
-    assert max(len(row) for _, row in shown) < columns
+    assert max(len(row) for _, row in shown) <= columns
     percents = [percent for percent, _ in shown]
     assert percents == sorted(percents)
     assert percents[-1] == 100

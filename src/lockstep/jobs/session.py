@@ -292,14 +292,12 @@ class Session:
         parameters = self.state.weights(weights)
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
-    def evaluate_all(self, dataset: Dataset, progress: Progress | None = None) -> dict[str, Evaluation]:
+    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
-        kinds = [*dict.fromkeys((self.recipe.own_weights, "raw"))]
-
-        def part(number: int) -> Progress | None:
-            return progress and (lambda share: progress((number + share) / len(kinds)))
-
-        return {weights: self.evaluate(dataset, weights, part(number)) for number, weights in enumerate(kinds)}
+        kinds, results = dict.fromkeys((self.recipe.own_weights, "raw")), dict[str, Evaluation]()
+        for kind in kinds:
+            results[kind] = self.evaluate(dataset, kind, lambda share: progress((len(results) + share) / len(kinds)))
+        return results
 
 
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
