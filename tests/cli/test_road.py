@@ -3,7 +3,6 @@
 One start of the real program for each kind of thing; the rest is in this process.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -59,14 +58,6 @@ def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path
     done = here("train", "--model", "mine:build", "--steps", 1)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "flags").read_text() == "1 True"
-
-
-@pytest.mark.slow
-def test_a_path_need_not_be_utf_8(program):
-    runs = os.fsdecode(b"runs-\xff")
-    done = program("train", "--steps", 2, "--processes", 2, "--runs", runs, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["run"] == f"{runs}/digits-1"
 
 
 def test_hosts_with_other_intervals_are_told_the_options():

@@ -100,15 +100,6 @@ def test_every_figure_has_a_description_and_no_page_makes_a_request(judged):
     assert runs.page([Run(path)], record) == html
 
 
-def test_without_data_the_page_says_so_and_has_the_result_of_training(judged):
-    path, _ = judged
-    page = Page(runs.page([Run(path)], None, "the images are gone"))
-    assert "the images are gone" in page.text
-    assert page.headings == ["Training", "Speed", "How it was made"]
-    assert re.search(r"milliseconds of a step, in process 0: data [0-9.]+, compute [0-9.]+", page.text)
-    assert f"{Run(path).accuracy:.2%}" in page.text
-
-
 def test_several_runs_are_compared_by_what_differs(trained_once):
     path, other = (trained_once(*OPTIONS, *seed)[0] for seed in ((), ("--seed", 1)))
     page = Page(runs.page([Run(path), Run(other)]))

@@ -82,11 +82,7 @@ def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     assert rows[0]["decay"] == {"w": 0.5}
     assert rows[0]["loss"] == 256 / 128 + 0.5
     assert rows[0]["last_tower_loss"] == 80 / 32 + 0.5  # 32 images per tower
-    for row in (rows[0], rows[-3]):
-        assert row["loss_average"] == pytest.approx(2.5)
-        assert row["cross_entropy_average"] == pytest.approx(2.0)
-        assert row["decay_average"] == {"w": pytest.approx(0.5)}
-        assert row["gpu_utilisation"] is None
+    assert rows[-3]["loss_average"] == pytest.approx(2.5)
     assert rows[0]["accuracy"] == 0.5
     assert rows[-1].pop("time") > 1.7e9
     assert rows[-1] == {
