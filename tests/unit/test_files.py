@@ -43,3 +43,10 @@ def test_new_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
     code = "from pathlib import Path; from lockstep import files; files.replace(Path('b'), b'')"
     subprocess.run(["sh", "-c", f'umask {umask}; exec "$0" -c "$1"', sys.executable, code], cwd=tmp_path, check=True)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_stream_that_cannot_encode_a_name_gets_it_escaped():
+    code = "from lockstep.files import reserve_standard_streams; reserve_standard_streams(); print('\u0424')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "\\u0424\n"

@@ -110,6 +110,14 @@ def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch
     }
 
 
+def test_a_closed_pipe_does_not_end_training():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    run([console.Plain(Closed(), 10)])
+
+
 class Terminal(io.StringIO):
     """Stand-in for the file of a terminal."""
 
