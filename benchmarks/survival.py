@@ -38,7 +38,7 @@ import psutil
 from benchmarks.common import save, spread
 
 STEPS = 60
-OPTIONS = ["--save-every", "5", "--log-every", "1", "--digest-every", "10", "--summary-every", "0", "--timeout", "3"]
+OPTIONS = ["--save-every", "5", "--log-every", "1", "--summary-every", "0", "--timeout", "3"]
 OPTIONS += ["--max-restarts", "10"]
 KINDS = ["kill process", "kill launcher", "kill all", "stop process", "resize", "stop and term"]
 KINDS += ["disk full", "corruption"]

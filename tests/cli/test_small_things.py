@@ -39,7 +39,7 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
 
 
 def test_damaged_metrics_do_not_keep_a_run_from_going_on(here, tmp_path):
-    options = ("--save-every", 4, "--eval-every", 2, "--digest-every", 0, "--log-every", 1)
+    options = ("--save-every", 4, "--eval-every", 2, "--log-every", 1)
     whole = json.loads(here("train", "--no-portable", "--steps", 8, *options, "--name", "a", "--json").stdout)
     run = tmp_path / "runs/a"
     for name in ("result.json", "checkpoints/step-000000008.safetensors"):

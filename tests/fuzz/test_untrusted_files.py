@@ -143,7 +143,7 @@ def look_at(path):
     run = Run(path)
     for part in (
         run.recipe, run.result, run.metrics, run.sessions, run.data, lambda: run.accuracy,
-        lambda: run.classes, lambda: repr(run), lambda: run.state, run.digests,
+        lambda: run.classes, lambda: repr(run), lambda: run.state,
         lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
         lambda: run.load(), lambda: find_weights(path), lambda: page([Run(path)]),

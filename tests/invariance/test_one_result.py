@@ -6,7 +6,6 @@ dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
 
 import itertools
 import json
-import re
 import signal
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 24
-OPTIONS = ("--no-portable", "--steps", STEPS, "--save-every", 8, "--digest-every", 5)
+OPTIONS = ("--no-portable", "--steps", STEPS, "--save-every", 8)
 
 
 def recipe(**changes: object) -> Recipe:
@@ -74,9 +73,6 @@ def test_three_processes(one, tmp_path):
     assert checkpoints(many) == checkpoints(run)
     assert [*checkpoints(run)] == [f"checkpoints/step-{s:09d}.safetensors" for s in (0, 8, 16, 24)]
     assert (many / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
-    assert rows(many, "digest") == rows(run, "digest")
-    assert [row["step"] for row in rows(run, "digest")] == [0, 5, 10, 15, 20]
-    assert all(re.fullmatch("[0-9a-f]{18}", row["digest"]) for row in rows(run, "digest"))
 
 
 def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_two(one, tmp_path):

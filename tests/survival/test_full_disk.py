@@ -11,6 +11,8 @@ import pytest
 import torch
 from tests.unit.test_saver import Weights, save, steps
 
+from lockstep.core.evaluate import Evaluation
+from lockstep.listeners.events import EvaluationEvent
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import statefile
 from lockstep.runs.saver import Saver
@@ -76,22 +78,26 @@ def test_without_room_for_two_the_valid_one_stays(disk):
     assert statefile.latest(folder).step == 1
 
 
+def of_step(number):
+    return EvaluationEvent(0.0, number, "test", {"raw": Evaluation(2, 1, 0.5)})
+
+
 def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk, caplog):
     folder = disk(64)
     metrics = MetricsFile(folder / "metrics.jsonl", 1)
-    metrics.digest(0, "a")
+    metrics.evaluation(of_step(0))
     filler = fill(folder)
     for step in range(1, 2000):  # the last page of the file has room for some rows
-        metrics.digest(step, "a" * 18)
+        metrics.evaluation(of_step(step))
     (note,) = caplog.messages
     assert "cannot write in" in note
     assert "No space left on device" in note
     filler.unlink()
-    metrics.digest(2000, "b")
+    metrics.evaluation(of_step(2000))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] == 0
-    assert json.loads(lines[-1]) == {"kind": "digest", "step": 2000, "digest": "b"}
-    metrics.digest(2001, "b")
+    assert json.loads(lines[-1])["step"] == 2000
+    metrics.evaluation(of_step(2001))
     assert caplog.messages == [note]
 
 

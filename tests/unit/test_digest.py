@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.core.digest import VALUES, digest, short, values
+from lockstep.core.digest import digest
 
 SIZES = [0, 1, 1023, 2048, 2049, 100_003]
 
@@ -32,12 +32,3 @@ def test_the_digest_does_not_depend_on_the_position_in_memory():
     assert digest([part]) == digest([part.clone()])
     matrix = torch.randn(200, 300)
     assert digest([matrix.t()]) == digest([matrix.t().contiguous()])
-
-
-def test_a_short_digest_survives_as_float32():
-    text = short([torch.randn(10)])
-    assert len(text) == 6 * VALUES
-    numbers = values(text)
-    assert len(numbers) == VALUES
-    assert torch.tensor(numbers, dtype=torch.float32).double().tolist() == numbers
-    assert values("") == []

@@ -22,7 +22,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.folder import Folder, Run
 
-OPTIONS = ("digits", "--no-portable", "--steps", 30, "--digest-every", 10, "--save-every", 10, "--processes", 1)
+OPTIONS = ("digits", "--no-portable", "--steps", 30, "--save-every", 10, "--processes", 1)
 
 
 @pytest.fixture
@@ -34,12 +34,6 @@ def run(tmp_path, trained_once) -> Path:
 def record_of(path: Path, start=None, placement=None):
     placement = placement or Placement(device="cpu")
     return verify(VerifySpec(recipe=Run.open(path).recipe(), placement=placement, path=path, start=start), Context())
-
-
-def change_rows(run: Path, change) -> None:
-    """Let `change` change the list of the rows of metrics.jsonl."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in change(rows)))
 
 
 def kept(run: Path, *steps: int) -> None:
@@ -65,18 +59,12 @@ def test_which_steps_are_replayed(run, caplog):
     kept(run, 30)
     assert ranges() == (0, 30)
     kept(run)
-    assert ranges() == (0, 30)  # digests, and the SHA-256 of the result
-    (run / "result.json").unlink()
-    assert ranges() == ranges(5) == (0, 20)
+    assert ranges() == (0, 30)  # the SHA-256 of the result
 
 
 def test_the_initial_state_is_computed_and_compared(run):
     record = record_of(run, start=0)
-    assert (record["same"], record["compared"], record["last_equal_step"]) == (
-        True,
-        {"digests": 2, "checkpoints": 2},
-        10,
-    )
+    assert (record["same"], record["compared"]) == (True, {"checkpoints": 2})
 
 
 def differences(record):
@@ -92,23 +80,18 @@ def test_what_was_changed_differs_from_the_replay(run):
     (tensor,) = record["differences"][0]["tensors"]
     assert tensor["differing"] == 1
     assert 0 < tensor["max_abs"] < 1e-6
-    # A changed start is noticed before any step.
     change_checkpoint(run, 20, "parameter/conv1.weight", 0)
     record = record_of(run)
-    assert (*differences(record)[0], record["last_equal_step"]) == ("digests", 20, [], None)
-    assert len(record["differences"][1]["tensors"]) > 10
+    assert len(record["differences"][0]["tensors"]) > 10
     record = record_of(run, start=10)
     assert differences(record) == [("checkpoints", 20, ["parameter/conv1.weight"])]
-    assert record["last_equal_step"] == 10
     assert "  tensors   1 differ after 20 steps" in list(lines_of(record))
 
 
-def test_a_changed_digest_or_result_is_a_difference(run):
-    change_rows(run, lambda rows: [row | {"digest": "0" * 18} if row["kind"] == "digest" else row for row in rows])
-    assert differences(record_of(run, start=10)) == [("digests", 10, []), ("digests", 20, [])]
+def test_a_changed_result_is_a_difference(run):
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
-    assert differences(record_of(run)) == [("digests", 20, []), ("weights_sha256", 30, [])]
+    assert differences(record_of(run)) == [("weights_sha256", 30, [])]
 
 
 def test_another_machine_is_described(run):
@@ -144,12 +127,11 @@ def test_what_vanishes_while_the_replay_runs_is_not_compared(run, monkeypatch):
         return found
 
     monkeypatch.setattr("lockstep.runs.statefile.read", read_until_deleted)
-    record = record_of(run, start=10)
-    assert (record["same"], record["compared"]) == (True, {"digests": 2})
+    with pytest.raises(LockstepError, match="nothing was compared"):
+        record_of(run, start=10)
 
 
 def test_where_nothing_is_compared_nothing_is_claimed(run):
-    change_rows(run, lambda rows: [row for row in rows if row["kind"] != "digest"])
     flip(run / "checkpoints/step-000000020.safetensors")
     with pytest.raises(LockstepError, match="nothing was compared") as raised:
         record_of(run, start=10)
@@ -167,7 +149,7 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
 def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
     tuned, _ = trained_once(*OPTIONS, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]
-    assert record_of(tuned, start=0)["compared"]["digests"] == 2  # from the checkpoint of step 0
+    assert record_of(tuned, start=0)["compared"] == {"checkpoints": 1}  # from the checkpoint of step 0
     placement = Placement(device="cpu", init=run / "model.safetensors")
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
 

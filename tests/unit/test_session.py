@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.replicas import on_replicas
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.core.state import StatesDifferError
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
@@ -18,11 +20,11 @@ from lockstep.runs.provenance import releases
 CPU = torch.device("cpu")
 
 
-def session(fields, side=32):
+def session(fields, side=32, ctx=None):
     images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
     data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
     recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), fields)
-    return Session(recipe, Placement(), Context(), {"train": data, "test": data})
+    return Session(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
 
 
 WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
@@ -48,6 +50,22 @@ def test_a_whitening_layer_is_fitted_to_the_training_images():
 def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(fields, side, message):
     with pytest.raises(LockstepError, match=message):
         session(fields, side)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_parted_is_named_before_a_save(victim):
+    """The lowest bit of a weight differs in one of three replicas."""
+
+    def checked(group):
+        built = session({}, ctx=Context(group=group))
+        if group.process == victim:
+            weight = next(iter(built.state.parameters.values())).view(-1)
+            weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
+        built.require_equal_states()
+
+    for error in on_replicas(3, checked):
+        assert isinstance(error, StatesDifferError), error
+        assert f"process {victim} of 3 no longer computes the same bits as the others: after 0 steps" in str(error)
 
 
 def test_held_out_images_are_evaluated_and_not_trained_on():

@@ -16,11 +16,10 @@ _SHOWN = 12  # tensors that are listed; --json lists all
 
 _ALIKE = "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 _WHAT = {
-    "digests": "the digest of the state after {step} steps",
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
 }
-_COUNTED = {"digests": "digest", "checkpoints": "checkpoint"}
+_COUNTED = {"checkpoints": "checkpoint"}
 
 
 def verify(
@@ -33,9 +32,9 @@ def verify(
 ) -> Iterator[str | dict[str, Any]]:
     """Compute steps of a run again, and compare every bit.
 
-    By default these are the steps between the newest two valid checkpoints. Compared are the digests in metrics.jsonl,
-    the contents of checkpoints, and the SHA-256 in result.json. The number of processes may be another one. The folder
-    is only read, so it may be a copy, or a run that is being trained.
+    By default these are the steps between the newest two valid checkpoints. Compared are the contents of
+    checkpoints, and the SHA-256 in result.json. The number of processes may be another one. The folder is only read, so
+    it may be a copy, or a run that is being trained.
 
     The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that differs is then
     named, with the tensors, and what is different about this machine.
@@ -77,9 +76,8 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")
     if same:
         return
-    first, equal = record["differences"][0], record["last_equal_step"]
-    before = "no recorded state before it is equal" if equal is None else f"the state after {equal} steps is equal"
-    yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs; {before}"
+    first = record["differences"][0]
+    yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
     for changed in (one for one in record["differences"] if one.get("tensors")):
         yield f"  tensors   {len(changed['tensors'])} differ after {changed['step']} steps"

@@ -54,9 +54,6 @@ class Placement(Settings):
     save_every_s: float = Field(
         30.0, ge=0, description="Seconds of training that a crash may cost at most; 0 saves by steps only."
     )
-    digest_every: int = Field(
-        100, ge=0, description="Steps between comparisons of the processes' states; 0 turns them off."
-    )
     eval_every: int | None = Field(None, ge=1, description="Steps between two evaluations. Default: only at the end.")
     summary_every: int = Field(100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none.")
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")

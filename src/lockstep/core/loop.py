@@ -4,10 +4,9 @@ from collections.abc import Callable, Generator, Iterator
 
 from torch import Tensor
 
-from lockstep.core import digest
 from lockstep.core.monitor import Monitor
-from lockstep.core.reduction import Reduction, owned
-from lockstep.core.state import State, StatesDifferError
+from lockstep.core.reduction import Reduction
+from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower
 from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset, Plan
@@ -36,9 +35,6 @@ class Observer:
     def updated(self, step: int, state: State) -> None:
         """Learn of the weights after `step`."""
 
-    def digest(self, step: int, text: str) -> None:
-        """Learn of the state's digest after `step` updates."""
-
 
 def train(
     dataset: Dataset,
@@ -48,25 +44,23 @@ def train(
     log: Observer,
     *,
     poll_flags: Callable[[], Requests] = Requests,
-    digest_every: int = 0,
 ) -> Generator[Requests]:
     """Train `state`, in place, to the last step of the tower's course. Yield after every update.
 
     Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.
-    `poll_flags` returns what this process requests now. Every `digest_every` steps (0: never), the processes compare
-    digests of their states. `log.monitor` learns what is done, and adds up the seconds of each part of a step.
-    Raises: NonFiniteError or StatesDifferError, in every process at the same step; `state` is then as before the step.
+    `poll_flags` returns what this process requests now. `log.monitor` learns what is done, and adds up the seconds of
+    each part of a step. Raises: NonFiniteError, in every process at the same step; `state` is then as before the step.
     """
     course, recipe, monitor = tower.course, tower.course.recipe, log.monitor
 
-    def vectors(step: int, plan: Plan, state_digest: list[float]) -> Iterator[Tensor]:
+    def vectors(step: int, plan: Plan) -> Iterator[Tensor]:
         """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
         for index in reduction.owned:
             with monitor.doing("data", step):
                 shard = dataset.shard(plan, index)
             with monitor.doing("compute", step):
                 complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
-                vector = tower(state, shard, step, poll_flags(), state_digest, complete)
+                vector = tower(state, shard, step, poll_flags(), complete)
             yield vector
 
     monitor.warming_up = True  # The first step of a session takes longer than the others.
@@ -75,16 +69,12 @@ def train(
             log.begin(step)
             with monitor.doing("data", step):
                 plan = course.plan(step)
-            state_digest = state.digest() if digest_every and step % digest_every == 0 else ""
             with monitor.doing("communication"):
-                total = reduction(vectors(step, plan, digest.values(state_digest)))
+                total = reduction(vectors(step, plan))
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
             monitor.warming_up = False
-            if state_digest:
-                _compare_digests(metrics, recipe.towers, reduction.processes, step)
-                log.digest(step, state_digest)
             if non_finite and not state.may_skip:
                 raise NonFiniteError(non_finite, step)
             gradients.div_(recipe.batch * state.loss_scale)
@@ -100,10 +90,3 @@ def train(
             yield requested
             if requested.stop is not None:
                 return
-
-
-def _compare_digests(metrics: Metrics, towers: int, processes: int, step: int) -> None:
-    """Raise a StatesDifferError unless all processes have the same digest: in the entry of their first towers."""
-    digests = [metrics.digest[owned(towers, processes, process).start].tolist() for process in range(processes)]
-    if any(other != digests[0] for other in digests):
-        raise StatesDifferError(step, digests)

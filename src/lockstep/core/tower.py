@@ -37,24 +37,26 @@ class Tower:
         shard: Shard,
         step: int,
         requests: Requests = Requests(),  # noqa: B008  a frozen constant
-        digest: Sequence[float] = (),
         complete: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the tower's vector for `shard`.
 
         The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
-        The metrics also carry this process's `requests`, and the `digest` of its state, if one was taken. `complete`
-        is called during the backward pass, with the vector and one part after the other of `layout.parts`: it may
-        change the values of a part.
+        The metrics also carry this process's `requests`. `complete` is called during the backward pass, with the vector
+        and one part after the other of `layout.parts`: it may change the values of a part.
         """
         network, recipe = self._network, self.course.recipe
         with arithmetic(recipe.arithmetic):
-            if first := self._loaded_step != step:  # Later towers of the step use the same weights.
+            if self._loaded_step != step:  # Later towers of the step use the same weights.
                 network.load_parameters(state.parameters)
                 self._loaded_step = step
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
-            torch.manual_seed(rng.seed_for(recipe.seed, "dropout", step, shard.tower))
+            seed = rng.seed_for(recipe.seed, "dropout", step, shard.tower)
+            # torch.manual_seed keeps a stack for each backend that is not there, which takes as long as a small layer.
+            torch.default_generator.manual_seed(seed)
+            if shard.images.is_cuda:
+                torch.cuda.manual_seed(seed)
             logits = network(shard.images)
             loss = functional.cross_entropy(
                 logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing
@@ -71,8 +73,6 @@ class Tower:
                 metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
                 for i in (i for i, flag in enumerate(requests.flags()) if flag):
                     metrics.requests[i].fill_(1.0)
-                if first and digest:
-                    metrics.digest[shard.tower] = torch.tensor(digest, device=loss.device)
                 vector.finish(gradients, buffer_deltas, shard.tower)
         return vector.values
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.core import digest
 from lockstep.errors import STOP_SIGNALS
 
 # Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
@@ -45,29 +44,24 @@ _FLAGS = len(Requests().flags())
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the batch, as tensors on the device. Reading one on the host waits for the device.
-
-    The last is known only in the entry of each process's first tower.
-    """
+    """Sums over the batch, as tensors on the device. Reading one on the host waits for the device."""
 
     cross_entropy: Tensor  # [], summed over the examples
     last_cross_entropy: Tensor  # [], the last tower's part of it
     correct: Tensor  # [], how many examples are classified correctly
     requests: Tensor  # [4], for each flag of `Requests` the number of towers whose process set it
     non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
-    digest: Tensor  # [towers, 3], digest of the process's state, in steps that compare it
 
     @staticmethod
     def sizes(towers: int) -> list[int]:
         """Return the number of values of each field, in order."""
-        return [1, 1, 1, _FLAGS, towers, towers * digest.VALUES]
+        return [1, 1, 1, _FLAGS, towers]
 
     @staticmethod
     def views(sums: Tensor, towers: int) -> "Metrics":
         """Return the fields as views of `sums` [sum of `sizes`]."""
-        loss, last, correct, requests, non_finite, digests = torch.split(sums, Metrics.sizes(towers))
-        rows = digests.view(-1, digest.VALUES)
-        return Metrics(loss[0], last[0], correct[0], requests, non_finite, rows)
+        loss, last, correct, requests, non_finite = torch.split(sums, Metrics.sizes(towers))
+        return Metrics(loss[0], last[0], correct[0], requests, non_finite)
 
     def read(self) -> tuple[Requests, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""

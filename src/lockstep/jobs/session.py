@@ -123,14 +123,9 @@ class Session:
         """The tower of this process."""
         return Tower(self.course, self.network)
 
-    def train(
-        self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests, digest_every: int = 0
-    ) -> Generator[Requests]:
+    def train(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.train`."""
-        return train(
-            self.train_set, self.tower, self.reduction, self.state, log,
-            poll_flags=poll_flags, digest_every=digest_every,
-        )  # fmt: skip
+        return train(self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags)
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -242,11 +237,9 @@ class Session:
                 "names of the classes": self.splits["train"].classes,
                 "source of the model or dataset": self.model_source,
                 "weights": self.state.weights_sha256(),
-                "options --eval-every, --save-every and --digest-every": [
-                    placement.eval_every, placement.save_every, placement.digest_every,
-                ],
+                "options --eval-every and --save-every": [placement.eval_every, placement.save_every],
             }
-        )  # fmt: skip
+        )
         found = probe(self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set)
         self._seeded_state = None  # frees the memory
         if self.recipe.exact:

@@ -37,20 +37,20 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     if checkpoint and checkpoint.step == 0 and (session.initial_weights or recipe.init_sha256 is None):
         checkpoint = None
     machine = _machine(run, session, facts, end) if ctx.first else None
-    loaded, digests = checkpoint.step if checkpoint else None, run.digests()
+    loaded = checkpoint.step if checkpoint else None
     due = Due(spec.placement, session.course)
     due.load(session.restore(checkpoint))
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
     evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
-    updates = session.train(Observer(ctx.monitor), digest_every=spec.placement.digest_every)
+    updates = session.train(Observer(ctx.monitor))
     compared: list[dict[str, Any]] = []
     with progress("replaying steps", end - begin + 1) if ctx.shows_progress else nullcontext() as advance:
         for _ in chain([None], updates):
             if advance:
                 advance(1)
             if ctx.first:
-                compared += _comparisons(run, state, loaded, digests)
+                compared += _comparisons(run, state, loaded)
             if recipe.patience is not None and due.evaluates(state.step):
                 due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)
                 if due.best_step == state.step:
@@ -63,14 +63,12 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     differences = [one for one in compared if one["recorded"] != one["replayed"]]
     if not differences and max((one["step"] for one in compared), default=begin) == begin:
         raise LockstepError(f"no recorded state of steps {begin} to {end} can be read: nothing was compared", DATA)
-    first = differences[0]["step"] if differences else end + 1
     return {
         "run": str(run.path),
         "same": not differences,
         "from_step": begin,
         "to_step": end,
         "compared": dict(Counter(one["what"] for one in compared)),
-        "last_equal_step": max((one["step"] for one in compared if one["step"] < first), default=None),
         "differences": differences,
         "processes": ctx.group.processes,
         "machine": machine,
@@ -85,7 +83,7 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     """
     steps, result = run.steps, run.result() or {}
     start = (*steps, 0, 0)[1] if start is None else start
-    last = max(*steps, *run.digests(), result.get("best_step") or result.get("steps", 0), 0)
+    last = max(*steps, result.get("best_step") or result.get("steps", 0), 0)
     state = next(filter(None, (_read(run, step) for step in steps if step <= start)), None)
     begin, end = state.step if state else 0, min((step for step in steps if step > start), default=last)
     if begin != start:
@@ -93,7 +91,7 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     if end <= begin:
         raise LockstepError(
             f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an earlier "
-            f"step as --from, or train with --digest-every or --save-every",
+            f"step as --from, or train with --save-every",
             DATA,
         )
     return state, end
@@ -123,14 +121,12 @@ def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> 
     return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
 
 
-def _comparisons(run: Run, state: State, loaded: int | None, digests: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+def _comparisons(run: Run, state: State, loaded: int | None) -> Iterator[dict[str, Any]]:
     """Yield what is recorded of the state after this step, beside the same of the replayed `state`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
     """
     step, result = state.step, run.result() or {}
-    if step in digests:
-        yield {"step": step, "what": "digests", "recorded": digests[step], "replayed": state.digest()}
     if step in run.steps and step != loaded and (saved := _read(run, step)):
         tensors, recorded = state.named(), saved.facts[SHA256]
         found = {"recorded": recorded, "replayed": contents_sha256(saved.facts, tensors)}

@@ -77,9 +77,6 @@ class Listener:
     def updated(self, step: int, weights: Mapping[str, "Tensor"]) -> None:
         """Receive the parameters after `step`, float32 and keyed by name. They are valid only during the callback."""
 
-    def digest(self, step: int, text: str) -> None:
-        """Receive the digest of the state after `step` updates: 18 hexadecimal digits, equal for equal bits."""
-
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Receive the progress of an evaluation after `step` updates: `share` is in [0, 1], and 0 when it begins."""
 

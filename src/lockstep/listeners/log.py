@@ -123,11 +123,6 @@ class Log(Observer):
         for listener in self._due(step):
             listener.updated(step, state.parameters)
 
-    def digest(self, step: int, text: str) -> None:
-        """Report the state's digest after `step` updates."""
-        for listener in self.listeners:
-            listener.digest(step, text)
-
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is done."""
         for listener in self.listeners:

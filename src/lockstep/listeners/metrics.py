@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class MetricsFile(Listener):
     """A listener that appends a row per event to `path`.
 
-    The key "kind" of a row is "step" (the fields of StepEvent), "evaluation" (a row for each kind of weights) or
-    "digest" (the digest of the state before the step of that number). Rows that cannot be written are lost: a
-    warning says so once, and again only after one could be written.
+    The key "kind" of a row is "step" (the fields of StepEvent) or "evaluation" (a row for each kind of weights). Rows
+    that cannot be written are lost: a warning says so once, and again only after one could be written.
     """
 
     def __init__(self, path: Path, every: int | None = None) -> None:
@@ -31,10 +30,6 @@ class MetricsFile(Listener):
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Append a row of kind "step"."""
         self.append({"kind": "step"} | finite(vars(event)))
-
-    def digest(self, step: int, text: str) -> None:
-        """Append a row of kind "digest"."""
-        self.append({"kind": "digest", "step": step, "digest": text})
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Append a row of kind "evaluation" for each kind of weights."""

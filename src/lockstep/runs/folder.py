@@ -77,12 +77,7 @@ class _EvaluationRow(Entries):
     correct: _Count | None = None
 
 
-class _DigestRow(Entries):
-    step: _Count
-    digest: str
-
-
-_ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow, "digest": _DigestRow}
+_ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow}
 
 
 class Run:
@@ -168,7 +163,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
-        The key "kind" says what a row holds: "step", "evaluation" or "digest". Rows are of steps 0, 10, 20 and so on
+        The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20 and so on
         (`log_every`), and of each evaluation. docs/usage.md lists the keys.
         """
         lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
@@ -189,10 +184,6 @@ class Run:
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
         loss: float | None = next((row.get("loss") for row in rows), None)
         return loss
-
-    def digests(self) -> dict[int, str]:
-        """Return the digests of the state in metrics.jsonl, by number of updates."""
-        return {row["step"]: row["digest"] for row in self.metrics() if row["kind"] == "digest"}
 
     def facts(self) -> dict[str, Any]:
         """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
