@@ -79,7 +79,8 @@ class Live(Plain):
         self._console = console
         text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         # No refresh thread: it would take time from the core of the thread that trains.
-        self._progress = Progress(BarColumn(bar_width=_BAR), text, console=console, auto_refresh=False, transient=True)
+        bar = BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR, no_wrap=True))
+        self._progress = Progress(bar, text, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=1.0, text="")
         self._began = self._drawn = 0.0  # when the latest evaluation began, and when its progress was drawn last
 
