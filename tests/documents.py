@@ -1,67 +1,33 @@
-"""The commands that Lockstep prints, from documents and source, and shorter forms that run in seconds."""
+"""The commands that Lockstep prints, from documents and source."""
 
 import ast
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from typer.main import get_command
 
 from lockstep.commands.program import app
-from lockstep.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/lockstep"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
-# Commands that no test runs wherever they stand, by how they begin, and why. A comment above a block, as in
-# `<!-- not run: needs Slurm -->`, says it of all its lines. Each command of Lockstep in them is parsed all the same.
-NOT_RUN = {
-    "make ": "tests/unit/test_contributing.py compares targets with the Makefile",
-    "pip install ": "changes the environment the tests run in",
-    ". .venv/bin/activate": "the same",
-    ".ci/run": "runs the tests",
-    "tensorboard ": "a server without an end",
-    "lockstep doctor": "tests/cli/test_doctor.py runs it",
-    "lockstep serve ": "a server without an end; tests/cli/test_serve.py starts it",
-    "lockstep --install-completion": "writes to the user's shell",
-    "LOCKSTEP_MIRROR=": "needs a server of files; tests/cli/test_download.py starts one",
-    "curl ": "needs the server; tests/serve/test_application.py sends the same",
-}
-
-PHOTOS = "photos/"  # a user's own images, for which tests/synthetic.py stands in
-
-# What is not here without a download, a GPU or minutes, and what stands for it.
-_DOWNLOADED = [name for name in RECIPES if name != "digits"]
-_SHORT = {
-    "train": ["--steps", "4", "--inline"],
-    "eval": ["--processes", "1"],
-    "verify": ["--processes", "1"],
-    "export": [],
-}
-_WITH_VALUE_LEFT_OUT = {
-    "train": ("--epochs", "--steps", "--processes", "--device", "--data", "--lr"),
-    "eval": ("--data", "--device", "--processes"),
-    "export": ("--data",),
-    "verify": ("--from", "--data", "--device", "--processes"),
-}
-
 
 class Block(NamedTuple):
-    """A fenced block: its page, language and text, and why no test runs it; "" if one does."""
+    """A fenced block."""
 
     page: str
     language: str
     text: str
-    not_run: str = ""
 
 
 def blocks(text: str, page: str = "") -> list[Block]:
     """Return the fenced blocks of a page."""
-    found = re.findall(r"^(?:<!-- not run: (.+?) -->\n)?```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    return [Block(page, language, body, why) for why, language, body in found]
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [Block(page, language, body) for language, body in found]
 
 
 def lines(block: Block) -> list[str]:
@@ -78,13 +44,6 @@ def parts(line: str) -> list[str]:
         if (start := re.search(r"(?:^|[\s/]|-m )lockstep(?=\s|$)(?!\.)", piece)) is not None:
             found.append(f"lockstep{piece[start.end() :]}")
     return found
-
-
-def reason(line: str, block: Block | None = None) -> str | None:
-    """Why no test runs a line; None if one does."""
-    if block is not None and block.not_run:
-        return block.not_run
-    return next((why for start, why in NOT_RUN.items() if line.startswith(start)), None)
 
 
 def spans(text: str) -> list[str]:
@@ -129,62 +88,3 @@ def lines_of_examples() -> Iterator[tuple[str, str]]:
             for line in re.findall(r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M):
                 if line.startswith(("lockstep ", "torchrun ", "srun ")):
                     yield path.name, re.split(r"\s{2,}", line)[0]
-
-
-def shortened(words: list[str]) -> list[str]:
-    """The arguments of `lockstep` for something that takes seconds and needs no download."""
-    command, *rest = words or [""]
-    if command == "data":
-        downloaded = any(word in ("cifar10", "mnist") for word in rest)
-        return [command, rest[0], "digits"] if downloaded else words
-    if command == "show":
-        return [command, *("digits" if word in _DOWNLOADED else word for word in rest)]
-    if command not in _SHORT:
-        return words
-    if PHOTOS in rest:
-        return [command, *rest, *_SHORT[command], "--batch", "8", "--set", "image_px=32", "--set", "eval_batch=20"]
-    kept: list[str] = []
-    skip = False
-    for word, before in zip(rest, ["", *rest], strict=False):
-        if skip or word in _WITH_VALUE_LEFT_OUT[command]:
-            skip = not skip
-        elif word in _DOWNLOADED and before != "--name":
-            kept.append("digits")
-        elif word.startswith("dataset="):
-            kept.append("dataset=digits")
-        elif word.startswith("steps="):
-            kept.append("steps=1:3")
-        elif word.startswith("held_out="):
-            kept.append("held_out=50")
-        else:
-            kept.append(word)
-    first = kept[0] if kept and not kept[0].startswith("-") else ""
-    if command == "train" and "/" in first:
-        return [command, *kept, "--inline"]  # a run that is resumed has the length of its recipe
-    named = first or command == "eval" or "--init" in kept  # --init RUN names the recipe too
-    return [command, *([] if named else ["digits"]), *kept, *_SHORT[command]]
-
-
-def shortened_train(train: Callable[..., Any]) -> Callable[..., Any]:
-    """`lockstep.train` for something that takes seconds."""
-
-    def short(what: Any = "digits", **options: Any) -> Any:
-        if what == PHOTOS:
-            options |= {"batch": 8, "settings": {**options.get("settings", {}), "image_px": 32, "eval_batch": 20}}
-        return train(what, **{**options, "steps": 4, "epochs": None})
-
-    return short
-
-
-# What a document calls `package.module:function`, for a page that only names it.
-MODEL = """from torch import nn
-
-
-def function(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
-"""
-
-
-def words_of(part: str) -> list[str]:
-    """The arguments in a part of a line."""
-    return shlex.split(part)[1:]

@@ -1,21 +1,18 @@
-"""Every command that Lockstep prints can be parsed, and what can run here runs; so does all Python in documents."""
+"""Every command that Lockstep prints can be parsed, and all Python in documents runs."""
 
 import inspect
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests import commands, documents, synthetic
-from tests.conftest import SHORT, _outside, inline
+from tests.conftest import SHORT, inline
 
 import lockstep
 from lockstep import messages
 from lockstep.commands import shell
-from lockstep.commands.program import app
-from lockstep.errors import LockstepError
 
 SHELL = [(page, block) for page in documents.PAGES for block in documents.blocks(page.read_text(), page.name)]
 
@@ -45,12 +42,6 @@ def test_every_command_can_be_given(where):
     assert PRINTED[where]
     check = commands.check_mention if where == "inline code" else commands.check
     assert [f"{place}: {found}" for place, line in PRINTED[where] if (found := problem(line, check))] == []
-
-
-def test_every_line_of_a_block_is_a_command_or_says_why_it_is_not_run():
-    lines = [(block, line) for _, block in SHELL if block.language == "sh" for line in documents.lines(block)]
-    unknown = [line for block, line in lines if not documents.parts(line) and documents.reason(line, block) is None]
-    assert [line for line in unknown if not line.startswith("printf ")] == []
 
 
 @pytest.mark.parametrize(
@@ -84,15 +75,13 @@ def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, progra
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """The current folder: with photos, the module of MODEL, no other data, and nothing left of it afterwards."""
+    """The current folder: with photos, no other data, and nothing left of it afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     modules = set(sys.modules)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package/module.py").write_text(documents.MODEL)
     synthetic.photos(tmp_path)
     yield tmp_path
     for name in set(sys.modules) - modules:
@@ -100,14 +89,8 @@ def place(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def execute(block, names):
-    """Run a Python block in this process, and keep it as a file if it names one."""
-    if named := re.match(r"# (\w+\.py)\n", block.text):
-        Path(named[1]).write_text(block.text)
-    exec(compile(block.text, block.page, "exec"), names)
-
-
-def test_the_python_of_the_readme_runs(place, monkeypatch, trained_once):
+@pytest.mark.parametrize("page", sorted({block.page for _, block in SHELL if block.language == "python"}))
+def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
     small, _ = trained_once(*SHORT)
     arguments = inspect.signature(lockstep.train)
@@ -121,59 +104,9 @@ def test_the_python_of_the_readme_runs(place, monkeypatch, trained_once):
     monkeypatch.setattr(lockstep, "train", train)
     monkeypatch.setattr(shell, "submit", inline(shell.submit))
     names = {"__name__": "__main__"}
-    for block in (block for _, block in SHELL if (block.page, block.language) == ("README.md", "python")):
+    for block in (block for _, block in SHELL if (block.page, block.language) == (page, "python")):
         for opened in re.findall(r'open\("runs/(\w+)"\)', block.text):
             train(name=opened)
-        execute(block, names)
-
-
-def run_in_shell(line, folder):
-    """Run a line that needs a shell, with a `lockstep` that shortens its arguments."""
-    programs = folder / "programs"
-    if not programs.is_dir():
-        programs.mkdir()
-        code = f"#!{sys.executable}\nimport os, sys\nfrom tests.documents import shortened\n"
-        code += f"os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'lockstep', *shortened(sys.argv[1:])])\n"
-        (programs / "lockstep").write_text(code)
-        (programs / "lockstep").chmod(0o755)
-    environment = _outside()
-    path = f"{programs}:{environment['PATH']}"
-    places = {"PATH": path, "PYTHONPATH": f"{documents.ROOT}:{environment.get('PYTHONPATH', '')}"}
-    command = ["bash", "-e", "-o", "pipefail", "-c", line]
-    done = subprocess.run(
-        command, cwd=folder, env={**environment, **places}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{line}: {done.stderr}{done.stdout}"
-    return done.stdout
-
-
-def run_here(words, capsys):
-    """Run one command of Lockstep in this process, which has torch already."""
-    try:
-        app(documents.shortened(words), prog_name="lockstep", standalone_mode=False)
-    except LockstepError as error:
-        pytest.fail(f"lockstep {' '.join(words)}: {error}")
-    return capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in documents.PAGES if "```" in page.read_text()], ids=lambda p: p.name)
-def test_the_page_works_from_top_to_bottom(page, place, monkeypatch, capsys):
-    """Its commands in their order, in one folder, and its Python blocks where they are."""
-    monkeypatch.setattr(lockstep, "train", documents.shortened_train(lockstep.train))
-    names = {"__name__": "__main__"}
-    for block in documents.blocks(page.read_text(), page.name):
-        if block.language == "python":
-            execute(block, names)
-        elif block.language == "sh":
-            for line in documents.lines(block):
-                run_line(line, place, capsys, block)
-
-
-def run_line(line, folder, capsys, block=None):
-    if documents.reason(line, block) is not None:
-        return
-    if [line] == documents.parts(line):
-        run_here(documents.words_of(line), capsys)
-    else:
-        assert run_in_shell(line, folder) or ">" in line or "-q" in line
+        if named := re.match(r"# (\w+\.py)\n", block.text):
+            Path(named[1]).write_text(block.text)
+        exec(compile(block.text, page, "exec"), names)

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from tests.conftest import OFFLINE, _outside
-from tests.documents import MODEL
 from tests.serving import Server, archive, blank_mnist
 
 from lockstep.commands.program import main
@@ -74,7 +73,11 @@ def left(tmp_path):
 
 
 def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeypatch):
-    (tmp_path / "small.py").write_text(MODEL)
+    (tmp_path / "small.py").write_text(
+        "from torch import nn\n"
+        "def function(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))\n"
+    )
     options = ("--model", "small:function", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
     monkeypatch.syspath_prepend(tmp_path)
     first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
