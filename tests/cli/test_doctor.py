@@ -21,15 +21,15 @@ def test_this_machine_computes_the_right_bits_on_one_and_two_processes(here, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch, synthetic_data):
+def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     results = {1: doctor._SHA256, 2: "0" * 64}
     monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]})
     monkeypatch.setattr(hardware, "gpu_problem", lambda: "the driver is too old")
-    done = here("doctor", "--data", synthetic_data("mnist").parent)
+    done = here("doctor")
     assert done.returncode == 4
     assert "computes other bits" in done.stderr
     assert "--no-portable" in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cpu", "gpu", "data", "bits", "bits"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cpu", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout

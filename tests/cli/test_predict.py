@@ -14,7 +14,8 @@ from lockstep.errors import DATA
 
 RUNS = [
     ("digits", "--steps", 30, "--processes", 1),
-    ("digits", "--steps", 60, "--precision", "bfloat16", "--set", "test_views=flip-translate", "--processes", 1),
+    ("digits", "--no-portable", "--steps", 60, "--precision", "bfloat16", "--processes", 1,
+     "--set", "test_views=flip-translate"),
 ]  # fmt: skip
 
 

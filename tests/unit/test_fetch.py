@@ -76,19 +76,19 @@ def test_https_comes_first_and_every_file_has_its_sha256():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (404, "the server says 404"),
-        (lambda handler: handler.send(TOY[:3000], len(TOY)), "no connection, or not to the end"),
-        (TOY[:2000] + b"?" + TOY[2001:], "wrong checksum"),
-        (b"<html>Log in to use this network</html>", "wrong checksum"),
-        (lambda handler: handler.connection.close(), "no connection"),
-        (lambda handler: handler.server.silent(handler), "no answer in 0.5 s"),
-        (lambda handler: handler.server.half(TOY)(handler), "no answer in 0.5 s"),
+        (404, "404 Client Error"),
+        (lambda handler: handler.send(TOY[:3000], len(TOY)), "IncompleteRead"),
+        (TOY[:2000] + b"?" + TOY[2001:], "SHA256 hash of downloaded file"),
+        (b"<html>Log in to use this network</html>", "SHA256 hash of downloaded file"),
+        (lambda handler: handler.connection.close(), "Connection aborted"),
+        (lambda handler: handler.server.silent(handler), "timed out"),
+        (lambda handler: handler.server.half(TOY)(handler), "timed out"),
     ],
     ids=["404", "truncated", "corrupt", "portal", "cut", "silent", "silent later"],
 )
 def test_a_bad_answer_is_reported(server, destination, answer, words):
     server.files["toy.tar.gz"] = answer
-    refused(toy(TOY, server.url), destination, DATA, f"{server.url}toy.tar.gz: {words}")
+    refused(toy(TOY, server.url), destination, DATA, f"{server.url}toy.tar.gz: ", words)
 
 
 def test_an_address_is_tried_again(server, destination, monkeypatch):
@@ -105,7 +105,7 @@ def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destina
     server.files |= {"first/toy.tar.gz": 500, "second/toy.tar.gz": TOY[:-1], "own/toy.tar.gz": 404}
     bases = [*(f"{server.url}{name}/" for name in ("first", "second")), "http://127.0.0.1:9/", "http://[half/"]
     monkeypatch.setenv("LOCKSTEP_MIRROR", f"{server.url}own")
-    words = ("own/toy.tar.gz: the server says 404", "500", "wrong checksum", "(ConnectionError)", "(InvalidURL)")
+    words = ("own/toy.tar.gz: 404 Client Error", "500", "hash of downloaded file", "refused", "Failed to parse")
     refused(toy(TOY, *bases), destination, DATA, *words)
     server.requests.clear()
     assert fetch.fetch(toy(TOY, *bases, server.url), destination)

@@ -401,9 +401,9 @@ def test_the_report_names_everything(photos):
     assert record["height"] == {"min": 6, "median": 6.0, "max": 40}
     assert record["duplicates"] == record["contradicting"] == [["a/3.png", "b/same.png"]]
     assert record["leaks"] == record["in_no_class"] == []
-    assert (record["other_files"], record["unsupported"], len(record["problems"])) == (1, {"cr2": 1}, 1)
+    assert (record["other_files"], len(record["problems"])) == ({"cr2": 1, "txt": 1}, 1)
     a, b = (record["classes"][name]["train"] for name in "ab")
     assert record["imbalance"] == round(a / b, 3)
-    text = "\n".join(lines_of(record))
+    text = "\n".join([*lines_of(record), *record["problems"]])
     for words in ("33 images", "1 JPEG, 31 PNG", "6 to 40 pixels", "b/bad.png: not a", "a/3.png = b/same.png"):
         assert words in text

@@ -62,7 +62,9 @@ def test_16_bit_floats_learn_digits_as_well_as_float32(tmp_path):
     """Runs of 12 epochs that differ only in rounding differ by about 2 of the 355 images."""
 
     def trained(precision):
-        recipe = make(get_recipe("digits").model_dump(mode="json"), {"precision": precision, "epochs": 12.0})
+        recipe = make(
+            get_recipe("digits").model_dump(mode="json"), {"precision": precision, "portable": False, "epochs": 12.0}
+        )
         return fit_here(recipe, tmp_path / precision, Placement(summary_every=0, log_every=100)).result
 
     results = [trained(precision) for precision in ("float32", "bfloat16", "float16")]

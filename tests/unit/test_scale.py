@@ -12,7 +12,10 @@ from lockstep.recipes import get_recipe
 
 
 def half(**changes):
-    return make(get_recipe("digits").model_dump(mode="json"), {"precision": "float16", "steps": 12, **changes})
+    return make(
+        get_recipe("digits").model_dump(mode="json"),
+        {"precision": "float16", "portable": False, "steps": 12, **changes},
+    )
 
 
 def train(recipe, path, **options):

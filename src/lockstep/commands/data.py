@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.shell import Answer, record_of, require_new_file
+from lockstep.commands.shell import record_of, require_new_file
 from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-def fetch(name: Name, data: Path | None = None) -> Answer:
+def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]]:
     """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
     If several programs need the dataset, one downloads it and the others wait. A download that fails or is stopped
@@ -36,17 +36,18 @@ def fetch(name: Name, data: Path | None = None) -> Answer:
 
     source, data = _source(name), data.absolute() if data else None
     if not source.archives:
-        record = {"dataset": name, "folder": None, "downloaded": False}
-        return Answer(record, [f"{name} comes with lockstep: nothing to download"])
+        yield {"dataset": name, "folder": None, "downloaded": False}
+        yield f"{name} comes with lockstep: nothing to download"
+        return
     paths = catalog.present(source, data)
     folder = paths[0].parent if paths else catalog.destination(source, data)
     with handled_by(leave):
         downloaded = not paths and module.fetch(source, folder)
-    text = f"{name} is {'in' if downloaded else 'already in'} {folder}"
-    return Answer({"dataset": name, "folder": str(folder), "downloaded": downloaded}, [text])
+    yield {"dataset": name, "folder": str(folder), "downloaded": downloaded}
+    yield f"{name} is {'in' if downloaded else 'already in'} {folder}"
 
 
-def list_() -> Answer:
+def list_() -> Iterator[str | dict[str, Any]]:
     """List the datasets and their folders on this machine.
 
     Examples:
@@ -57,18 +58,19 @@ def list_() -> Answer:
     from lockstep.data.catalog import SOURCES, present
     from lockstep.words import size
 
-    lines, record = [f"{'dataset':14} {'images':>7}  {'download':>9}  folder"], {}
+    record = {}
+    yield f"{'dataset':14} {'images':>7}  {'download':>9}  folder"
     for source in (SOURCES[name] for name in DATASETS if name in SOURCES):
         paths = present(source, None)
         folder = str(paths[0].parent) if paths else None
         download = size(source.size_bytes) if source.archives else "none"
         absent = f"none yet: {command('data', 'fetch', source.name)}" if source.archives else "comes with lockstep"
-        lines.append(f"{source.name:14} {source.images:7}  {download:>9}  {folder or absent}")
+        yield f"{source.name:14} {source.images:7}  {download:>9}  {folder or absent}"
         record[source.name] = {
             "images": source.images, "download_bytes": source.size_bytes, "folder": folder,
             "here": folder is not None or not source.archives,
         }  # fmt: skip
-    return Answer(record, lines)
+    yield record
 
 
 def check(
@@ -137,7 +139,6 @@ def _check_folder(folder: Path, labels: bool, html: Path | None) -> Iterator[str
         found = survey(folder, test_share=0.2)
     record = record_of(found)
     yield from lines_of(record)
-    yield from (f"note: {note}" for note in found.notes)
     if labels and not found.problems:
         record["labels"] = yield from _check_labels(folder, html)
     yield record

@@ -8,7 +8,6 @@ from typing import Any
 from lockstep import hardware, numerics
 from lockstep.commands.shell import record_of
 from lockstep.config.placement import Placement
-from lockstep.data import catalog
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch.submit import require_alone
@@ -20,19 +19,16 @@ _STEPS = 20
 _SHA256 = "4ba18c80f8dd8cf2d1fa9a999af67d3f4643865193cce5f603a2c4dee71aee53"
 
 
-def doctor(data: Path | None = None) -> Iterator[str | dict[str, Any]]:
+def doctor() -> Iterator[str | dict[str, Any]]:
     """Check that this machine computes the right bits.
 
     `digits` is trained for some steps on one and on two processes. Both must end with the weights that every machine
-    computes. Before that, the command prints the processor, the GPUs or why torch sees none, and the datasets that are
-    here. The exit code is 4 if the bits are wrong, or if the processes cannot connect or compute.
+    computes. Before that, the command prints the processor, and the GPUs or why torch sees none. The exit code is
+    4 if the bits are wrong, or if the processes cannot connect or compute.
 
     Examples:
       lockstep doctor
       lockstep doctor --json
-
-    Args:
-        data: Folder of datasets. Default: LOCKSTEP_DATA, then the user's cache.
     """
     require_alone("doctor")
     numerics.prepare(1)  # The next line imports torch.
@@ -40,12 +36,8 @@ def doctor(data: Path | None = None) -> Iterator[str | dict[str, Any]]:
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
-    folder = data.absolute() if data else None
-    here = {name: str(files[0].parent) for name, one in catalog.SOURCES.items()
-            if (files := catalog.present(one, folder))}  # fmt: skip
     yield f"cpu   {processor}, {plural(cores, 'core')}, torch {torch.__version__}"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
-    yield from (f"data  {name}: {place}" for name, place in here.items())
     weights = {}
     for processes in (1, 2):
         weights[processes] = _weights_sha256(processes)
@@ -54,7 +46,7 @@ def doctor(data: Path | None = None) -> Iterator[str | dict[str, Any]]:
     right = {*weights.values()} == {_SHA256}
     yield {
         "processor": processor, "cores": cores, "torch": torch.__version__, "gpus": gpus, "gpu_problem": problem,
-        "data": here, "weights_sha256": weights, "right": right,
+        "weights_sha256": weights, "right": right,
     }  # fmt: skip
     if not right:
         raise LockstepError(

@@ -16,7 +16,7 @@ from lockstep.commands.predict import predict
 from lockstep.commands.recipes import recipes, show
 from lockstep.commands.report import report
 from lockstep.commands.serve import serve
-from lockstep.commands.shell import Command, shell
+from lockstep.commands.shell import shell
 from lockstep.commands.train import train
 from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
@@ -86,7 +86,7 @@ Examples:
 )
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
-        group.command(name, cls=Command)(function)
+        group.command(name)(function)
 app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 

@@ -1,16 +1,16 @@
 """`lockstep recipes` and `lockstep show`."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
-from lockstep.commands.shell import Answer
 from lockstep.messages import command
 from lockstep.words import plural
 
 
-def recipes() -> Answer:
+def recipes() -> Iterator[str | dict[str, Any]]:
     """List the recipes with their measured results.
 
     Examples:
@@ -24,14 +24,13 @@ def recipes() -> Answer:
         name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
         for name, make in RECIPES.items()
     }
-    lines = []
+    yield {name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}
     for name, parts in texts.items():
         data = ("--data", "DIR") if RECIPES[name]().dataset == IMAGE_FOLDER else ()
-        lines += [name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", ""]
-    return Answer({name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}, lines)
+        yield from [name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", ""]
 
 
-def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Answer:
+def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | dict[str, Any]]:
     """Print a recipe, or the recipe of a run, as TOML.
 
     Save the output as a file, change it, and train it.
@@ -49,10 +48,10 @@ def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -
     subject = subject_of(what, {}, trust_code=True)  # none of its code is executed
     run, recipe = Run(subject.run) if subject.run else None, fitted(subject)
     result = run.result() if run else None
-    lines = [f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}"]
+    yield {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}
+    yield f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}"
     if run:
         accuracy = "not known" if run.accuracy is None else f"{run.accuracy:.2%}"
         done = f"accuracy {accuracy}, {plural(result['steps'], 'step')}" if result else "not complete"
-        lines.append(f"# {run.path}: {done}")
-    record: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest(), "result": result}
-    return Answer(record, [*lines, *recipe.toml().splitlines()])
+        yield f"# {run.path}: {done}"
+    yield from recipe.toml().splitlines()

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
@@ -43,29 +42,6 @@ _JSON = typer.Option("--json", help="Print the result as JSON on stdout, a recor
 
 # Whether the shell asked for JSON; None in a Python program that calls the function of a command.
 _as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
-
-
-class Command(TyperCommand):
-    """A command that says that Ctrl-C has stopped it, where it does not say so itself."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Execute the command."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            on_stderr("stopped by Ctrl-C: start again with the same command")
-            raise
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command found: lines for people, and a record for programs."""
-
-    record: dict[str, Any]
-    lines: Sequence[str]
-
-    def __str__(self) -> str:
-        return "\n".join(map(printable, self.lines))
 
 
 def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json: bool = True) -> Callable[..., None]:
@@ -91,6 +67,9 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
         token = _as_json.set(as_json)
         try:
             present(function(*(given.pop(starred) if starred else ()), **given), as_json, given.get("quiet", False))
+        except KeyboardInterrupt:
+            on_stderr("stopped by Ctrl-C: start again with the same command")
+            raise
         finally:
             _as_json.reset(token)
 
@@ -169,8 +148,7 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
         for part in result if isinstance(result, Iterator) else [result]:
             part = part.result() if isinstance(part, Run) else part
             if as_json and not isinstance(part, str | None):
-                record = part if isinstance(part, dict) else part.record if isinstance(part, Answer) else asdict(part)
-                print(json.dumps(record), flush=True)
+                print(json.dumps(part if isinstance(part, dict) else asdict(part)), flush=True)
             elif not (as_json or quiet or isinstance(part, dict | None)):
                 print(printable(part) if isinstance(part, str) else part, flush=True)
     except BrokenPipeError:

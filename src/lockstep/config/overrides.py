@@ -14,6 +14,7 @@ from lockstep.settings import validated
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
+_ONE_SETTING = ("batch", "tower_batch"), ("steps", "epochs"), ("arithmetic", "portable")
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
@@ -67,20 +68,12 @@ def make(
     """
     changed = copy.deepcopy(dict(fields))
     for source in sources:
-        _refuse_contradiction(source)
+        for one, other in _ONE_SETTING:
+            if one in source and other in source:
+                raise LockstepError(f"{one} and {other} are one setting: give one of them")
         _drop_settings_of_another_model(changed, source, note)
-        _leave_portable_arithmetic(changed, source, note)
         _change(changed, source)
     return validated(Recipe, changed)
-
-
-def _refuse_contradiction(source: Mapping[str, Any]) -> None:
-    both = ("batch", "tower_batch"), ("steps", "epochs"), ("arithmetic", "portable")
-    subjects = {"batch": "the batch (of all towers, of one)", "steps": "the length of the run"}
-    for one, other in both:
-        if one in source and other in source:
-            what = subjects.get(one, "the arithmetic")
-            raise LockstepError(f"{one} and {other} both set {what}: give one of them")
 
 
 def _drop_settings_of_another_model(
@@ -111,16 +104,6 @@ def _drop_settings_of_another_model(
         note(f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. --set gives others")
 
 
-def _leave_portable_arithmetic(fields: dict[str, Any], source: Mapping[str, Any], note: Callable[[str], None]) -> None:
-    """If `source` asks for what only native arithmetic has, and says nothing of arithmetic, choose that."""
-    if fields.get("arithmetic") != "portable" or {"arithmetic", "portable"} & source.keys():
-        return
-    precision = source.get("precision")
-    if precision not in (None, "auto", "float32", "fp32"):
-        fields["arithmetic"] = "native"
-        note(f"arithmetic is native, because precision {precision} has other bits on other machines")
-
-
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     before = _tower_batch(fields)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
@@ -130,7 +113,8 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
         if name == "portable":
-            fields["arithmetic"] = _arithmetic(source[name])
+            value = source[name]
+            fields["arithmetic"] = ("native", "portable")[value] if isinstance(value, bool) else value
         elif name != "tower_batch":
             _put(fields, name, source[name])
     if "tower_batch" in source:
@@ -141,12 +125,6 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
         return
     if before is not None and _is_count(fields.get("towers", 1)):  # Otherwise validation reports `towers`.
         fields["batch"] = before * fields.get("towers", 1)
-
-
-def _arithmetic(portable: Any) -> str:
-    if not isinstance(portable, bool):
-        raise LockstepError(f"recipe setting portable: got {portable!r}: true or false is allowed")
-    return "portable" if portable else "native"
 
 
 def _tower_batch(fields: Mapping[str, Any]) -> int | None:

@@ -5,16 +5,7 @@ from statistics import median
 from typing import Any
 
 from lockstep.data.photos import Survey
-from lockstep.data.scan import SPLITS, UNSUPPORTED
-
-_SHOWN = 20  # lines of each list in the text; --json has all
-_LISTS = {
-    "unreadable": "cannot be read",
-    "contradicting": "in several classes",
-    "leaks": "in several splits",
-    "duplicates": "in several files",
-    "in_no_class": "in no class",
-}
+from lockstep.data.scan import SPLITS
 
 Record = dict[str, Any]
 
@@ -31,7 +22,6 @@ def record_of(found: Survey) -> Record:
     training = [splits.get("train", Counter())[name] for name in found.classes]
     least = min(training, default=0)
     readable = [photo for photo in scan.photos if not photo.cause]
-    unsupported = {suffix: number for suffix, number in sorted(scan.others.items()) if suffix in UNSUPPORTED}
     return {
         "folder": str(scan.root),
         "images": len(scan.photos),
@@ -46,8 +36,7 @@ def record_of(found: Survey) -> Record:
         "contradicting": found.duplicates("class_name"),
         "leaks": found.duplicates("split"),
         "in_no_class": scan.loose,
-        "unsupported": unsupported,
-        "other_files": scan.others.total() - sum(unsupported.values()),
+        "other_files": dict(sorted(scan.others.items())),
         "problems": found.problems,
         "notes": found.notes,
     }
@@ -68,14 +57,9 @@ def lines_of(record: Record) -> list[str]:
             lines.append(f"  {name:10}  {sizes['min']} to {sizes['max']} pixels, median {sizes['median']:g}")
     if record["imbalance"]:
         lines.append(f"  imbalance   the largest class has {record['imbalance']:.1f} times the images of the smallest")
-    lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files)")
-    lines.append(f"  ignored     {record['other_files']:,} (files that are no images)")
-    for key, title in _LISTS.items():
-        items = [f"{path}: {cause}" for path, cause in record[key].items()] if key == "unreadable" else record[key]
-        if items:
-            shown = [item if isinstance(item, str) else " = ".join(item) for item in items[:_SHOWN]]
-            rest = [f"and {len(items) - _SHOWN:,} more (--json lists all)"] if len(items) > _SHOWN else []
-            lines += ["", f"{title}:", *(f"  {line}" for line in shown + rest)]
+    lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json lists all)")
+    lines.append(f"  ignored     {sum(record['other_files'].values()):,} (files that are not read as images)")
+    lines += [f"note: {note}" for note in record["notes"]]
     return lines
 
 

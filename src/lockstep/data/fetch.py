@@ -104,7 +104,7 @@ def _transfer(archive: Archive, folder: Path) -> None:
                 archive.name, pooch.Untar(extract_dir=".") if archive.packed else None, partial(_download, archive)
             )
         except (requests.RequestException, ValueError) as error:  # before OSError, its base
-            failures.append(f"{base}{archive.name}: {_reason(error)}")
+            failures.append(f"{base}{archive.name}: {error}")
             continue
         path = folder / archive.name
         if archive.packed:
@@ -127,19 +127,6 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
             for chunk in response.iter_content(_CHUNK_BYTES):
                 file.write(chunk)
                 advance(len(chunk))
-
-
-def _reason(error: Exception) -> str:
-    """Describe in a few words why one address failed."""
-    import requests
-
-    if isinstance(error, requests.HTTPError) and error.response is not None:
-        return f"the server says {error.response.status_code} {error.response.reason}"
-    if isinstance(error, requests.Timeout) or "timed out" in str(error):
-        return f"no answer in {_TIMEOUT_S:g} s"
-    if isinstance(error, requests.RequestException):
-        return f"no connection, or not to the end ({type(error).__name__})"
-    return "wrong checksum: the file is damaged or another one"
 
 
 def _by_hand(source: Source, folder: Path) -> str:
