@@ -74,7 +74,7 @@ def build(shape, classes):
 """
 
 
-def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here):
+def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here, monkeypatch):
     (tmp_path / "infinite.py").write_text(INFINITE)
     done = here(
         "train", "digits", "--no-portable", "--model", "infinite:build", "--steps", 20, "--processes", 1, "--name", "a"
@@ -85,9 +85,10 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
     done = here("report", "runs/a", "--trust-code", "-o", "r.html")
     assert done.returncode == 0, done.stderr
     assert "not finite, so they have no class" in (tmp_path / "r.html").read_text()
+    monkeypatch.setattr("lockstep.jobs.report._SHOWN", 1000)
     with contextlib.chdir(tmp_path):
         run = Run(tmp_path / "runs/a")
-        spec = ReportSpec(recipe=run.recipe(), placement=Placement(), path=run.path, split="test", shown=1000)
+        spec = ReportSpec(recipe=run.recipe(), placement=Placement(), path=run.path, split="test")
         record = report(spec, Context())
     assert 0 < sum(map(sum, record["confusion"])) < record["examples"]
     # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally probable.

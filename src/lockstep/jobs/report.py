@@ -15,6 +15,7 @@ from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 
+_SHOWN = 24  # of the worst mistakes
 _BINS = 15  # of the calibration error, of equal width
 
 
@@ -48,7 +49,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     return {
         **record,
         "calibration": calibration(first, correct),
-        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[: spec.shown]],
+        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[:_SHOWN]],
     }
 
 

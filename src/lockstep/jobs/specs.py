@@ -12,7 +12,12 @@ from lockstep.config.recipe import Recipe
 from lockstep.settings import Settings
 
 
-class TrainSpec(Settings):
+class _Spec(Settings):
+    recipe: Recipe
+    placement: Placement
+
+
+class TrainSpec(_Spec):
     """Train a run.
 
     Attributes:
@@ -24,8 +29,6 @@ class TrainSpec(Settings):
     """
 
     job: ClassVar[str] = "train"
-    recipe: Recipe
-    placement: Placement
     path: Path
     resume: bool = False
     numbered: bool = False
@@ -33,7 +36,7 @@ class TrainSpec(Settings):
     started: float = Field(default_factory=time.time)
 
 
-class EvaluateSpec(Settings):
+class EvaluateSpec(_Spec):
     """Evaluate a checkpoint of a run.
 
     Attributes:
@@ -45,8 +48,6 @@ class EvaluateSpec(Settings):
     """
 
     job: ClassVar[str] = "evaluate"
-    recipe: Recipe
-    placement: Placement
     path: Path
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
@@ -55,17 +56,12 @@ class EvaluateSpec(Settings):
 
 
 class ReportSpec(EvaluateSpec):
-    """Evaluate a checkpoint of a run, and choose the images that its report shows.
-
-    Attributes:
-        shown: how many of the worst mistakes, and of the least certain images.
-    """
+    """Evaluate a checkpoint of a run, and choose the images that its report shows."""
 
     job: ClassVar[str] = "report"
-    shown: int = 24
 
 
-class VerifySpec(Settings):
+class VerifySpec(_Spec):
     """Replay steps of a run, and compare them with what its folder states.
 
     Attributes:
@@ -74,18 +70,14 @@ class VerifySpec(Settings):
     """
 
     job: ClassVar[str] = "verify"
-    recipe: Recipe
-    placement: Placement
     path: Path
     start: int | None = Field(None, ge=0)
 
 
-class LabelsSpec(Settings):
+class LabelsSpec(_Spec):
     """Find the images of a folder whose labels are contradicted by heads that were not trained on them."""
 
     job: ClassVar[str] = "labels"
-    recipe: Recipe
-    placement: Placement
 
 
 Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
