@@ -40,7 +40,7 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     write(tmp_path / "other", {"bright": range(5), "dim": range(5, 10)})
     done = here("eval", "runs/my-photos-1", "--data", "other")
     assert done.returncode == DATA
-    assert "classes are not those of runs/my-photos-1 (-dark, +dim)" in done.stderr
+    assert "label 1 was 'dark' and is 'dim'" in done.stderr
     bright_and_dark(tmp_path / "more", 40)
     done = here("eval", "runs/my-photos-1", "--data", "more")
     assert done.returncode == 0
