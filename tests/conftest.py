@@ -175,9 +175,6 @@ def here(tmp_path):
     return partial(in_this_process, cwd=tmp_path)
 
 
-refused_here = here
-
-
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
     """made_once(key, make) -> a folder that make(folder) has filled, once for all tests and test processes.

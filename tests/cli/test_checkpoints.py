@@ -37,7 +37,7 @@ def test_a_watcher_may_come_before_the_run(started, program, tmp_path):
     assert json.loads(out.splitlines()[-1])["accuracy"] == json.loads(done.stdout)["accuracy"]["ema"]
 
 
-def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, refused_here, tmp_path):
+def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_path):
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         watcher = started("eval", "runs/b", "--watch", "--interval", 3600)
         assert "waiting" in watcher.stderr.readline()
@@ -45,4 +45,4 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, refused_here
         out, err = watcher.communicate(timeout=60)
         assert (watcher.returncode, out, err) == (code, "", "")
     (tmp_path / "file").touch()
-    refused(refused_here("eval", "file", "--watch"), USAGE, "file is not a folder")
+    refused(here("eval", "file", "--watch"), USAGE, "file is not a folder")

@@ -40,14 +40,14 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
     assert json.loads(done.stdout)["weights_sha256"] in hashes
 
 
-def test_what_does_not_fit_a_run_is_one_message(refused_here, parent, tmp_path):
-    refused(refused_here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
+def test_what_does_not_fit_a_run_is_one_message(here, parent, tmp_path):
+    refused(here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
     (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
-    refused(refused_here("train", "mine.toml"), USAGE, "give their file or run as --init")
+    refused(here("train", "mine.toml"), USAGE, "give their file or run as --init")
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"parent"}
 
 
-def test_a_run_of_an_own_model_needs_trust(refused_here, parent, tmp_path):
+def test_a_run_of_an_own_model_needs_trust(here, parent, tmp_path):
     recipe = tmp_path / "runs/parent/recipe.json"
     recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"model": "netfile:Net"}))
-    refused(refused_here("train", "--init", "runs/parent"), USAGE, "executes its code", "--trust-code")
+    refused(here("train", "--init", "runs/parent"), USAGE, "executes its code", "--trust-code")

@@ -30,9 +30,9 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def predict(refused_here):
+def predict(here):
     """Return predict(*args) -> CompletedProcess of `lockstep predict`, in this process."""
-    return lambda *args: refused_here("predict", *args)
+    return lambda *args: here("predict", *args)
 
 
 def rows(done):

@@ -93,14 +93,14 @@ def test_a_reader_that_goes_away_does_not_stop_training(tmp_path):
     assert json.loads((tmp_path / "runs/piped/result.json").read_text())["steps"] == 30
 
 
-def test_a_shell_completes_commands_and_options(monkeypatch, refused_here):
+def test_a_shell_completes_commands_and_options(monkeypatch, here):
     for words, completions in (
         ("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])
     ):  # fmt: skip
         monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
-        assert refused_here("").stdout.splitlines() == completions
+        assert here("").stdout.splitlines() == completions
 
 
 def test_windows_is_refused_in_a_sentence(tmp_path):

@@ -38,25 +38,6 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
     assert "\\U0000009b2J" in shown
 
 
-def test_damaged_metrics_do_not_keep_a_run_from_going_on(here, tmp_path):
-    options = ("--save-every", 4, "--eval-every", 2, "--log-every", 1)
-    whole = json.loads(here("train", "--no-portable", "--steps", 8, *options, "--name", "a", "--json").stdout)
-    run = tmp_path / "runs/a"
-    for name in ("result.json", "checkpoints/step-000000008.safetensors"):
-        (run / name).unlink()
-    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_bytes(
-        b"\xff\xfe\n" + b"".join(lines[:4]) + lines[4][:9] + b"\n" + b"".join(lines[5:])
-    )
-    done = here("train", run, "--resume", *options)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"{run}/metrics.jsonl: damaged and deleted: line 1, 6\n" in done.stdout
-    assert json.loads((run / "result.json").read_text())["weights_sha256"] == whole["weights_sha256"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
-    assert [row["step"] for row in rows if row["kind"] == "evaluation"] == [2, 2, 4, 4, 6, 6, 8, 8]
-    assert len(rows) == len(lines) - 1
-
-
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
 def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     code = (

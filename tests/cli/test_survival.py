@@ -6,16 +6,7 @@ import time
 
 import psutil
 import pytest
-from tests.disturbed import (
-    RUN,
-    STEPS,
-    begin,
-    crashing_model,
-    end,
-    gone,
-    resume,
-    write_model,
-)
+from tests.disturbed import RUN, STEPS, begin, crashing_model, end, gone, resume, write_model
 
 from lockstep.runs import statefile
 

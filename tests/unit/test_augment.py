@@ -4,14 +4,7 @@ import torch
 
 from lockstep import rng
 from lockstep.data import Crop, Distort, FlipTranslate, Shift
-from lockstep.data.transforms import (
-    Keys,
-    alternating_flip,
-    resize,
-    standardise,
-    translate,
-    unit,
-)
+from lockstep.data.transforms import Keys, alternating_flip, resize, standardise, translate, unit
 
 
 def keys(count: int, seed: int = 0) -> Keys:

@@ -90,10 +90,10 @@ def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
     assert [p.unlike for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
 
 
-def test_predict_prints_the_mark_as_text_and_json(head_run, refused_here):
+def test_predict_prints_the_mark_as_text_and_json(head_run, here):
     Image.fromarray(NOISE[0]).save(head_run / "noise.png")
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
-    text, record = (refused_here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
+    text, record = (here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
     assert [line.endswith("%  (unlike the training images)") for line in text.stdout.splitlines()] == [True, False]
     assert [json.loads(line)["unlike"] for line in record.stdout.splitlines()] == [True, False, None]
 
