@@ -60,14 +60,11 @@ class OpenRun:
         if changed := texts(found, "source"):
             code = describe_custom_code(self._spec.recipe)
             logger.warning(f"the source of {code} has changed: {'; '.join(changed)}")
-        cause = "; ".join(texts(found, "environment"))
+        cause = "; ".join(texts(found, "environment")) or "environment.json shows no cause"
+        effect = "the image decoder too, so pixels may differ" if texts(found, "decoder") else "the probe is equal"
         if texts(found, "probe"):
-            cause = cause or "environment.json shows no cause: suspect the model or the hardware"
-            logger.warning(
-                f"the arithmetic probe differs from the last session's, so later weights will differ ({cause})"
-            )
-        elif cause:
-            effect = "the image decoder too, so pixels may differ" if texts(found, "decoder") else "the probe is equal"
+            effect = "the arithmetic probe differs from the last session's, so later weights will differ"
+        if texts(found, "environment", "probe"):
             logger.warning(f"the environment has changed ({cause}): {effect}")
 
     def _make_listeners(self, folder: Folder) -> Iterator[Listener]:
