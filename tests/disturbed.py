@@ -42,12 +42,6 @@ def write_model(folder, name, condition="False", action="pass", *, at_build="pas
     (folder / f"{name}.py").write_text(_MODEL.format(condition=condition, action=action, at_build=at_build))
 
 
-def crashing_model(folder):
-    """Write mine.py with a `build` that raises an error in process 1."""
-    crash = "if os.environ.get('RANK') == '1': raise RuntimeError('no such weights')"
-    write_model(folder, "mine", at_build=crash)
-
-
 def until_step(process, step):
     """Read what a program prints up to the line of this step."""
     for line in process.stdout:

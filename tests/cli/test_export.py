@@ -17,6 +17,7 @@ from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
+from lockstep.jobs import session
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, facts_of, read_tensors
 
@@ -129,21 +130,13 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     assert not (tmp_path / "d.onnx").exists()
 
 
-def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(tmp_path, here, monkeypatch):
+def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(trained_once, here, monkeypatch):
+    run, _ = trained_once("digits", "--set", "held_out=20", "--steps", 2, "--processes", 1)
     monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: b"not made, which takes seconds")
-    monkeypatch.setattr(
-        "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load("runs/a", None, True))
-    )
-    (tmp_path / "alone.py").write_text(
-        "import numpy as np\n"
-        "def train_only():\n"
-        "    labels = np.arange(90) % 3\n"
-        "    return {'train': (np.full((90, 8, 8, 1), 80, np.uint8) * labels.astype(np.uint8)[:, None, None, None],"
-        " labels)}\n"
-    )
-    held_out = ("--set", "held_out=20", "--set", "batch=32", "--steps", 2, "--processes", 1, "--name", "a")
-    assert here("train", "digits", "--dataset", "alone:train_only", *held_out).returncode == 0
-    done = here("export", "runs/a", "--trust-code", "--json")
+    monkeypatch.setattr("lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run)))
+    whole = session.splits_of
+    monkeypatch.setattr(session, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
+    done = here("export", run, "-o", "d.onnx", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert (record["split"], record["examples"]) == ("held-out", 20)

@@ -6,7 +6,7 @@ import time
 
 import psutil
 import pytest
-from tests.disturbed import RUN, STEPS, begin, crashing_model, end, gone, resume, write_model
+from tests.disturbed import RUN, STEPS, begin, end, gone, resume, write_model
 
 from lockstep.runs import statefile
 
@@ -63,11 +63,3 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, here, tmp_path):
     _, err = end(process)
     assert (process.returncode, err) == (130, "")
     assert gone(children)
-
-
-def test_a_crash_in_one_process_is_told_once_with_its_cause(program, tmp_path):
-    crashing_model(tmp_path)
-    done = program("train", "--model", "mine:build", "--processes", 2)
-    assert done.returncode == 1
-    assert done.stderr.count("RuntimeError: no such weights") == 1
-    assert "process 1 crashed" in done.stderr

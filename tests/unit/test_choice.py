@@ -50,12 +50,7 @@ def test_checkpoint_chooses_the_best_a_step_or_the_newest(training):
 
 
 def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(training):
-    refused(
-        training,
-        5,
-        USAGE,
-        "--checkpoint 5: .*runs/x has no such checkpoint: its checkpoints are those after 2, 4, 6, 8 steps",
-    )
+    refused(training, 5, USAGE, "--checkpoint 5: .*runs/x has .*: its checkpoints are those after 2, 4, 6, 8 steps")
 
 
 def test_without_an_evaluation_no_checkpoint_is_the_best(training):
