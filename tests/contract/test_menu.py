@@ -80,6 +80,7 @@ def recipe(**changes) -> Recipe:
     fixed = {
         "model": "tests.contract.test_menu:tiny", "towers": TOWERS, "batch": BATCH, "steps": STEPS, "lr": 0.01,
         "schedule": "constant", "weight_decay": {}, "eval_batch": 8,
+        "portable": changes.get("precision", "float32") == "float32",
     }  # fmt: skip
     return make(get_recipe("digits").model_dump(mode="json"), fixed, changes)
 

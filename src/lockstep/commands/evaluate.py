@@ -23,7 +23,6 @@ from lockstep.runs.statefile import checkpoints_in
 from lockstep.words import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
-_NAME_LENGTH = 24  # characters of a class's name that the table shows
 
 
 @dataclass(frozen=True)
@@ -213,10 +212,7 @@ def table_lines(classes: list[dict[str, Any]], confusion: list[list[int]]) -> li
 
     With many classes the matrix is left out; the page of `lockstep report` has it.
     """
-    names = [
-        name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
-        for name in (printable(one["name"]) for one in classes)
-    ]
+    names = [printable(one["name"]) for one in classes]
     matrix = len(names) <= _MAX_COLUMNS
     rows = [["class", "examples", "accuracy", *(names if matrix else [])]]
     for name, one, row in zip(names, classes, confusion, strict=True):

@@ -1,15 +1,10 @@
 """Precision: which precision "auto" means on this hardware."""
 
-import os
-
 from lockstep import hardware
 from lockstep.config.recipe import Recipe
 
 _AVX512 = "AVX-512 bfloat16"
 _AMPERE = (8, 0)  # the first CUDA architecture with bfloat16 units
-# Values of ONEDNN_MAX_CPU_ISA under which oneDNN uses bfloat16 instructions.
-_WITH_BFLOAT16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1", "AVX10_2", "ALL", "DEFAULT")
-_WITH_AMX = ("AVX512_CORE_AMX", "AVX10_1_512_AMX", "AVX10_2_512_AMX", "ALL", "DEFAULT")
 
 
 def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
@@ -35,17 +30,14 @@ def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
 
 
 def cpu_units() -> str | None:
-    """Return the CPU's units for bfloat16 that oneDNN may use: "AMX", "AVX-512 bfloat16" or None.
+    """Return the CPU's units for bfloat16: "AMX", "AVX-512 bfloat16" or None.
 
     ARM's units are not counted, as their speed has not been measured.
     """
     flags = hardware.cpu()["flags"].split()
-    limit = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
-    if "amx_bf16" in flags and limit in _WITH_AMX:
+    if "amx_bf16" in flags:
         return "AMX"
-    if "avx512_bf16" in flags and limit in (*_WITH_BFLOAT16, *_WITH_AMX):
-        return _AVX512
-    return None
+    return _AVX512 if "avx512_bf16" in flags else None
 
 
 def _gpu_units() -> str | None:

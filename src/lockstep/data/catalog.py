@@ -106,17 +106,11 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     if paths := present(source, folder):
         return paths
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
-    if folder is not None and not folder.is_dir():
-        problem = f"data folder {folder} does not exist: give an existing folder as --data"
-    elif missing := incomplete(source, folder):
-        problem = f"dataset {source.name}: {missing}: add it"
-    else:
-        searched = ", ".join(map(str, _roots(source, folder)))
-        problem = (
-            f"dataset {source.name}: no {source.files[0][0]} in {searched}. The recipe 'digits' needs no files. Give "
-            f"the folder as --data DIR or in LOCKSTEP_DATA"
-        )
-    raise LockstepError(f"{problem}, or download it: {fetch}", DATA)
+    problem = incomplete(source, folder) or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
+    raise LockstepError(
+        f"dataset {source.name}: {problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or download it: {fetch}",
+        DATA,
+    )
 
 
 def present(source: Source, folder: Path | None) -> list[Path] | None:
