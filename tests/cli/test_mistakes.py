@@ -39,7 +39,7 @@ def refused(done, code, *words):
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["trian"], USAGE, ["No such command"]),
         (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
-        (["train", "mnist", "--data", "nowhere"], DATA, ["ubyte.gz in nowhere"]),
+        (["train", "mnist", "--data", "nowhere"], DATA, ["no train-images-idx3-ubyte.gz in", "nowhere"]),
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
         (["train", "--no-portable", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
         (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
