@@ -27,8 +27,3 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
             result.update(raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0).cpu().numpy().tobytes())
         result.update(raw[whole:].cpu().numpy().tobytes())
     return result.digest()
-
-
-def short(tensors: Iterable[Tensor]) -> str:
-    """Return the first 72 bits of `digest`, as 18 hexadecimal digits."""
-    return digest(tensors).hex()[:18]

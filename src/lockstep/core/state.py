@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.digest import short
+from lockstep.core.digest import digest
 from lockstep.core.network import lr_factors, untrained_layers
 from lockstep.core.vector import is_finite, named_views
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -166,7 +166,7 @@ class State:
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
         flat = [self._flat, *([] if self._average is None else [self._average])]
         others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/", BEST)))
-        return short(itertools.chain(flat, others))
+        return digest(itertools.chain(flat, others)).hex()[:18]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return copies of all tensors of the state on the CPU, by name: the content of a checkpoint."""

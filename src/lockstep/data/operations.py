@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
-from lockstep.data.transforms import Keys, to_device
+from lockstep.data.transforms import Keys, per_image, to_device
 from lockstep.kernels import rounding
 
 Shares = NDArray[np.float64]
@@ -54,7 +54,7 @@ def _turn(degrees: float, height: int, width: int) -> Matrix:
 
 def _blended(images: Tensor, other: Tensor, shares: Shares) -> Tensor:
     """Return other + factor * (image - other), rounded towards 0, for integers `other` and a factor up to 1.99."""
-    factors = _per_image((1.0 + 0.99 * shares).astype(np.float32), images)
+    factors = per_image((1.0 + 0.99 * shares).astype(np.float32), images.device)
     other = other.expand_as(images).float()
     return (images.float() - other).mul_(factors).add_(other).clamp_(0.0, 255.0).to(torch.uint8)
 
@@ -109,10 +109,6 @@ def _equalised(planes: Tensor) -> Tensor:
     return torch.where(step > 0, table, tones)
 
 
-def _per_image(values: NDArray[np.generic], images: Tensor) -> Tensor:
-    return to_device(values, images.device).view(-1, 1, 1, 1)
-
-
 # Each takes images, and for each image a share of the full strength, from -1 to 1 for SIGNED ones, else from 0 to 1.
 # Names, order and strengths are those of torchvision's TrivialAugmentWide. What is drawn depends on the order.
 OPERATIONS: dict[str, Operation] = {
@@ -130,9 +126,11 @@ OPERATIONS: dict[str, Operation] = {
     "colour": lambda images, shares: _blended(images, _grey(images), shares),
     "contrast": lambda images, shares: _blended(images, _mean_grey(images), shares),
     "sharpness": lambda images, shares: _blended(images, _smoothed(images), shares),
-    "posterize": lambda images, shares: images & _per_image((256 - 2 ** np.rint(6 * shares)).astype(np.uint8), images),
+    "posterize": lambda images, shares: (
+        images & per_image((256 - 2 ** np.rint(6 * shares)).astype(np.uint8), images.device)
+    ),
     "solarize": lambda images, shares: torch.where(
-        images < _per_image((256 - 256 * shares).astype(np.int16), images), images, 255 - images
+        images < per_image((256 - 256 * shares).astype(np.int16), images.device), images, 255 - images
     ),
     "autocontrast": lambda images, shares: _with_tones(images, _stretched),
     "equalize": lambda images, shares: _with_tones(images, _equalised),

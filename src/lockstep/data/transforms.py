@@ -40,6 +40,11 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def per_image(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return one value for each image of a batch as [b, 1, 1, 1]."""
+    return to_device(values, device).view(-1, 1, 1, 1)
+
+
 def unit(images: Tensor) -> Tensor:
     """Return pixels / 255: uint8 [b, H, W, C] -> float32 [b, C, H, W] in [0, 1]."""
     return images.permute(0, 3, 1, 2).float().mul_(1.0 / 255.0)
@@ -149,8 +154,8 @@ def brightness_contrast(images: Tensor, keys: Keys, delta: float, contrast: tupl
 
     uint8 [b, H, W, C] -> float32 [b, H, W, C]; values are not clipped.
     """
-    added = _per_image(rng.uniform(keys.words("brightness"), -delta, delta), images.device)
-    factor = _per_image(rng.uniform(keys.words("contrast"), *contrast), images.device)
+    added = per_image(rng.uniform(keys.words("brightness"), -delta, delta).astype(np.float32), images.device)
+    factor = per_image(rng.uniform(keys.words("contrast"), *contrast).astype(np.float32), images.device)
     values = images.float()
     count, height, width, channels = values.shape
     # Summing along columns first is the fast order. The sums are exact in any order, because pixels are integers.
@@ -240,7 +245,3 @@ def _resize_weights(extent: int, size: int, channels: int, device: torch.device,
     identity = torch.eye(extent).view(1, 1, extent, extent)
     shrunk = torch.nn.functional.interpolate(identity, (size, extent), mode="bilinear", antialias=True)
     return torch.kron(shrunk.view(size, extent), torch.eye(channels)).to(device)
-
-
-def _per_image(values: NDArray[np.float64], device: torch.device) -> Tensor:
-    return to_device(values.astype(np.float32), device).view(-1, 1, 1, 1)
