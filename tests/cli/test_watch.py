@@ -37,7 +37,7 @@ def test_beside_training_that_deletes_what_is_being_read(started, tmp_path):
     waiting = "runs/x has no checkpoint, or no program trains it now: waiting. Use --once to stop here"
     assert set(words) <= {waiting, "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"}
     assert steps_of((run / "eval/metrics.jsonl").read_text().splitlines()) == steps
-    events = EventAccumulator(str(run / "eval")).Reload().Scalars("precision@1")
+    events = EventAccumulator(str(run / "eval/ema-test-355")).Reload().Scalars("precision@1")
     assert [(event.step, event.value) for event in events] == [
         (record["step"], pytest.approx(record["accuracy"])) for record in records
     ]

@@ -113,6 +113,7 @@ def main() -> None:
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The launcher made this folder, for this user alone, and wrote the file: it is no input of a user.
     spec, output, paths = pickle.loads((folder / "spec").read_bytes())
     sys.path += [path for path in paths if path not in sys.path]
     world = World.from_environment()
