@@ -8,6 +8,7 @@ from lockstep.classify.export import Graph, exported, graph_recipe, loaded
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
+from lockstep.data import transforms
 from lockstep.data.decode import decode_image
 from lockstep.recipes import RECIPES, get_recipe
 
@@ -85,6 +86,7 @@ class Source:
 def test_every_recipe_exports_for_any_number_and_size_of_images(name):
     pytest.importorskip("onnxruntime")
     source = Source(name)
+    transforms._affine.cache_clear()  # as in a new process
     run = loaded(exported(source, {"classes": ["a"]}))
     for count, height, width in ((3, *source.image_shape[:2]), (1, 61, 47), (4, 20, 90)):
         batch = images(count, height, width, source.image_shape[2])

@@ -45,6 +45,7 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
+        graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
         with _packages_named():
             import onnxscript  # noqa: F401  # which torch.onnx needs
@@ -56,8 +57,7 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
         proto = made.model_proto  # made anew at each access
         for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
             proto.metadata_props.add(key=name, value=json.dumps(value))
-        content: bytes = proto.SerializeToString()
-        return content
+        return bytes(proto.SerializeToString())
 
 
 def loaded(content: bytes) -> Compute:
