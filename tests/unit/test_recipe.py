@@ -116,10 +116,8 @@ def test_a_recipe_is_equal_after_toml_which_can_be_printed():
 
 
 def test_differences_are_listed_by_setting():
-    assert make(TUTORIAL, {}).differences(make(TUTORIAL, {"seed": 3, "optimizer.momentum": 0.5})) == [
-        "optimizer.momentum: 0.0 -> 0.5",
-        "seed: 0 -> 3",
-    ]
+    other = make(TUTORIAL, {"seed": 3, "optimizer.momentum": 0.5})
+    assert make(TUTORIAL, {}).differences(other) == ["optimizer.momentum: 0.0 -> 0.5", "seed: 0 -> 3"]
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():

@@ -55,7 +55,6 @@ def test_a_convolution_starts_as_the_identity():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"widths": (8, 8)}, "widths: got"),
         ({"widths": (8, 8, 0)}, "widths: got"),
         ({"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
     ],

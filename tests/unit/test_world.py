@@ -61,7 +61,6 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
         {**RANKS, "MASTER_ADDR": ""},
         {**RANKS, "MASTER_PORT": "65536"},
         {**RANKS, "RANK": "8"},
-        {**RANKS, "LOCAL_RANK": "-1"},
         {**SRUN, "MASTER_PORT": "many"},
         {**MASTER, "WORLD_SIZE": "8"},
         {**MASTER, "RANK": "3"},
