@@ -107,13 +107,12 @@ def _join(placement: Placement, world: World, ctx: "Context") -> None:
 def main() -> None:
     """Do a worker process's part of the job in FOLDER/spec.
 
-    Arguments: FOLDER, and the launcher's process id. How the worker ended, it writes into FOLDER.
+    Arguments: FOLDER, the launcher's own, which no other user can write, and its process id. It also takes the ending.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # The launcher made this folder, for this user alone, and wrote the file: it is no input of a user.
     spec, output, paths = pickle.loads((folder / "spec").read_bytes())
     sys.path += [path for path in paths if path not in sys.path]
     world = World.from_environment()
