@@ -16,4 +16,4 @@ def test_log_placement_says_what_is_where(program, tmp_path):
     places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)
     assert [(process, first, last) for process, _, first, last in places] == [("0", "0", "1"), ("1", "2", "3")]
     assert places[0][1] != places[1][1]
-    assert re.search(r"reduction +58,817 float32 values a step, 0.2 MiB; process 0 adds all vectors", done.stdout)
+    assert re.search(r"reduction +58,805 float32 values a step, 0.2 MiB; process 0 adds all vectors", done.stdout)

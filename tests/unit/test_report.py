@@ -29,7 +29,7 @@ STATE = SimpleNamespace(
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0):
     one = [torch.tensor(value) for value in (cross_entropy, last, correct)]
-    return Metrics(*one, torch.zeros(len(Requests().flags())), torch.zeros(4), torch.zeros(4, 3))
+    return Metrics(*one, torch.zeros(len(Requests().flags())), torch.zeros(4))
 
 
 def a_log(listeners, steps=25):
@@ -194,7 +194,7 @@ def test_the_line_shows_the_progress_of_an_evaluation_and_leaves_the_cursor(monk
 
 
 def test_without_listeners_no_metric_is_read_from_the_device():
-    step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 6))
+    step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 5))
 
 
 @pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
