@@ -107,7 +107,7 @@ def _join(placement: Placement, world: World, ctx: "Context") -> None:
 def main() -> None:
     """Do a worker process's part of the job in FOLDER/spec.
 
-    Arguments: FOLDER, the launcher's own, which no other user can write, and its process id. It also takes the ending.
+    Arguments: FOLDER, which only the launcher's user can write, and the launcher's process id. FOLDER gets the outcome.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
