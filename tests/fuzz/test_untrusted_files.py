@@ -22,7 +22,7 @@ from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.data import arrays, readers
-from lockstep.data.decode import decode_image, inspect_image
+from lockstep.data.decode import _load_plugins, decode_image, inspect_image
 from lockstep.data.photos import survey
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
@@ -205,6 +205,7 @@ def test_values_in_a_recipe(name, changes):
 
 
 def picture(kind):
+    _load_plugins()  # so that Pillow writes HEIC too
     file = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     Image.fromarray(pixels).convert("P" if kind == "GIF" else "RGB").save(file, kind)
@@ -220,7 +221,7 @@ def looked_at(path):
     assert decode_image(path.read_bytes(), 32).shape == (32, 32, 3)
 
 
-PICTURES = {kind: picture(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")}
+PICTURES = {kind: picture(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")}
 IMAGES = struct.pack(">4I", 2051, 20, 28, 28) + bytes(20 * 784)
 LABELS = struct.pack(">2I", 2049, 20) + bytes(20)
 PACKED = {"i.gz": gzip.compress(IMAGES, mtime=0), "l.gz": gzip.compress(LABELS, mtime=0)}

@@ -179,12 +179,12 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
 
 
 def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
-    for name in ("b.jpg", "a/z.PNG", "a/y.txt", ".h/x.png", "a/.x.png", "c.webp", "__MACOSX/c.png", "d.heic"):
+    for name in ("b.jpg", "a/z.PNG", "a/y.txt", ".h/x.png", "a/.x.png", "c.webp", "__MACOSX/c.png", "d.avif"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a/up").symlink_to(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    names = ("a/z.PNG", "b.jpg", "c.webp", "d.heic", "link/z.PNG")
+    names = ("a/z.PNG", "b.jpg", "c.webp", "d.avif", "link/z.PNG")
     assert [item.name for item in items(tmp_path)] == [tmp_path / name for name in names]
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lockstep.data.decode import UnreadableImageError, decode_image, inspect_image
+from lockstep.data.decode import UnreadableImageError, _load_plugins, decode_image, inspect_image
 from lockstep.errors import DATA
 
+_load_plugins()  # so that Pillow writes HEIC too
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF")
 
 
@@ -43,10 +44,10 @@ def test_every_source_has_the_same_pixels(tmp_path):
         assert np.array_equal(decode_image(source, 32), result)
 
 
-@pytest.mark.parametrize("format", ["JPEG", *LOSSLESS])
+@pytest.mark.parametrize("format", ["JPEG", "HEIF", *LOSSLESS])
 def test_every_format_is_read_by_content(tmp_path, format):
     file = tmp_path / "wrong-name.txt"
-    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format == "JPEG" else {}
+    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format in ("JPEG", "HEIF") else {}
     file.write_bytes(encoded(picture(64, 48), format, **options))
     assert near(decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4)
     assert inspect_image(file.read_bytes()) == (format, 64, 48, False)
@@ -69,7 +70,9 @@ def test_the_square_in_the_middle_is_taken():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("format", "size"), [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203))])
+@pytest.mark.parametrize(
+    ("format", "size"), [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203)), ("HEIF", (96, 80))]
+)
 def test_the_orientation_is_applied(orientation, format, size):
     upright = Image.fromarray(picture(*size))
     t = Image.Transpose
@@ -78,7 +81,7 @@ def test_the_orientation_is_applied(orientation, format, size):
     stored = upright if back is None else upright.transpose(back)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(stored, format, exif=exif, **({"quality": 95} if format == "JPEG" else {}))
+    data = encoded(stored, format, exif=exif.tobytes(), **({"quality": 95} if format in ("JPEG", "HEIF") else {}))
     expected = decode_image(upright, 32)
     assert near(decode_image(data, 32), expected)
     assert near(decode_image(Image.open(io.BytesIO(data)), 32), expected)
@@ -150,7 +153,7 @@ def test_the_first_of_several_frames_is_taken(format, most):
     assert near(decode_image(data, 32), picture(32, 32), most)
 
 
-@pytest.mark.parametrize("format", ["JPEG", *LOSSLESS])
+@pytest.mark.parametrize("format", ["JPEG", "HEIF", *LOSSLESS])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_truncated_file_is_refused(format, share):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -165,7 +168,7 @@ def test_a_truncated_file_is_refused(format, share):
     ("source", "cause"),
     [
         (b"", "empty"),
-        (b"hello", "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"),
+        (b"hello", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG"),  # would start ghostscript
         (encoded(Image.new("F", (32, 32)), "TIFF"), "floating-point pixels"),
         (encoded(Image.new("I", (32, 32)), "TIFF"), "32-bit integer pixels"),

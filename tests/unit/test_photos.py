@@ -160,13 +160,13 @@ def test_what_is_not_read_is_counted(photos):
     (photos / "a/link.png").symlink_to(photos / "b/4.png")
     (photos / "a/up").symlink_to(photos)
     os.mkfifo(photos / "b/pipe.png")
-    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/phone.HEIC"):
+    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/phone.AVIF"):
         (photos / name).write_bytes(b"x")
     found = sound(photos)
     names = ("a/1", "a/2", "a/3", "a/link", "b/4", "b/5", "b/6")
     assert [photo.path for photo in found.scan.photos] == [f"{name}.png" for name in names]
-    assert found.scan.others == {"txt": 1, "md": 1, "heic": 1, "png": 1}
-    for words in ("2 images in no class", "1 link to a folder within a class, not followed (a/up)", "(1 heic)"):
+    assert found.scan.others == {"txt": 1, "md": 1, "avif": 1, "png": 1}
+    for words in ("2 images in no class", "1 link to a folder within a class, not followed (a/up)", "(1 avif)"):
         assert any(words in note for note in found.notes)
 
 

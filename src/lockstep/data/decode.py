@@ -24,7 +24,7 @@ from lockstep.files import read_bytes
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # in Pillow's words
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")  # in Pillow's words
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
@@ -60,8 +60,8 @@ def decode_image(
     `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
     [H, W, 4] (RGB and alpha).
 
-    1. JPEG, PNG, WebP, BMP, GIF and TIFF are read, by content and not by name; of several frames the first. An image
-       of more than 100 megapixels is refused before it is decoded.
+    1. JPEG, PNG, WebP, BMP, GIF, TIFF and HEIC are read, by content and not by name; of several frames the first, of
+       HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
     2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
     3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
        become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
@@ -111,6 +111,7 @@ def stored_pixels(data: bytes, limit: int) -> int:
 
 def decoder_versions() -> dict[str, str | None]:
     """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
+    import pillow_heif
     from PIL import features
 
     return {
@@ -119,6 +120,8 @@ def decoder_versions() -> dict[str, str | None]:
         "zlib": features.version_feature("zlib_ng") or features.version_codec("zlib"),
         "libtiff": features.version_codec("libtiff"),
         "webp": features.version_module("webp"),
+        "pillow_heif": version("pillow-heif"),
+        "libheif": pillow_heif.libheif_version(),
     }
 
 
@@ -161,10 +164,14 @@ def _opened(data: bytes) -> "Iterator[Image]":
 def _load_plugins() -> None:
     """Import Pillow's plugins for `FORMATS`, which it finds by a file's name otherwise, and silence its warnings.
 
-    It warns of damaged EXIF blocks, and of sizes that are limited here.
+    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
+    have other pixels than the picture.
     """
+    import pillow_heif
+
     for name in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
+    pillow_heif.register_heif_opener(thumbnails=False)
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -182,7 +189,7 @@ def _one_error_type() -> Iterator[None]:
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF or TIFF image") from None
+        raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image") from None
     except MemoryError:
         raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.

@@ -21,10 +21,10 @@ SPLITS = ("train", "validation", "test")
 _SPLIT = re.compile(
     "(?<![a-z])(?i:(train(?:ing|val)?)|(val(?:id|idation)?)|(test(?:ing)?))(?i:set|data|images|imgs)?(?![a-z])"
 )
-SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff"}
+SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif"}
 # Suffixes of images that cannot be read. A user expects them to be trained on, so a note counts them.
 UNSUPPORTED = {
-    "heic", "heif", "avif", "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
+    "avif", "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
 # Files and folders of operating systems. Names that begin with a dot are ignored too.
 IGNORED = {
