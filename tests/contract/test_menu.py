@@ -176,6 +176,6 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
 
 def test_float16_is_one_result_where_steps_overflow(dataset):
     """This network's gradients are too large for the first loss scales."""
-    loud = recipe(precision="float16", model="tests.unit.test_scale:loud", lr=1e-8, steps=12)
+    loud = recipe(precision="float16", model="tests.unit.test_non_finite:loud", lr=1e-8, steps=12)
     state = require_one_result(loud, dataset, 3, stopped_after=2).state
     assert state.loss_scale < trained(loud, dataset, 1, steps=0).state.loss_scale

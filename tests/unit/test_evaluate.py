@@ -1,28 +1,23 @@
 """Evaluation: every example counts once, on any number of processes, with the confusion matrix and views."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from tests.replicas import equal_in_all, on_replicas
+from tests.runs import fit_here
 
+from lockstep.config.placement import Placement
 from lockstep.core.evaluate import classify, evaluate
 from lockstep.core.group import Alone
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
+from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
-
-
-class OneOf:
-    """A stand-in for the reduction of one of several processes, which share their tables in this one process."""
-
-    def __init__(self, process, processes, tables):
-        self.process, self.processes, self.tables = process, processes, tables
-
-    def gather(self, table):
-        self.tables[self.process, table.shape] = table
-        return torch.stack([self.tables.get((p, table.shape), torch.zeros_like(table)) for p in range(self.processes)])
+from lockstep.runs.folder import Run
 
 
 def data(count):
@@ -52,16 +47,36 @@ def test_every_example_is_counted_exactly_once(eval_batch):
     assert agrees(result, model.eval()(recipe.augmentation.test(dataset.images)), dataset)
 
 
-@pytest.mark.parametrize("processes", [2, 3, 7])
-def test_any_number_of_processes_has_the_same_counts(processes):
+@pytest.mark.parametrize("processes", [2, 7])  # six chunks, so one of seven processes has none
+def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(processes):
+    """The heartbeat of each process shows the progress. Only process 0 has listeners, which print it."""
     _, network, parameters, model = setting(10)
     dataset, buffers = data(53), persistent_buffers(model)
-    expected = evaluate(network, parameters, buffers, dataset, Alone())
-    tables = {}
-    for process in range(processes - 1):
-        partial = evaluate(network, parameters, buffers, dataset, OneOf(process, processes, tables))
-        assert partial != expected  # the other processes' tables are still missing
-    assert evaluate(network, parameters, buffers, dataset, OneOf(process + 1, processes, tables)) == expected
+
+    def evaluated(group):
+        shares = []
+        counts = evaluate(network, parameters, buffers, dataset, group, shares.append)
+        own = len(owned(6, group.processes, group.process))
+        assert shares == pytest.approx([*(k / own for k in range(own)), 1.0])
+        return counts
+
+    expected = evaluated(Alone())
+    assert equal_in_all(on_replicas(processes, evaluated)) == expected
+
+
+@pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
+def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
+    """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
+    changes = {"epochs": None, "steps": steps, "towers": towers, "batch": towers * tower_batch, "eval_batch": 100}
+    path = tmp_path / "run"
+    result = fit_here(get_recipe("digits").replace(**changes), path, Placement(summary_every=0)).result
+    assert result == json.loads((path / "result.json").read_text())
+    assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
+    evaluations = [row for row in Run(path).metrics() if row["kind"] == "evaluation"]
+    assert [row["weights"] for row in evaluations] == ["ema", "raw"]
+    for row in evaluations:
+        assert (row["examples"], row["accuracy"]) == (355, row["correct"] / 355)
+        assert result["accuracy"][row["weights"]] == row["accuracy"]
 
 
 def test_ties_and_infinities_do_not_count_as_correct():
@@ -137,15 +152,3 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     alone = int((model(images).argmax(1) == dataset.labels).sum())
     assert result.correct_one_view == alone
     assert result.summary()["accuracy_one_view"] == alone / 53
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_every_process_reports_the_progress_of_an_evaluation(process):
-    """The heartbeat of each process shows it. Only process 0 has listeners, which print it."""
-    _, network, parameters, model = setting(10)
-    shares = []
-
-    # Stand-in for two processes, of which the other one counts the same.
-    both = SimpleNamespace(process=process, processes=2, gather=lambda table: torch.stack([table, table]))
-    evaluate(network, parameters, dict(model.named_buffers()), data(40), both, shares.append)
-    assert shares == [0.0, 0.5, 1.0]

@@ -1,4 +1,6 @@
-"""Steps that are not finite: the run stops, and the last good state stays."""
+"""Steps that are not finite: float16 lowers the loss scale; else the run stops, and the last good state stays."""
+
+import json
 
 import pytest
 import torch
@@ -7,15 +9,18 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import CRASH, LockstepError
+from lockstep.optim.scale import LossScale
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
+HALF = {"precision": "float16", "portable": False}
 
-def train(path, model, resume=False):
-    """Train a model of this module on digits, with a checkpoint for every step."""
-    changes = {"model": f"{__name__}:{model}", "steps": 11, "weight_decay": {}}
+
+def train(path, model, resume=False, **changes):
+    """Train a model of this module on digits, with a checkpoint and a row for every step. Return the result."""
+    changes = {"model": f"tests.unit.test_non_finite:{model}", "steps": 11, "weight_decay": {}, **changes}
     recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
-    fit_here(recipe, path, Placement(save_every=1, summary_every=0), resume=resume)
+    return fit_here(recipe, path, Placement(save_every=1, log_every=1, summary_every=0), resume=resume).result
 
 
 class LateNaN(torch.nn.Linear):
@@ -26,7 +31,8 @@ class LateNaN(torch.nn.Linear):
         self.register_buffer("initial", self.weight.detach().clone())
 
     def forward(self, x):
-        return super().forward(x.flatten(1)) * (1.0 if torch.equal(self.weight, self.initial) else float("nan"))
+        moved = not torch.equal(self.weight, self.initial.to(self.weight.dtype))
+        return super().forward(x.flatten(1)) * (float("nan") if moved else 1.0)
 
 
 def late_nan(shape, classes):
@@ -39,7 +45,10 @@ def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(
             train(tmp_path / "run", "late_nan", resume)
         assert error.value.code == CRASH
         assert "newest checkpoint is its last good state" in str(error.value)
-        assert max(statefile.checkpoints_in(tmp_path / "run/checkpoints")) == 1
+        newest = statefile.latest(tmp_path / "run/checkpoints")
+        assert newest.step == 1
+        assert all(tensor.isfinite().all() for tensor in newest.tensors.values())
+    assert not (tmp_path / "run/result.json").exists()
 
 
 class Steep(torch.nn.Linear):
@@ -61,3 +70,49 @@ def test_a_sum_that_overflows_is_never_saved_although_every_tower_is_finite(tmp_
         train(tmp_path / "run", "steep")
     assert error.value.code == CRASH
     assert [*statefile.checkpoints_in(tmp_path / "run/checkpoints")] == [0]
+
+
+def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
+    assert LossScale(1).value == 2**15
+    assert LossScale(100).value == LossScale(128).value == 2**8
+    scale = LossScale(32)
+    first = scale.value
+    scale.skipped()
+    assert scale.value == first / 2
+    for _ in range(999):
+        scale.stepped()
+    assert scale.value == first / 2
+    scale.stepped()
+    assert (scale.value, scale.clean) == (first, 0)
+    for _ in range(40):
+        scale.skipped()
+    assert scale.value == scale.least == 1 / 32  # so 1 for a loss that is a mean, for every tower batch
+
+
+class Loud(torch.nn.Linear):
+    """A network whose gradients overflow float16 until the scale is low enough."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1) * 512)
+
+
+def loud(shape, classes):
+    return Loud(shape[0] * shape[1] * shape[2], classes)
+
+
+def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
+    assert train(tmp_path / "run", "loud", lr=1e-8, **HALF)["steps"] == 11
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "step 0: skipped, the loss scale 1024 is too large for tower 0" in log
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    skipped = log.count("skipped")
+    assert 0 < skipped < 8
+    assert [row["skipped"] for row in steps] == [True] * skipped + [False] * (11 - skipped)
+    assert [row["loss_scale"] for row in steps] == [2.0 ** (10 - min(i, skipped)) for i in range(11)]
+    assert steps[0]["loss_average"] is None  # no step was applied yet, and JSON cannot express NaN
+
+
+def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
+    with pytest.raises(LockstepError, match="towers 0, 1, 2, 3 is not finite at step 16"):
+        train(tmp_path / "run", "late_nan", steps=40, **HALF)

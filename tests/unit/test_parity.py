@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
 from lockstep.core.loop import train
 from lockstep.core.reduction import Reduction
@@ -50,14 +49,6 @@ def trained(recipe, dataset, tower, state, listeners=()):
 def linear(shape, classes):
     """Return the smallest network, for tests of everything around it."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
-
-
-def constant(shape, classes):
-    """Return a network with the same output for every image."""
-    network = linear(shape, classes)
-    nn.init.zeros_(network[1].weight)
-    nn.init.zeros_(network[1].bias)
-    return network
 
 
 def small(fields, model="linear", **changes):
@@ -190,23 +181,6 @@ def test_steps_of_the_tutorials_update_are_gradient_descent_on_the_mean_total_lo
         assert torch.allclose(state.parameters[name].double(), weight, atol=1e-6), name
 
 
-def idle(shape, classes):
-    """Return a network with a parameter without a part in the loss, and a frozen one."""
-    network = linear(shape, classes)
-    network.register_parameter("unused", nn.Parameter(torch.ones(3)))
-    network[1].bias.requires_grad_(False)
-    return network
-
-
-def test_a_parameter_without_a_part_in_the_loss_does_not_move():
-    recipe = small(TUTORIAL, "idle", steps=2)
-    tower, state, _ = parts(recipe, (1, 2, 2))
-    before = {name: parameter.clone() for name, parameter in state.parameters.items()}
-    trained(recipe, images(200), tower, state)
-    moved = {name for name, parameter in state.parameters.items() if not torch.equal(parameter, before[name])}
-    assert moved == {"1.weight"}
-
-
 @pytest.fixture(scope="module")
 def summarised(tmp_path_factory):
     """The summaries of one step of the tutorial on two towers, and (initial model, state after, shards) of the step."""
@@ -285,15 +259,6 @@ def test_activations_and_images_in_summaries_are_the_first_towers(summarised):
         drawn = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)), np.float64)
         pixels = shard.images[number].permute(1, 2, 0).double().numpy()
         assert np.abs(drawn - (pixels * 127 / np.abs(pixels).max() + 128)).max() <= 1  # as tf.summary.image scales
-
-
-def test_a_constant_network_is_correct_on_a_tenth_of_exactly_10000():
-    """In 79 chunks of 128, the last one padded. The original counts 10 112 images, and a tie as correct."""
-    recipe = small(TUTORIAL, "constant", eval_batch=128)
-    tower, state, _ = parts(recipe, (1, 2, 2))
-    result = evaluate(tower._network, state.ema, {}, images(10_000), Alone())
-    assert (result.examples, result.correct) == (10_000, 1_000)
-    assert result.loss == pytest.approx(math.log(10), rel=1e-6)
 
 
 @pytest.mark.parametrize(("prefix", "count"), [("", 61), ("O-", 34)])

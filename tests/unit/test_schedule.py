@@ -22,14 +22,6 @@ def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
     assert rates == [0.1, pytest.approx(0.01), pytest.approx(0.001)]
 
 
-def test_per_tower_decays_where_the_version_of_2017_did_whatever_the_number_of_towers():
-    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), {"towers": 3})
-    per_tower = recipe.replace(schedule=recipe.schedule.replace(per_tower=True))
-    rates = [per_tower.bind(50_000).learning_rate(step) for step in (136_717, 136_718)]
-    assert rates == [0.1, pytest.approx(0.01)]
-    assert per_tower.digest() != recipe.digest()
-
-
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
     course = RECIPE.replace(schedule=Triangle(start=0.2, warmup=0.5)).bind(EXAMPLES)
     rates = [course.learning_rate(step) for step in range(50)]
