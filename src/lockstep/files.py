@@ -104,15 +104,18 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             os.close(lock)
 
 
-def replace(path: Path, data: bytes, fence: Callable[[], None] = lambda: None) -> None:
+def replace(path: Path, data: bytes | Callable[[Path], object], fence: Callable[[], None] = lambda: None) -> None:
     """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an error.
 
-    `fence` is called before the new file gets its name, and raises an error if this program may not write there.
-    Raises: OSError, or the error of `fence`.
+    `data` may be a function that writes the file of a given name. `fence` is called before the new file gets its name,
+    and raises an error if this program may not write there. Raises: OSError, or the error of `fence`.
     """
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        temporary.write_bytes(data)
+        if isinstance(data, bytes):
+            temporary.write_bytes(data)
+        else:
+            data(temporary)
         flush(temporary)
         fence()
         temporary.replace(path)

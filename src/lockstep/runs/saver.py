@@ -62,12 +62,14 @@ class Saver:
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
         while it changes them never changes half of a checkpoint.
         """
+        from torch import contiguous_format
 
         def write() -> None:
             began = time.monotonic()
             try:
                 try:
-                    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+                    form: dict[str, Any] = {"copy": True, "memory_format": contiguous_format}  # as files have it
+                    copies = {name: tensor.detach().to("cpu", **form) for name, tensor in tensors.items()}
                 finally:
                     update_lock.release()
                 self._write(copies, facts, best)

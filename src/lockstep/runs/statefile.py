@@ -31,6 +31,7 @@ SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the other facts
 EVALUATIONS = "evaluations"  # among the facts: what a run continues from, see `Due`
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library safetensors
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 
 
@@ -217,14 +218,37 @@ def write(
     It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
     error if this program may no longer write there. Raises: OSError, or the error of `fence`.
     """
-    from safetensors.torch import save
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = _separate(tensors)
+    # One key only: safetensors writes several metadata keys in no fixed order.
+    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, whole)})}
+
+    def save(name: Path) -> None:
+        try:
+            save_file(whole, name, header)  # Not save(), which holds Python's lock: the training loop would wait.
+        except SafetensorError as error:
+            number = _SYSTEM_ERROR.search(str(error))
+            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else error) from None
+
+    replace(path, save, fence)
+
+
+def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Return the tensors on the CPU, without gaps, each in memory of its own: safetensors writes no other ones."""
     from torch import contiguous_format
 
-    # Copies, because safetensors writes no tensor that has gaps or shares its memory.
-    plain = {name: tensor.detach().cpu().clone(memory_format=contiguous_format) for name, tensor in tensors.items()}
-    # One key only: safetensors writes several metadata keys in no fixed order.
-    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, plain)})}
-    replace(path, save(plain, header), fence)
+    result: dict[str, Tensor] = {}
+    used: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu()
+        memory = tensor.untyped_storage()
+        if not tensor.is_contiguous() or memory.nbytes() != tensor.nbytes or memory.data_ptr() in used:
+            tensor = tensor.clone(memory_format=contiguous_format)
+        used.add(tensor.untyped_storage().data_ptr())
+        result[name] = tensor
+    return result
 
 
 def contents_sha256(facts: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
