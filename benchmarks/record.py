@@ -18,7 +18,7 @@ from lockstep.commands.to_spec import subject_of
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.loop import train
+from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.tower import Tower
 from lockstep.data.fetch import ensure
@@ -67,7 +67,7 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     session.state = model.state(session.device)
     course = recipe.bind(len(train_set))
     log = Log(course, [], device=session.device)
-    for _ in train(train_set, Tower(course, session.network), session.reduction, session.state, log):
+    for _ in updates(train_set, Tower(course, session.network), session.reduction, session.state, log):
         pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)

@@ -3,8 +3,8 @@
     python examples/one_step.py digits --processes 2
     python examples/one_step.py cifar10-tutorial --data FOLDER --towers 4 --processes 4 --steps 100
 
-It reads like TensorFlow's tutorial for several GPUs: tower_loss is `Tower`, average_gradients is `Reduction`,
-apply_gradients and the moving averages are `State.apply`. What `lockstep train` adds is everything but the result:
+It reads like TensorFlow's tutorial for several GPUs: tower_loss is `Tower`, average_gradients is `Reduction` and a
+division, apply_gradients and the moving averages are `State.apply`. `lockstep train` adds everything but the result:
 downloads, checkpoints, restarts, reports.
 """
 

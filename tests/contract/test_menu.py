@@ -20,7 +20,7 @@ from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.core.evaluate import Evaluation, evaluate
-from lockstep.core.loop import train
+from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
@@ -108,7 +108,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     last = course.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower, reduction = Tower(course, model.network), Reduction(group, of.towers, "tree", CPU)
-    for _ in train(dataset, tower, reduction, state, Log(course), poll_flags=poll) if last else ():
+    for _ in updates(dataset, tower, reduction, state, Log(course), poll_flags=poll) if last else ():
         pass
     assert state.step == last
     evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group)

@@ -79,7 +79,7 @@ def in_parts(members, towers, ends):
             value = vector(tower)
             if tower == reduction.owned[-1]:
                 for start, end in itertools.pairwise([0, *ends, LENGTH][::-1]):
-                    reduction.complete(value, slice(end, start))
+                    reduction.begin_part(value, slice(end, start))
             yield value
 
     return [bits(reduction(vectors())) for _ in range(2)]

@@ -114,7 +114,7 @@ class Waits(TorchDispatchMode):
 
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
     """Train as the loop does, and record the waits of the step that nobody reads."""
-    updates = loop.train(*args, **options)
+    updates = loop.updates(*args, **options)
     for step in range(STEPS):
         with waits if step == UNREAD else contextlib.nullcontext():
             requested = next(updates)

@@ -5,7 +5,7 @@ from signal import SIGTERM
 from tests.unit.test_tower import parts
 
 from lockstep.core.group import Alone
-from lockstep.core.loop import train
+from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.core.vector import Requests
 from lockstep.data.readers import load_digits
@@ -19,7 +19,9 @@ def loop(**options):
     """Return the state, and the generator that trains it."""
     tower, state, _ = parts(RECIPE, (1, 8, 8))
     dataset = load_digits(None)["train"].first(200)
-    return state, train(dataset, tower, Reduction(Alone(), RECIPE.towers), state, Log(RECIPE.bind(200), []), **options)
+    return state, updates(
+        dataset, tower, Reduction(Alone(), RECIPE.towers), state, Log(RECIPE.bind(200), []), **options
+    )
 
 
 def test_it_yields_once_after_each_update():

@@ -20,7 +20,7 @@ from torch.nn import functional
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.group import Alone
-from lockstep.core.loop import train
+from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset, Plan
 from lockstep.jobs.startup import startup_lines
@@ -42,7 +42,7 @@ def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
     tower.course = recipe.bind(len(dataset))
     log = Log(tower.course, listeners)
-    for _ in train(dataset, tower, Reduction(Alone(), recipe.towers), state, log):
+    for _ in updates(dataset, tower, Reduction(Alone(), recipe.towers), state, log):
         pass
 
 

@@ -38,7 +38,7 @@ def train(
     compute and what to record. Every run has its own folder, which is never overwritten.
 
     Examples:
-      lockstep train                                          digits, on all cores
+      lockstep train                                          digits, on up to 4 cores
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant

@@ -1,7 +1,8 @@
 """Group: the processes of a run, and how they exchange tensors and bytes.
 
-Only this module and launch/world.py import torch.distributed, which only moves bytes here. All additions are made
-in reduction.py, so no choice of the library (ring or tree, buckets, channels) can change a bit.
+Only this module and launch/world.py import torch.distributed. Except for the reduction "allreduce", it only moves bytes
+here. All other additions are made in tree.py and reduction.py, so no choice of the library (ring or tree, buckets,
+channels) can change a bit.
 """
 
 import re

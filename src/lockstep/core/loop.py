@@ -36,7 +36,7 @@ class Observer:
         """Learn of the weights after `step`."""
 
 
-def train(
+def updates(
     dataset: Dataset,
     tower: Tower,
     reduction: Reduction,
@@ -59,8 +59,8 @@ def train(
             with monitor.doing("data", step):
                 shard = dataset.shard(plan, index)
             with monitor.doing("compute", step):
-                complete = reduction.complete if reduction.in_parts and index == reduction.owned[-1] else None
-                vector = tower(state, shard, step, poll_flags(), complete)
+                on_part = reduction.begin_part if reduction.in_parts and index == reduction.owned[-1] else None
+                vector = tower(state, shard, step, poll_flags(), on_part)
             yield vector
 
     monitor.warming_up = True  # The first step of a session takes longer than the others.

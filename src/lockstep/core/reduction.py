@@ -33,7 +33,7 @@ class Reduction:
         owned: the towers that this process computes.
         processes: how many processes share the towers.
         exact: False if the additions are in another order than the tree's.
-        in_parts: whether to call `complete` for each part of the last vector, as soon as it is known.
+        in_parts: whether to call `begin_part` for each part of the last vector, as soon as it is known.
     """
 
     def __init__(self, group: "Group", towers: int, kind: str = "tree", device: "torch.device | None" = None) -> None:
@@ -68,7 +68,7 @@ class Reduction:
         vector = next(leaves)
         if self._by_tree:
             if not self._begun:
-                self.complete(vector, slice(0, vector.numel()))
+                self.begin_part(vector, slice(0, vector.numel()))
             for wait in self._begun:
                 wait()
             total = self._buffer("total", vector.shape, vector)
@@ -78,7 +78,7 @@ class Reduction:
         self._sums, self._left, self._begun = [], [], []  # So no vector stays in memory.
         return total if self._device is None else total.to(self._device)
 
-    def complete(self, vector: "Tensor", part: slice) -> None:
+    def begin_part(self, vector: "Tensor", part: slice) -> None:
         """Begin to exchange `part` of the vector of this process's last tower. All processes have the same parts.
 
         The values of the part change.

@@ -126,7 +126,7 @@ class State:
             elif name.endswith("num_batches_tracked"):
                 buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
 
-    def weights(self, kind: str) -> dict[str, Tensor]:
+    def parameters_of(self, kind: str) -> dict[str, Tensor]:
         """Return the "raw" weights, or their average, "ema", by parameter name."""
         chosen = self.ema if kind == "ema" else self.parameters
         assert chosen is not None
@@ -177,20 +177,20 @@ class State:
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
-        named |= self._weights() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
+        named |= self._model_tensors() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
         return {name: t.detach() for name, t in named.items()}
 
-    def _weights(self) -> dict[str, Tensor]:
+    def _model_tensors(self) -> dict[str, Tensor]:
         """Return all weights, buffers and averages, by their names in a checkpoint."""
         groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
 
     def _result(self) -> dict[str, Tensor]:
         """Return the tensors that make a state the result of a run, by their names in a checkpoint."""
-        changing = {name: tensor for name, tensor in self._weights().items() if not name.startswith("frozen/")}
+        changing = {name: tensor for name, tensor in self._model_tensors().items() if not name.startswith("frozen/")}
         return {"step": torch.tensor(self.step), **changing}
 
     def keep_best(self) -> None:
@@ -214,7 +214,7 @@ class State:
         self.step = int(tensors["step"])
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
-        for name, tensor in self._weights().items():
+        for name, tensor in self._model_tensors().items():
             tensor.copy_(tensors[name])
         for name in tensors:
             if name.startswith("optimizer/"):

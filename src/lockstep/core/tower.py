@@ -37,12 +37,12 @@ class Tower:
         shard: Shard,
         step: int,
         requests: Requests = Requests(),  # noqa: B008  a frozen constant
-        complete: Callable[[Tensor, slice], None] | None = None,
+        on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the tower's vector for `shard`.
 
         The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
-        The metrics also carry this process's `requests`. `complete` is called during the backward pass, with the vector
+        The metrics also carry this process's `requests`. `on_part` is called during the backward pass, with the vector
         and one part after the other of `layout.parts`: it may change the values of a part.
         """
         network, recipe = self._network, self.course.recipe
@@ -61,9 +61,9 @@ class Tower:
             loss = functional.cross_entropy(
                 logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing
             )
-            vector = VectorBuilder(self.layout, loss.device, complete)
+            vector = VectorBuilder(self.layout, loss.device, on_part)
             scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
-            gradients = network.gradients(scaled, vector.add_gradient if complete else None)
+            gradients = network.gradients(scaled, vector.add_gradient if on_part else None)
             with torch.no_grad():
                 buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
                 metrics = vector.metrics

@@ -125,12 +125,12 @@ class VectorBuilder:
     """
 
     def __init__(
-        self, layout: Layout, device: torch.device, complete: Callable[[Tensor, slice], None] | None = None
+        self, layout: Layout, device: torch.device, on_part: Callable[[Tensor, slice], None] | None = None
     ) -> None:
-        """Call `complete` for each part of `layout`, in order; without it, the vector is filled in one piece."""
+        """Call `on_part` for each part of `layout`, in order; without it, the vector is filled in one piece."""
         self.values = torch.empty(layout.length, device=device)
-        self._layout, self._complete = layout, complete
-        self._parts = layout.parts if complete else [layout.whole]
+        self._layout, self._on_part = layout, on_part
+        self._parts = layout.parts if on_part else [layout.whole]
         self._gradients: dict[int, Tensor] = {}
         self._finite: list[Tensor] = []  # of each part that is filled, bool []
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
@@ -161,8 +161,8 @@ class VectorBuilder:
         self._finite.append(is_finite(self.values[part.values]))
         if tower is not None:
             self.metrics.non_finite[tower] = (~torch.stack(self._finite).all()).float()
-        if self._complete:
-            self._complete(self.values, part.values)
+        if self._on_part:
+            self._on_part(self.values, part.values)
 
 
 def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Due: what to do after an update. The one place that decides when a run is saved, evaluated and ended."""
+"""Due: what to do after an update. It decides when a run is saved, evaluated and ended.
+
+`Saver.due` requests a save after some time; `Due` gets it as a request.
+"""
 
 from collections.abc import Mapping
 from typing import Any

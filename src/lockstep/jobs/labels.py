@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from lockstep.core.evaluate import evaluate
 from lockstep.core.group import Alone
-from lockstep.core.loop import train
+from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction, owned
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
@@ -116,7 +116,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             train_set = images.select(np.flatnonzero(~inside & trusted)).to(device)
             course, state = recipe.bind(len(train_set)), session.state.fresh()
             log = Log(course, (), ctx.monitor, device=device)
-            for _ in train(train_set, Tower(course, session.network), reduction, state, log):
+            for _ in updates(train_set, Tower(course, session.network), reduction, state, log):
                 if advance and (done := state.step * 100 // course.steps - (state.step - 1) * 100 // course.steps):
                     advance(done)
             rows = torch.from_numpy(np.flatnonzero(inside))
@@ -124,7 +124,7 @@ def _judged(session: Session, images: Dataset, fold_of: Rows, trusted: Mask, ctx
             def keep(examples: Tensor, logits: Tensor, rows: Tensor = rows) -> None:
                 probabilities[rows[examples.cpu()]] = logits.double().softmax(1).cpu()
 
-            weights, judged = state.weights(recipe.own_weights), images.select(rows.numpy())
+            weights, judged = state.parameters_of(recipe.own_weights), images.select(rows.numpy())
             evaluate(session.network, weights, state.buffers, judged.to(device), Alone(), each=keep)
     # Every image is classified by one process. The others have zeros for it.
     every: Probabilities = ctx.group.gather(probabilities.to(device)).sum(0).cpu().numpy()

@@ -17,7 +17,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core import unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.group import Group
-from lockstep.core.loop import Observer, train
+from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, StatesDifferError
@@ -123,9 +123,9 @@ class Session:
         """The tower of this process."""
         return Tower(self.course, self.network)
 
-    def train(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
-        """Train the state to the last step, as `core.loop.train`."""
-        return train(self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags)
+    def updates(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
+        """Train the state to the last step, as `core.loop.updates`."""
+        return updates(self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags)
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -169,7 +169,7 @@ class Session:
     def model_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the facts of the file of the classifier. That of a head can tell unlike images."""
         recipe, state = self.recipe, self.state
-        tensors = {**state.frozen, **state.weights(recipe.own_weights), **state.buffers}
+        tensors = {**state.frozen, **state.parameters_of(recipe.own_weights), **state.buffers}
         if self._prefix is not None:
             with arithmetic(recipe.arithmetic):
                 tensors |= unlike.facts(self.train_set)
@@ -282,7 +282,7 @@ class Session:
         self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
     ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
-        parameters = self.state.weights(weights)
+        parameters = self.state.parameters_of(weights)
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:

@@ -61,7 +61,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
         evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
-        updates = session.train(log, poll_flags=run.poll)
+        updates = session.updates(log, poll_flags=run.poll)
         for requested in () if due.ended else updates:
             run.stepped()
             if due.saves(session.state.step, requested):

@@ -43,7 +43,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
     evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
-    updates = session.train(Observer(ctx.monitor))
+    updates = session.updates(Observer(ctx.monitor))
     compared: list[dict[str, Any]] = []
     with progress("replaying steps", end - begin + 1) if ctx.shows_progress else nullcontext() as advance:
         for _ in chain([None], updates):

@@ -209,7 +209,7 @@ class Supervisor:
         if failure.known:
             raise LockstepError(failure.message, failure.code)
         message, limit = failure.message.rstrip(), spec.placement.max_restarts
-        # A program that crashes before its first step does so again.
+        # A program that crashes before it opens the run's folder does so again.
         hopeless = (failure.code == CRASH and run is None) or self.received is not None
         if not isinstance(spec, TrainSpec) or hopeless or self._restarts == limit:
             again = f". Continue with: {spec.recipe.command('train', run, '--resume')}" if run else ""
