@@ -42,9 +42,9 @@ def printable(text: str, keep: str = "") -> str:
 def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
-    `shown` are the names that the message lists, by default all.
+    `shown` are the names that the message lists, by default all. A name that ends in `.got` is nearest.
     """
     allowed = sorted(allowed)
-    near = get_close_matches(got, allowed, n=3, cutoff=0.5)
+    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"unknown {what} {got!r}: {hint}Allowed: {', '.join(allowed if shown is None else sorted(shown))}"

@@ -80,7 +80,9 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     name = ".".join(str(part) for part in item["loc"])
     title = kind.__name__.lower()
     if item["type"] == "extra_forbidden":
-        return unknown(f"{title} setting", name, _allowed_names(kind, fields, item["loc"]))
+        allowed = _allowed_names(kind, fields, item["loc"])
+        inner = (inside for inside in dotted(fields) if "." in inside and inside != name)
+        return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")

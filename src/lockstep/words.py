@@ -11,6 +11,12 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word if count == 1 else word + 'es' if word.endswith('s') else word + 's'}"
 
 
+def noted(items: Sequence[str], word: str, what: str) -> list[str]:
+    """Return one text that counts `items`, of which it names the first; none if there are no items."""
+    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+    return [f"{plural(len(items), word)} {what} ({items[0]}{more})"] if items else []
+
+
 def wilson_interval(correct: int, examples: int) -> list[float]:
     """Return the 95% interval [low, high] of a share of which `correct` of `examples` were seen.
 

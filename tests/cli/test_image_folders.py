@@ -104,3 +104,30 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert record["unreadable"] == {"a/bad.png": "empty"}
     assert len(record["problems"]) == 1
     assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
+
+
+def test_train_and_data_check_say_the_same(here, tmp_path):
+    """One scan: whatever is given for a folder of images, both commands have the same sentence, and what to do."""
+    (tmp_path / "link").symlink_to("gone")
+    (tmp_path / "pets.zip").write_bytes(b"PK")
+    (tmp_path / "notes").write_bytes(b"text")
+    (tmp_path / "empty").mkdir()
+    write(tmp_path, {"flat": [1, 2], "one/cats": [1, 2], "misfit": [1, 2], "phone/a": [1, 2], "phone/b": [3, 4]})
+    (tmp_path / "misfit/list.csv").write_text("name,breed\n1.png,a\n")
+    (tmp_path / "phone/a/1.heic").write_bytes(b"bad")
+    for name, *words in (
+        ("nowhere/", "nowhere", "give "),
+        ("link", "link is a link to gone, which does not exist: correct the link"),
+        ("pets.zip", "pets.zip is an archive: unpack it", "give a folder"),
+        ("notes", "notes is a file: give a folder that holds a folder of images for each class"),
+        ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
+        ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),
+        ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
+        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's file: call that column file"),
+        ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
+    ):
+        trained, checked = here("train", name), here("data", "check", name)
+        refused(trained, DATA if name != "nowhere/" else USAGE, *words)
+        sentences = [done.stderr.replace(f"{tmp_path}/", "") for done in (trained, checked)]
+        assert sentences[0] == sentences[1] or name == "nowhere/"
+        assert checked.returncode == DATA

@@ -36,6 +36,8 @@ def refused(done, code, *words):
         (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["trian"], USAGE, ["No such command"]),
+        (["train", "cifar10", "--set", "flip=false"], USAGE, ["setting 'flip': did you mean augmentation.flip?"]),
+        (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
         (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
         (["train", "mnist", "--data", "nowhere"], DATA, ["no train-images-idx3-ubyte.gz in", "nowhere"]),
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),

@@ -29,7 +29,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 def survey_of(sides, grey):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
-    photos = [Photo("", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
+    photos = [Photo("", "", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
     return SimpleNamespace(splits={"train": photos[:-1], "test": photos[-1:]})
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import time
 import unicodedata
 
@@ -14,7 +15,7 @@ from lockstep.data import photos as module
 from lockstep.data.check import lines_of, record_of
 from lockstep.data.decode import decode_image
 from lockstep.data.photos import index_file, load, read, survey
-from lockstep.data.scan import is_image_folder, scan
+from lockstep.data.scan import scan
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 
 DEFAULTS = {"image_px": 32, "test_share": 0.2}
@@ -122,7 +123,6 @@ def test_wrong_layouts_are_named(photos, folders, words):
     for number, folder in enumerate(folders):
         write(photos, {folder: [number, 100 + number]})
     refused(photos, *words)
-    assert is_image_folder(photos)
 
 
 @pytest.mark.parametrize(
@@ -197,14 +197,12 @@ def test_folders_that_cannot_be_trained_on(photos, classes, words):
     photos.mkdir()
     write(photos, classes)
     refused(photos, *words)
-    assert is_image_folder(photos) == any(name.strip(".") == name != "" for name in classes)
 
 
 def test_what_is_no_folder_is_refused(photos):
     refused(photos, "does not exist")
     photos.write_bytes(b"")
     refused(photos, "is a file")
-    assert not is_image_folder(photos)
 
 
 def test_several_problems_are_told_at_once(photos):
@@ -236,7 +234,116 @@ def test_unreadable_files_are_listed_at_once_and_read_again(photos):
     assert contents(sound(photos)) == clean
 
 
+# a table of labels
+
+
+def table(photos, text, name="labels.csv"):
+    photos.mkdir(exist_ok=True)
+    (photos / name).write_text(text)
+    return photos
+
+
+@pytest.mark.parametrize("numbers", ["{}.png", "{}", "sub/{}.png", "./sub\\{}"], ids=str)
+@pytest.mark.parametrize("header", ["image,label", "\ufeffImage_ID;Category;note", "PATH\tTarget"])
+def test_a_table_names_the_class_of_each_image(photos, header, numbers):
+    write(photos, {"sub": range(8)})
+    mark = next(c for c in ",;\t" if c in header)
+    rows = [
+        mark.join([numbers.format(n), "even" if n % 2 == 0 else "ödd", "x"][: header.count(mark) + 1]) for n in range(8)
+    ]
+    found = sound(table(photos, "\r\n".join([header, *rows, ""])))
+    assert found.classes == ("even", "ödd")
+    named = {photo.path: photo.class_name for photo in found.scan.photos}
+    assert named == {f"sub/{n}.png": "even" if n % 2 == 0 else "ödd" for n in range(8)}
+    assert found.splits.keys() == {"train", "test"}
+
+
+def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
+    write(photos, {"train": range(4), "test": range(4, 6)})
+    rows = [f"{n},{'ab'[n % 2]}" for n in range(6)]
+    by_folder = paths(sound(table(photos, "\n".join(["id,class", *rows]))))
+    assert by_folder == {"train": [f"train/{n}.png" for n in range(4)], "test": ["test/4.png", "test/5.png"]}
+    rows = [f"{row},{'Training' if n > 1 else 'val'}" for n, row in enumerate(rows)]
+    by_column = paths(sound(table(photos, "\n".join(["id,class,split", *rows]))))
+    assert by_column["validation"] == by_column["test"] == ["train/0.png", "train/1.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call that column file, fi"]),
+        ("file,a\n", ["none names an image's class: call that column label, class, category or target"]),
+        ("id,image,label\n", ["'id' and 'image' may each name an image's file: keep one of them"]),
+        ("", ["labels.csv is empty"]),
+        ("id,label\n1\n", ["labels.csv: line 2 has 1 cells, and the header 2"]),
+        ("id,label\n1,\n", ["line 2 has nothing in the column 'label': fill it"]),
+        ("id,label\n1,a\n2,b\n1,b\n9,a\n", [
+            "1 row of labels.csv (id, label) without an image (9): add the image", "1 image with rows in",
+            "that differ (1.png): keep one", "1 image without a row in labels.csv (id, label) (3.png): add a row",
+        ]),
+        ("id,label\n1,a\n2,a\n3,a\n", ["only one class, a: name at least two in labels.csv (id, label)"]),
+        ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
+        ("id,label,split\n1,a,A\n2,b,B\n3,a,A\n", ["the split is A or B: call it train, val or test"]),
+        ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
+    ],
+)  # fmt: skip
+def test_a_table_that_leaves_a_doubt_is_refused(photos, text, words):
+    refused(table(write(photos, {"": [1, 2, 3]}), text), *words)
+
+
+def test_tables_beside_classes_and_several_tables_are_refused_if_they_differ(photos):
+    write(photos, {"a": [1, 2], "b": [3, 4]})
+    assert sound(table(photos, "id,label\n1,a\n3,b\n")).classes == ("a", "b")
+    assert sound(table(photos, "x,y\n")).classes == ("a", "b")
+    refused(table(photos, "id,label\n1,x\n3,y\n"), "labels.csv (id, label) and the folders name different classes")
+    write(photos / "flat", {"": [1, 2]})
+    table(photos / "flat", "id,label\n1,a\n2,b\n")
+    table(photos / "flat", "file,class\n1,a\n2,b\n", "more.csv")
+    refused(photos / "flat", "labels.csv (id, label) and more.csv (file, class) are tables of labels: keep one")
+    write(photos / "twice", {"a/x": [1], "a/y": [1]})
+    refused(table(photos / "twice", "id,label\n1,a\n"), "with several images of that name (1): give the path")
+
+
 # splits
+
+
+@pytest.mark.parametrize("by", ["pattern", "column"])
+def test_groups_stay_on_one_side(photos, by):
+    """Also groups that share a file, as one image of two patients would."""
+    numbers = {f"p{patient}_{n}": (patient, n) for patient in range(30) for n in range(3)}
+    photos.mkdir()
+    for name, (patient, n) in numbers.items():
+        (photos / f"{name}.png").write_bytes(encoded(100 if patient in (1, 2) and n == 0 else 3 * patient + n))
+    columns = ["id", "label", "group"][: 3 if by == "column" else 2]
+    rows = [
+        ",".join([name, "ab"[n % 2], f"patient {patient}"][: len(columns)]) for name, (patient, n) in numbers.items()
+    ]
+    table(photos, "\n".join([",".join(columns), *rows]))
+    pattern = r"p(\d+)_" if by == "pattern" else None
+    found = survey(photos, 0.3, pattern).require_sound()
+    sides = {split: {name.partition("_")[0] for name in names} for split, names in paths(found).items()}
+    assert not sides["train"] & sides["test"]
+    assert len(sides["train"]) + len(sides["test"]) == 30
+    assert any({"p1", "p2"} <= side for side in sides.values())
+    assert f"{len(sides['test'])} groups in test" in found.notes[0]
+    whole = load(photos, **DEFAULTS | {"test_share": 0.3}, group=pattern)["train"]
+    kept, held = whole.held_out(10)
+    assert 10 <= len(held) <= 15
+    assert not {*kept.groups.tolist()} & {*held.groups.tolist()}
+    with pytest.raises(LockstepError, match=r"takes all 2\d groups"):
+        whole.held_out(len(whole) - 1)
+
+
+def test_groups_that_are_not_named_or_torn_are_told(photos):
+    write(photos, {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
+    found = survey(photos, 0.2, r"\d+")
+    assert "1 group in several splits: the accuracy will be too high (train/a/1.png, val/a/1.png)" in found.notes
+    for pattern, words in (
+        ("train/(.*)", "3 images without a group (val/a/1.png and 2 more)"),
+        ("(", "give a regular"),
+    ):
+        with pytest.raises(LockstepError, match=re.escape(words)):
+            survey(photos, 0.2, pattern).require_sound()
 
 
 def test_the_split_follows_the_documented_rule(photos):

@@ -26,7 +26,7 @@ from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.jobs.weights import classifier_weights
 from lockstep.messages import logger
-from lockstep.runs.folder import Run
+from lockstep.runs.folder import Run, near_run
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.statefile import StateFile, contents_sha256, read, step_of
 from lockstep.settings import validated
@@ -283,7 +283,8 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
         step = step_of(path) if path.parent.name == "checkpoints" else None
         return (None, None) if step is None else (Run.open(path.parent.parent), step)
     if not path.exists():
-        raise LockstepError(f"{path} does not exist: give the folder of a run, as in runs/digits-1, or a model file")
+        give = f"{near_run(path)}give the folder of a run, as in runs/digits-1, or a model file"
+        raise LockstepError(f"{path} does not exist: {give}")
     return Run.open(path), None
 
 

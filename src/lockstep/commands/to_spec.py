@@ -3,6 +3,7 @@
 `train_spec`, `labels_spec` and `fields_of_run` are the only places where an option becomes a field.
 """
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
-from lockstep.data.scan import is_image_folder
+from lockstep.data.scan import require_folder
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.jobs.specs import LabelsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
@@ -23,7 +24,7 @@ from lockstep.launch.world import World
 from lockstep.messages import logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
-from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
+from lockstep.runs.folder import Run, fresh_path, is_begun, near_run, refuse_existing
 from lockstep.settings import dotted, validated
 
 _ALLOWED = (
@@ -96,6 +97,8 @@ def divided(
             if getattr(sys.modules.get(module), own or "", None) is not function:
                 raise LockstepError(f"{name}={function!r} cannot be imported by its name: give a function of a module")
             changes[name] = f"{module}:{own}"
+        if ".py:" in (file := str(changes.get(name, ""))):  # the path of a file, as in nets/mynet.py:Net
+            changes[name] = file.removeprefix("./").replace(".py:", ":").replace("/", ".")
         module, _, function = str(changes.get(name, "")).partition(":")
         if module == "__main__":
             raise LockstepError(
@@ -154,6 +157,8 @@ def subject_of(
     elif isinstance(what, Recipe):
         fields = what.model_dump(mode="json")
     elif what is None or what in RECIPES or not (path.suffix == ".toml" or path.is_dir() or "/" in what):
+        if what is not None and what not in RECIPES and near_run(path):
+            Run.open(path)  # raises an error that names the run
         fields = _fields(what or "digits")
     elif path.suffix == ".toml":
         settings, source = dotted(read_file(path)), path
@@ -162,8 +167,7 @@ def subject_of(
     elif (path / "recipe.json").is_file():
         fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
-        lacks = "is no run, as it has no recipe.json, and no folder in it holds an image"
-        raise LockstepError(f"{f'{path} {lacks}' if path.is_dir() else f'there is no folder {path}'}: {_ALLOWED}")
+        raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.
@@ -176,13 +180,14 @@ def subject_of(
 def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None) -> Path | None:
     """Return the folder of images that a command names, or None. Raises: LockstepError if it names two."""
     if what is None:
-        return data if data is not None and "dataset" not in changes and is_image_folder(data) else None
+        return data if data is not None and "dataset" not in changes and data.is_dir() else None
     # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
     if isinstance(what, Recipe) or (what in RECIPES and (data or get_recipe(what).dataset != IMAGE_FOLDER)):
         return None
     path = Path(what).expanduser()
-    if not path.is_dir() or (path / "recipe.json").is_file() or not is_image_folder(path):
+    if not os.path.lexists(path) or path.suffix == ".toml" or (path / "recipe.json").is_file():
         return None
+    require_folder(path)
     if data is not None and data.resolve() != path.resolve():
         raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
     return path.absolute()
@@ -207,7 +212,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     from lockstep.data.photos import survey
 
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    found = survey(subject.data, recipe.test_share).require_sound()
+    found = survey(subject.data, recipe.test_share, recipe.group).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.notes.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)
@@ -346,9 +351,9 @@ def train_spec(
     )  # fmt: skip
 
 
-def labels_spec(folder: Path) -> LabelsSpec:
+def labels_spec(folder: Path, group: str | None = None) -> LabelsSpec:
     """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
-    subject = subject_of("photos", {}, folder)
+    subject = subject_of("photos", {"group": group}, folder)
     recipe = with_precision(subject, fitted(subject).replace(held_out=0, patience=None), "auto")
     for note in subject.notes:
         logger.warning(note)

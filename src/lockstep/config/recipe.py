@@ -66,7 +66,8 @@ class Recipe(Settings):
         ),
     }
     options: ClassVar[tuple[str, ...]] = (
-        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "precision", "portable",
+        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "group", "precision",
+        "portable",
     )  # fmt: skip
 
     name: Annotated[str, AfterValidator(plain_name)] = Field(description="The recipe's name, for new runs.")
@@ -85,6 +86,12 @@ class Recipe(Settings):
     grey: bool = Field(False, description="Bring the images of a folder to one channel.")
     test_share: float = Field(
         0.2, gt=0, lt=1, description="Share of a folder without a test part that becomes it, by a hash of each file."
+    )
+    group: str | None = Field(
+        None,
+        min_length=1,
+        description="Regular expression on the path of an image in its folder. Images for which its first group in "
+        "parentheses, or else all it matches, is the same stay on one side of every division.",
     )
     held_out: int = Field(
         0,
@@ -179,8 +186,8 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
-        for name in ("image_px", "grey", "test_share"):
-            given_elsewhere = self.dataset in DATASETS or (name == "grey" and self.dataset != IMAGE_FOLDER)
+        for name in ("image_px", "grey", "test_share", "group"):
+            given_elsewhere = self.dataset in DATASETS or (name in ("grey", "group") and self.dataset != IMAGE_FOLDER)
             if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.data.transforms import Keys, resize, to_device
+from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Dataset:
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
         rows: int64 [N], the row of each example's image. None: N = M, in order.
         mapped: whether `images` are a file that all processes of a host map.
+        groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together. None: no groups.
     """
 
     images: Tensor
@@ -102,6 +104,7 @@ class Dataset:
     sha256: str
     rows: Tensor | None = None
     mapped: bool = False
+    groups: Tensor | None = None
 
     @staticmethod
     def of(images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]) -> "Dataset":
@@ -149,10 +152,21 @@ class Dataset:
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
 
-        The choice is the same in every run, and both parts keep the file order. The dataset must be on the CPU.
+        The choice is the same in every run, and both parts keep the file order. With groups, whole ones are split off
+        until there are `count` examples or more. The dataset must be on the CPU.
+        Raises: LockstepError if no group would remain.
         """
+        order = rng.permutation(0, "held-out", 0, len(self))
         chosen = np.zeros(len(self), bool)
-        chosen[rng.permutation(0, "held-out", 0, len(self))[:count]] = True
+        chosen[order[:count]] = True
+        if self.groups is not None:
+            groups = self.groups.numpy()
+            numbers, first = np.unique(groups[order], return_index=True)
+            numbers = numbers[first.argsort()]  # in random order
+            ends = np.bincount(groups)[numbers].cumsum()
+            chosen = np.isin(groups, numbers[: ends.searchsorted(count) + 1])
+            if chosen.all():
+                raise LockstepError(f"held_out {count} takes all {len(numbers)} groups: hold out fewer images")
         kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
 
@@ -161,7 +175,8 @@ class Dataset:
         chosen = torch.from_numpy(rows)
         digest = hashlib.sha256(f"{self.sha256} rows".encode() + rows.tobytes()).hexdigest()
         images = chosen if self.rows is None else self.rows[chosen]
-        return replace(self, labels=self.labels[chosen], sha256=digest, rows=images)
+        groups = None if self.groups is None else self.groups[chosen]
+        return replace(self, labels=self.labels[chosen], sha256=digest, rows=images, groups=groups)
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.

@@ -7,6 +7,7 @@ A later start compares sizes and times only, and reads the files that differ.
 import hashlib
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -25,7 +26,7 @@ from lockstep.data.progress import in_threads
 from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import command, logger
-from lockstep.words import listed, plural
+from lockstep.words import listed, noted, plural
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
@@ -45,6 +46,9 @@ class Survey:
             matter. Files that cannot be decoded are in no split.
         problems: what makes training impossible, one sentence each.
         notes: what a user should know, one sentence each.
+        units: the SHA-256 of an image that can be read -> the key of what a division keeps on one side, hexadecimal:
+            without groups the SHA-256 itself, with groups the same key for all images of groups that share an image.
+        grouped: whether there are groups.
     """
 
     scan: Scan
@@ -52,6 +56,8 @@ class Survey:
     splits: dict[str, list[Photo]]
     problems: list[str]
     notes: list[str]
+    units: dict[str, str]
+    grouped: bool
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -66,20 +72,22 @@ class Survey:
         positions = {name: label for label, name in enumerate(self.classes)}
         return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
 
-    def duplicates(self, differ: str = "path") -> list[list[str]]:
-        """Return the paths of images with the same bytes, for each content with several values of `differ`.
+    def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
+        """Return the paths of images with the same bytes, or the `same` group, if they have several values of `differ`.
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
         groups: dict[str, list[Photo]] = defaultdict(list)
         for photo in self.scan.photos:
             if not photo.cause:
-                groups[photo.sha256].append(photo)
+                groups[getattr(photo, same)].append(photo)
         several = (group for group in groups.values() if len({getattr(photo, differ) for photo in group}) > 1)
         return [[photo.path for photo in group] for group in several]
 
 
-def load(folder: Path | None, *, image_px: int, test_share: float, grey: bool = False) -> "dict[str, Dataset]":
+def load(
+    folder: Path | None, *, image_px: int, test_share: float, grey: bool = False, group: str | None = None
+) -> "dict[str, Dataset]":
     """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, and the
@@ -92,7 +100,7 @@ def load(folder: Path | None, *, image_px: int, test_share: float, grey: bool = 
     from lockstep.data.dataset import Dataset
     from lockstep.data.pixels import opened_or_made
 
-    found = survey(folder, test_share).require_sound()
+    found = survey(folder, test_share, group).require_sound()
     for note in found.notes:
         logger.warning(note)
     # Without test images, the validation images are those too; see `survey`.
@@ -111,10 +119,12 @@ def load(folder: Path | None, *, image_px: int, test_share: float, grey: bool = 
     images = opened_or_made(key, len(photos), shape, pixels, f"the pixels of {len(photos):,} images")
     datasets: dict[str, Dataset] = {}
     first = 0
+    _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:
         labels = torch.from_numpy(found.labels(name))
-        part = images[first : first + len(labels)]
-        datasets[name] = Dataset(part, labels, found.classes, digests[name], mapped=True)
+        rows = slice(first, first + len(labels))
+        groups = torch.from_numpy(units[rows]) if found.grouped else None
+        datasets[name] = Dataset(images[rows], labels, found.classes, digests[name], mapped=True, groups=groups)
         first += len(labels)
     return datasets | ({"test": datasets["validation"]} if same else {})
 
@@ -139,14 +149,18 @@ def _pixels(root: Path, photo: Photo, image_px: int, grey: bool) -> NDArray[np.u
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
 
 
-def survey(root: Path | None, test_share: float) -> Survey:
+def survey(root: Path | None, test_share: float, group: str | None = None) -> Survey:
     """Return the examples under `root`. Problems are collected, not raised.
+
+    The regular expression `group` names the group of each image: its first capture group, or else all that it matches,
+    in the path below `root`. A table of labels may name the groups instead.
 
     A folder without splits, or with "train" alone, is divided: a file is a test image if the first 8 bytes of its
     SHA-256, as a big-endian share of 2^64, are below `test_share`. So no file changes sides when others are added,
     renamed or removed, and equal files are on one side. Each class has at least one image on each side: if it would
     have none, its image with the smallest hash becomes a test image, or the one with the largest a training image, if
-    possible one that no other class has.
+    possible one that no other class has. With groups, the SHA-256 of a group's name takes the place of the file's, so
+    that a group is on one side.
     Raises: LockstepError if `root` is no folder.
     """
     if root is None:
@@ -154,15 +168,17 @@ def survey(root: Path | None, test_share: float) -> Survey:
         raise LockstepError(f"dataset folder: {give}", DATA)
     found = scan(root)
     found.photos = read(found)
+    problems, notes = found.problems + _name_groups(found, group), list[str]()
     training = "train" if "train" in found.folders else ""
     classes = tuple(found.classes.get(training, ()))
     readable = [photo for photo in found.photos if not photo.cause and photo.class_name in classes]
+    grouped = any(photo.group for photo in readable)
     readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
     splits = {split or "train": [photo for photo in readable if photo.split == split] for split in found.folders}
-    problems, notes = list(found.problems), list[str]()
+    units = _units(readable)
     problems = problems or _class_problems(found, training, classes, readable)
     if not problems and found.divided:
-        problems = _divide(splits, test_share)
+        problems = _divide(splits, test_share, units)
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits["validation"]
         notes.append("there is no test folder, so the validation images are the test images too")
@@ -171,7 +187,7 @@ def survey(root: Path | None, test_share: float) -> Survey:
         for split, members in splits.items()
         if not problems and not members
     ]
-    result = Survey(found, classes, splits, problems + _unreadable(found.photos), notes)
+    result = Survey(found, classes, splits, problems + _unreadable(found.photos), notes, units, grouped)
     notes += _notes(result)
     return result
 
@@ -183,7 +199,8 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
         loose = f", but {plural(len(found.loose), 'image')} in no class" if found.loose else ""
         folder = found.folders[training]
         split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
-        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images{split}"]
+        table = "" if training else ", or add a CSV with the columns file and label"
+        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images{split or table}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
     if empty := [name for name in classes if name not in full]:
@@ -193,7 +210,8 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
-        problems.append(f"{prefix}only one class, {classes[0]}: give each of at least two classes a folder{inner}")
+        remedy = f"name at least two in {found.table}" if found.table else f"give each of at least two a folder{inner}"
+        problems.append(f"{prefix}only one class, {classes[0]}: {remedy}")
     for split, names in found.classes.items():
         if unknown := [name for name in names if name not in classes]:
             problems.append(
@@ -213,28 +231,60 @@ def _unreadable(photos: list[Photo]) -> list[str]:
     return [f"{plural(len(lines), 'image')} cannot be read. Repair or remove what is named here:{text}"]
 
 
-def _divide(splits: dict[str, list[Photo]], test_share: float) -> list[str]:
-    """Divide splits["train"] into "train" and "test" by content, see `survey`. Return the problems."""
-    contents: dict[str, set[str]] = defaultdict(set)  # class -> the SHA-256 of its images
-    classes: dict[str, set[str]] = defaultdict(set)  # SHA-256 -> the classes that have it
+def _name_groups(found: Scan, pattern: str | None) -> list[str]:
+    """Give each photo the group that `pattern` names, if it is given. Return the problems."""
+    if pattern is None:
+        return []
+    if any(photo.group for photo in found.photos):
+        return [f"--group {pattern} and a column of {found.table} name groups: leave out one of them"]
+    try:
+        matches = [re.search(pattern, photo.path) for photo in found.photos]
+    except re.error as error:
+        raise LockstepError(f"--group {pattern}: {error}: give a regular expression, as in (patient[0-9]+)_") from None
+    names = [(match[1] if match.re.groups else match[0]) or "" if match else "" for match in matches]
+    found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
+    unmatched = noted([photo.path for photo in found.photos if not photo.group], "image", "without a group")
+    return [f"{text}: give a --group that matches every path, as {pattern} does not" for text in unmatched]
+
+
+def _units(photos: list[Photo]) -> dict[str, str]:
+    """Return the key of the unit of each content; see `Survey`."""
+    if not any(photo.group for photo in photos):
+        return {photo.sha256: photo.sha256 for photo in photos}
+    groups = {photo.group: hashlib.sha256(os.fsencode(photo.group)).hexdigest() for photo in photos}
+    units: dict[str, str] = {}
+    before: dict[str, str] = {}
+    while before != groups:  # until no content is in two groups of different keys
+        before = dict(groups)
+        for photo in photos:
+            key = min(groups[photo.group], units.get(photo.sha256, groups[photo.group]))
+            groups[photo.group] = units[photo.sha256] = key
+    return units
+
+
+def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
+    """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the problems."""
+    contents: dict[str, set[str]] = defaultdict(set)  # class -> the units of its images
+    classes: dict[str, set[str]] = defaultdict(set)  # unit -> the classes that have it
     every = splits["train"]
     for photo in every:
-        contents[photo.class_name].add(photo.sha256)
-        classes[photo.sha256].add(photo.class_name)
-    test = {sha256 for sha256 in classes if int(sha256[:16], 16) < int(test_share * 2**64)}
+        contents[photo.class_name].add(units[photo.sha256])
+        classes[units[photo.sha256]].add(photo.class_name)
+    test = {unit for unit in classes if int(unit[:16], 16) < int(test_share * 2**64)}
     for own in contents.values():
-        movable = sorted(sha256 for sha256 in own if len(classes[sha256]) == 1) or sorted(own)
+        movable = sorted(unit for unit in own if len(classes[unit]) == 1) or sorted(own)
         if not own & test:
             test.add(movable[0])
         elif own <= test:
             test.remove(movable[-1])
     if bad := [name for name, own in contents.items() if own <= test or not own & test]:
+        what = "groups" if every[0].group else "different images"
         return [
-            f"{plural(len(bad), 'class')} with fewer than two different images that no other class has, "
+            f"{plural(len(bad), 'class')} with fewer than two {what} that no other class has, "
             f"{', '.join(bad)}: one is needed to train and another to test"
         ]
-    splits["train"] = [photo for photo in every if photo.sha256 not in test]
-    splits["test"] = [photo for photo in every if photo.sha256 in test]
+    splits["train"] = [photo for photo in every if units[photo.sha256] not in test]
+    splits["test"] = [photo for photo in every if units[photo.sha256] in test]
     return []
 
 
@@ -247,13 +297,18 @@ def _notes(found: Survey) -> list[str]:
     conflicts, leaks = (
         [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("class_name", "split"))
     )
+    groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
+    sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
+    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if found.grouped else []
     notes = [
+        *([f"the images of a group stay together: {sides}"] if found.grouped else []),
+        *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
-        *_noted(found.scan.loose, "image", "in no class and not used"),
-        *_noted(found.scan.links, "link", "to a folder within a class, not followed"),
+        *noted(found.scan.loose, "image", "in no class and not used"),
+        *noted(found.scan.links, "link", "to a folder within a class, not followed"),
         *([f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG"] if foreign else []),
-        *_noted(conflicts, "image", "in several classes: the labels contradict each other"),
-        *_noted(leaks, "image", "in several splits: the accuracy will be too high"),
+        *noted(conflicts, "image", "in several classes: the labels contradict each other"),
+        *noted(leaks, "image", "in several splits: the accuracy will be too high"),
     ]
     for split, photos in found.splits.items():
         present = {photo.class_name for photo in photos}
@@ -261,12 +316,6 @@ def _notes(found: Survey) -> list[str]:
         if missing and split != "train":
             notes.append(f"no {split} image of {', '.join(missing)}")
     return notes
-
-
-def _noted(items: Sequence[str], word: str, what: str) -> list[str]:
-    """Return one note of `items`, which names the first; none if there are no items."""
-    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
-    return [f"{plural(len(items), word)} {what} ({items[0]}{more})"] if items else []
 
 
 def read(found: Scan) -> list[Photo]:
@@ -321,13 +370,13 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
         for photo in photos:
             stamps, *facts = index.get(photo.path, [None])
             if stamps == [*photo.stamps]:
-                known[photo.path] = Photo(*photo[:3], photo.stamps, *facts)
+                known[photo.path] = Photo(*photo[:4], photo.stamps, *facts)
     return known
 
 
 def _save(path: Path, photos: dict[str, Photo]) -> None:
     """Write the index, without files that cannot be read, as the cause may be this host's: a missing permission."""
-    text = json.dumps({photo.path: photo[3:] for photo in photos.values() if not photo.cause}).encode()
+    text = json.dumps({photo.path: photo[4:] for photo in photos.values() if not photo.cause}).encode()
     with suppress(OSError):
         files.replace(path, _checksum(text) + b"\n" + text)
 

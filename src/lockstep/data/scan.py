@@ -1,18 +1,20 @@
 """The images of a folder, by split and class. Nothing is read but names, sizes and times.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may have other usual names,
-such as training_set or seg_test, and may hold a folder of the same name that holds the classes.
+such as training_set or seg_test, and may hold a folder of the same name that holds the classes. Where the folders are
+no classes, a table of labels in ROOT names the class of each image.
 """
 
 import os
 import re
 import stat
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.data.table import Table, TableError, matched, read_table
 from lockstep.errors import DATA, LockstepError
 from lockstep.words import listed
 
@@ -26,6 +28,7 @@ SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "t
 UNSUPPORTED = {
     "avif", "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
+_ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"}
 # Files and folders of operating systems. Names that begin with a dot are ignored too.
 IGNORED = {
     "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", "$RECYCLE.BIN", "System Volume Information",
@@ -38,6 +41,7 @@ class Photo(NamedTuple):
 
     path: relative to the scanned folder, with "/".
     split: as in `Scan.folders`.
+    group: what the table of labels states as its group, or "".
     stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
         set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
@@ -48,6 +52,7 @@ class Photo(NamedTuple):
     path: str
     split: str
     class_name: str
+    group: str
     stamps: tuple[int, ...]
     sha256: str = ""
     format: str = ""
@@ -70,6 +75,7 @@ class Scan:
         links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
+        table: the name and header of the table of labels; "" if the folders are the classes.
     """
 
     root: Path
@@ -80,6 +86,7 @@ class Scan:
     links: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    table: str = ""
 
     @property
     def divided(self) -> bool:
@@ -94,26 +101,27 @@ def scan(root: Path) -> Scan:
     class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it.
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
-    if not root.is_dir():
-        problem = "is a file" if root.exists() else "does not exist"
-        raise LockstepError(f"{root} {problem}: give a folder that holds a folder of images for each class", DATA)
+    require_folder(root)
     result = Scan(root)
     try:
         result.folders = _split_folders(result)
         for split, path in result.folders.items():
             _add_split(result, split, path)
+        return _with_table(result)
     except OSError as error:
         raise LockstepError(f"{error.filename or root} cannot be read: {error.strerror}", DATA) from None
-    return result
 
 
-def is_image_folder(root: Path) -> bool:
-    """Return whether `root` is a folder with a folder in it that holds an image, or is named like a split."""
-    try:
-        found = scan(root)
-    except LockstepError:
-        return False
-    return bool(found.photos or found.problems or found.folders != {"": ""})
+def require_folder(path: Path) -> None:
+    """Raise a LockstepError that says what `path` is unless it is a folder."""
+    if path.is_dir():
+        return
+    problem = "is a file" if path.exists() else "does not exist"
+    if path.is_symlink() and not path.exists():
+        problem = f"is a link to {os.readlink(path)}, which does not exist: correct the link"
+    elif path.exists() and _suffix(path.name) in _ARCHIVES:
+        problem = "is an archive: unpack it"
+    raise LockstepError(f"{path} {problem}: give a folder that holds a folder of images for each class", DATA)
 
 
 def _split_folders(result: Scan) -> dict[str, str]:
@@ -206,10 +214,61 @@ def _add_class(result: Scan, split: str, class_name: str, path: str) -> None:
             except OSError:  # The file is listed all the same, so that its cause is shown.
                 facts, stamps = None, ()
             if _suffix(name) in SUFFIXES and (facts is None or stat.S_ISREG(facts.st_mode)):
-                photos.append(Photo(f"{below}/{name}", split, class_name, stamps))
+                photos.append(Photo(os.path.normpath(f"{below}/{name}"), split, class_name, "", stamps))
             else:  # A pipe counts here too: reading it would wait for its writer.
                 result.others[_suffix(name)] += 1
     result.photos += sorted(photos)
+
+
+def _with_table(found: Scan) -> Scan:
+    """Return what the table of labels in the folder says, if its folders are no classes; else `found`."""
+    root, tables, errors = found.root, list[Table](), list[str]()
+    for name in sorted(name for name in _visible(os.listdir(root)) if _suffix(name) == "csv"):
+        try:
+            tables.append(read_table(root / name))
+        except TableError as error:
+            errors.append(f"{error}, or give each class a folder with its images")
+    classes = {photo.class_name for photo in found.photos}
+    titles = listed([table.title for table in tables])
+    if len(classes) > 1:
+        if tables and classes != {row.class_name for row in tables[0].rows}:
+            found.problems.append(
+                f"{titles} and the folders name different classes: move the table away, or all images into one folder"
+            )
+    elif len(tables) == 1:
+        return _table_scan(found, tables[0])
+    elif tables or errors:
+        several = [f"{titles} are tables of labels: keep one, and move the others away"]
+        found.problems = several if tables else errors
+    return found
+
+
+def _table_scan(found: Scan, table: Table) -> Scan:
+    """Return all images of the folder, with what the table says of each. Folders may still be splits."""
+    result = Scan(found.root, table=table.title)
+    _add_class(result, "", "", "")
+    rows, problems = matched(table, [photo.path for photo in result.photos])
+    result.problems += problems
+    if unknown := sorted({row.split for row in table.rows if row.split and not _split_of(row.split)}):
+        result.problems.append(f"{table.title}: the split is {listed(unknown, 'or')}: call it train, val or test")
+    if result.problems:
+        return result
+    below = {f"{path}/": split for split, path in found.folders.items() if path}
+    for number, photo in enumerate(result.photos):
+        _, class_name, split, group = rows[photo.path]
+        split = _split_of(split) or next((below[path] for path in below if photo.path.startswith(path)), "")
+        result.photos[number] = photo._replace(split=split, class_name=class_name, group=group)
+    if not all(photo.split for photo in result.photos):  # Some lie in no split's folder, so no folder is a split.
+        result.photos = [photo._replace(split="") for photo in result.photos]
+    result.photos.sort(key=lambda photo: (photo.split, photo.class_name, photo.path))
+    classes = defaultdict(set)
+    for photo in result.photos:
+        classes[photo.split].add(photo.class_name)
+    result.folders = {split: "" for split in ("", *SPLITS) if split in classes}
+    result.classes = {split: sorted(names) for split, names in classes.items()}
+    if classes and not {"", "train"} & classes.keys():
+        result.problems.append(f"{table.title} has no split train: call the split of the training images train")
+    return result
 
 
 def _add_loose(result: Scan, path: str) -> None:

@@ -46,12 +46,12 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     confirm each other. Raises: LockstepError.
     """
     session = Session(spec.recipe, spec.placement, ctx)
-    found = survey(spec.placement.data, spec.recipe.test_share)
+    found = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.group)
     # A division by `test_share` is of all images.
     names = ["train", "test"] if found.scan.divided else [name for name in SPLITS if name in found.scan.folders]
     photos = [photo for name in names for photo in found.splits[name]]
     numbers = np.concatenate([found.labels(name) for name in names])
-    _, contents = np.unique([photo.sha256 for photo in photos], return_inverse=True)
+    _, contents = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
     fold_of = divide(numbers, contents, found.classes)
     features = torch.cat([session.split(name).pixels(slice(None)) for name in names]).cpu().numpy()
     images = Dataset.of(features, numbers, found.classes)
@@ -84,7 +84,7 @@ def divide(labels: Rows, contents: Rows, classes: tuple[str, ...]) -> Rows:
     """Return the fold of each image, in range(_FOLDS), by its class and the order of its SHA-256.
 
     So each fold has an equal share of each class, equal files are in one fold, and names do not matter. `contents` are
-    numbers of the files' contents, in the order of their SHA-256.
+    numbers of the files' contents, in the order of their SHA-256, or of their groups.
     Raises: LockstepError if a class has fewer different images than there are folds.
     """
     order = np.lexsort((contents, labels))

@@ -41,7 +41,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
-        photos = survey(spec.placement.data, spec.recipe.test_share).splits
+        photos = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.group).splits
         names = [photo.path for photo in photos.get(spec.split, ())]
     first = probabilities.amax(1)
     correct = classes == labels

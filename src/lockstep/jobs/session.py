@@ -326,6 +326,7 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
             assert recipe.image_px is not None
             return photos.load(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
+                group=recipe.group,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None

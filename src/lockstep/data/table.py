@@ -1,0 +1,129 @@
+"""A table of labels: the one CSV of a flat folder, whose columns name the file and the class of each image.
+
+Columns `split` and `group` are read too, and all others are ignored. Names of columns count without case, spaces,
+dashes and underscores. Commas, semicolons and tabs are read as delimiters.
+"""
+
+import csv
+import io
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep.files import read_bytes
+from lockstep.words import listed, noted
+
+FILE = ("file", "filename", "image", "id", "path")
+LABEL = ("label", "class", "category", "target")
+_ALSO = {
+    **dict.fromkeys(("filepath", "imageid", "imagename", "imagepath"), "image"),
+    **dict.fromkeys(("labels", "classname", "classes"), "label"),
+}
+_MAX_BYTES = 1 << 28
+
+
+class TableError(Exception):
+    """A table that leaves a doubt. The message is a sentence that names the file and says what to do."""
+
+
+class Table(NamedTuple):
+    """A table of labels.
+
+    title: the name of its file, and its header.
+    """
+
+    title: str
+    rows: "list[Row]"
+
+
+class Row(NamedTuple):
+    """What a table says of an image: the cell that names its file, its class, and its split and group or ""."""
+
+    file: str
+    class_name: str
+    split: str
+    group: str
+
+
+def read_table(path: Path) -> Table:
+    """Return a table of labels. Raises: TableError if it is none, or leaves a doubt."""
+    try:
+        text = unicodedata.normalize("NFC", read_bytes(path, _MAX_BYTES).decode("utf-8-sig"))
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header = next(lines, [])
+        positions = _positions(path.name, header)
+        rows = [_row(f"{path.name}: line {lines.line_num}", line, header, positions) for line in lines if any(line)]
+        return Table(f"{path.name} ({', '.join(header)})", rows)
+    except (OSError, ValueError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise TableError(f"{path.name} cannot be read ({why}): save it as CSV in UTF-8") from None
+
+
+def _positions(name: str, header: Sequence[str]) -> list[int | None]:
+    """Return the position of the column for each field of a row, None where there is none."""
+    plain = ["".join(c for c in cell.lower() if c not in " _-") for cell in header]
+    plain = [_ALSO.get(word, word) for word in plain]
+    shown = f"{name} has the columns {', '.join(map(repr, header))}" if any(header) else f"{name} is empty"
+    positions = []
+    for what, words in (("file", FILE), ("class", LABEL), ("split", ("split",)), ("group", ("group",))):
+        found = [position for position, word in enumerate(plain) if word in words]
+        if len(found) > 1:
+            several = listed([repr(header[position]) for position in found])
+            raise TableError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
+        if not found and len(words) > 1:
+            raise TableError(f"{shown}, and none names an image's {what}: call that column {listed(words, 'or')}")
+        positions.append(found[0] if found else None)
+    return positions
+
+
+def _row(where: str, line: Sequence[str], header: Sequence[str], positions: Sequence[int | None]) -> Row:
+    if len(line) != len(header):
+        raise TableError(f"{where} has {len(line)} cells, and the header {len(header)}: correct it")
+    for position in positions:
+        if position is not None and not line[position].strip():
+            raise TableError(f"{where} has nothing in the column {header[position]!r}: fill it")
+    return Row(*("" if position is None else line[position].strip() for position in positions))
+
+
+def matched(table: Table, paths: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
+    """Return the row of each of `paths`, relative to the table's folder, and what does not fit, a sentence each."""
+    names = _names(paths)
+    rows: dict[str, Row] = {}
+    absent, doubtful, differing = list[str](), list[str](), list[str]()
+    for row in table.rows:
+        found = names.get(row.file.replace("\\", "/").removeprefix("./"), [])
+        if len(found) != 1:
+            (doubtful if found else absent).append(row.file)
+        elif rows.setdefault(found[0], row)[1:] != row[1:]:
+            differing.append(found[0])
+    rowless = [path for path in paths if path not in rows]
+    problems = [
+        f"{text}: {remedy}"
+        for items, word, what, remedy in (
+            (absent, "row", f"of {table.title} without an image", "add the image, or remove the row"),
+            (doubtful, "row", f"of {table.title} with several images of that name", "give the path of each"),
+            (rowless, "image", f"without a row in {table.title}", "add a row, or move the image away"),
+            (differing, "image", f"with rows in {table.title} that differ", "keep one row of each"),
+        )
+        for text in noted(items, word, what)
+    ]
+    return rows, problems
+
+
+def _names(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Return what a table may call each of `paths`: its path or its name, with or without suffix.
+
+    A name of several paths leads to all of them. A path counts before a name, and both before those without suffix.
+    """
+    names: dict[str, list[str]] = {}
+    whole = [unicodedata.normalize("NFC", path) for path in paths]
+    last = [path.rpartition("/")[2] for path in whole]
+    for words in (whole, last, *([word.rpartition(".")[0] for word in some] for some in (whole, last))):
+        kind: dict[str, list[str]] = defaultdict(list)
+        for word, path in zip(words, paths, strict=True):
+            kind[word].append(path)
+        names = {**kind, **names}
+    return names
