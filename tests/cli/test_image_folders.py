@@ -9,6 +9,8 @@ from tests.cli.test_mistakes import refused
 from tests.images import bright_and_dark, encoded, write
 
 from lockstep.data.decode import decoder_versions
+from lockstep.pages.runs import page
+from lockstep.runs.folder import Run
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
@@ -80,6 +82,10 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in done.stdout
     assert "because all images are grey and their median shorter side is 28 pixels" in done.stdout
     assert "test images; 95% interval " in done.stdout
+    warning = "2 classes with fewer than 20 training images (even has "
+    assert f"warning   {warning}" in done.stdout
+    assert warning in json.loads((tmp_path / "runs/a/result.json").read_text())["warnings"][0]
+    assert f'<p class="note" role="note">{warning}' in page([Run.open(tmp_path / "runs/a")])
     record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
     Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
     paths = [str(path) for path in (tmp_path / "letters").rglob("*.png")]

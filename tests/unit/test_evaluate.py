@@ -10,12 +10,13 @@ from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
-from lockstep.core.evaluate import classify, evaluate
+from lockstep.core.evaluate import Evaluation, classify, evaluate
 from lockstep.core.group import Alone
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
+from lockstep.jobs.result import Result
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
@@ -152,3 +153,25 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     alone = int((model(images).argmax(1) == dataset.labels).sum())
     assert result.correct_one_view == alone
     assert result.summary()["accuracy_one_view"] == alone / 53
+
+
+@pytest.mark.parametrize(
+    ("training", "confusion", "head", "warnings"),
+    [
+        ([399, 20], [[9, 1], [5, 5]], None, []),
+        ([400, 20], [[9, 1], [5, 5]], "fc", ["class a has 400 training images, and class b 20"]),
+        ([19, 20], [[9, 1], [5, 5]], "fc", [
+            "1 class with fewer than 20 training images (a has 19)",
+            "no picture is marked as unlike the training images, as these are fewer than 50",
+        ]),
+        ([25, 24], [[9, 1], [7, 3]], None, []),  # 30 % is exactly half of the accuracy
+        ([25, 24], [[9, 1], [8, 2]], None, ["of class b only 2 of 10 images are classified correctly"]),
+    ],
+)  # fmt: skip
+def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
+    labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
+    dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
+    session = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
+    rows = tuple(map(tuple, confusion))
+    best = Evaluation(20, rows[0][0] + rows[1][1], 0.5, (10, 10), rows)
+    assert Result(session, 1, None, {"raw": best}, []).warnings() == warnings

@@ -15,7 +15,7 @@ from lockstep.data.dataset import Dataset
 
 _PREFIX = "unlike/"  # of the names in a model file
 _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
-_LEAST_IMAGES = 50  # With fewer, more than 2 % of held-out images can be marked.
+LEAST_IMAGES = 50  # With fewer, more than 2 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
 _MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
 _NEIGHBOUR, _SHARE = 3, 0.99
@@ -26,7 +26,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
 
     `train_set` has features in place of images. The result depends only on these.
     """
-    if len(train_set) < _LEAST_IMAGES:
+    if len(train_set) < LEAST_IMAGES:
         return {}
     features = _unit(plain_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu()))
     rows = _spread(len(features), _MOST_REFERENCES)

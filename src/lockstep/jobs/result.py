@@ -8,14 +8,18 @@ from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
+from lockstep.core.unlike import LEAST_IMAGES
 from lockstep.data import IMAGE_FOLDER
 from lockstep.jobs.session import Session
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.folder import Run
-from lockstep.words import counted, plural, wilson_interval
+from lockstep.words import counted, noted, plural, wilson_interval
 
 Line = tuple[str, str]  # (label, text)
+
+_FEW = 20  # training images of a class, below which a warning says so
+_UNEQUAL = 20  # times the images of the smallest class that the largest one has
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,24 @@ class Result:
         """Return the evaluation of the classifier's weights."""
         return next(iter(self.evaluations.values()))
 
+    def warnings(self) -> list[str]:
+        """Return what the accuracy hides or what makes it doubtful, one sentence each."""
+        train_set, best, texts = self.session.splits["train"], self.best, list[str]()
+        names, counts = train_set.classes, train_set.labels.bincount(minlength=len(train_set.classes)).tolist()
+        few = [f"{name} has {count}" for name, count in zip(names, counts, strict=True) if count < _FEW]
+        texts += noted(few, "class", f"with fewer than {_FEW} training images")
+        most, least = counts.index(max(counts)), counts.index(min(counts))
+        if counts[most] >= _UNEQUAL * max(1, counts[least]):
+            shares = f"{counts[most]:,} training images, and class {names[least]} {counts[least]:,}"
+            texts.append(f"class {names[most]} has {shares}")
+        rows = [row for row in zip(best.class_correct, best.class_examples, names, strict=True) if row[1]]
+        right, examples, name = min(rows, key=lambda row: row[0] / row[1])
+        if right / examples < best.accuracy / 2:
+            texts.append(f"of class {name} only {right} of {plural(examples, 'image')} are classified correctly")
+        if self.session.recipe.head is not None and len(train_set) < LEAST_IMAGES:
+            texts.append(f"no picture is marked as unlike the training images, as these are fewer than {LEAST_IMAGES}")
+        return texts
+
     def record(self, log: Log, run: Run, started: float, mixed: bool) -> dict[str, Any]:
         """Return the content of result.json.
 
@@ -59,6 +81,7 @@ class Result:
             **({} if recipe.patience is None else ending),
             "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
+            "warnings": self.warnings(),
             **views,
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
@@ -94,6 +117,7 @@ class Result:
         return [
             *early,
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
+            *(("warning", text) for text in record["warnings"]),
             ("weights", str(model)),
             ("speed", f"{record['images_per_s']:,.0f} images/s; {seconds}"),
             ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),

@@ -28,7 +28,7 @@ def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: 
         title = f"{len(runs)} runs: {listed(names)}"
         return render(title, [differences(runs, names), training(runs, names), speed(runs, names)], spread(runs))
     (run,) = runs
-    notes = [] if lacking is None else [lacking]
+    notes = [*([] if lacking is None else [lacking]), *_result(run).get("warnings", [])]
     if not _result(run):
         notes.insert(0, f"This run is not complete: its newest checkpoint is after {plural(max(run.steps), 'step')}.")
     judged = [] if record is None else [confusion(record), calibration(record), *mistakes(record)]

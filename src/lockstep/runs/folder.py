@@ -56,6 +56,7 @@ class _Result(Entries):
     processes: _Count
     peak_memory_bytes: list[_Count]
     weights_sha256: str
+    warnings: list[str] = Field([])
 
 
 class _StepRow(Entries):
