@@ -11,10 +11,12 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word if count == 1 else word + 'es' if word.endswith('s') else word + 's'}"
 
 
-def noted(items: Sequence[str], word: str, what: str) -> list[str]:
-    """Return one text that counts `items`, of which it names the first; none if there are no items."""
+def noted(items: Sequence[str], word: str, what: str, remedy: str = "") -> list[str]:
+    """Return one text that counts `items`, names the first, and says what to do; none if there are no items."""
     more = f" and {len(items) - 1} more" if len(items) > 1 else ""
-    return [f"{plural(len(items), word)} {what} ({items[0]}{more})"] if items else []
+    return (
+        [f"{plural(len(items), word)} {what} ({items[0]}{more})" + (f": {remedy}" if remedy else "")] if items else []
+    )
 
 
 def wilson_interval(correct: int, examples: int) -> list[float]:

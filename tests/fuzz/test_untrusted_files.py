@@ -24,6 +24,7 @@ from lockstep.core.model import build_model
 from lockstep.data import arrays, readers
 from lockstep.data.decode import _load_plugins, decode_image, inspect_image
 from lockstep.data.photos import survey
+from lockstep.data.scan import scan
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
@@ -237,6 +238,7 @@ LOADERS = {
     "packed MNIST": (PACKED, lambda folder: readers.read_mnist(folder / "i.gz", folder / "l.gz", count=20)),
     "CIFAR": ({"b.bin": bytes(5 * 3073)}, lambda folder: readers.read_cifar([folder / "b.bin"], records=5)),
     **{kind: ({"p": content}, lambda folder: looked_at(folder / "p")) for kind, content in PICTURES.items()},
+    "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, scan),
     "safetensors": ({"w.safetensors": save(WEIGHTS)}, lambda folder: start_from(folder / "w.safetensors")),
     "zip": ({"w.pt": PICKLED[True].getvalue()}, lambda folder: start_from(folder / "w.pt")),
     "legacy": ({"w.pt": PICKLED[False].getvalue()}, lambda folder: start_from(folder / "w.pt")),

@@ -50,7 +50,7 @@ def test_every_format_is_read_by_content(tmp_path, format):
     options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format in ("JPEG", "HEIF") else {}
     file.write_bytes(encoded(picture(64, 48), format, **options))
     assert near(decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4)
-    assert inspect_image(file.read_bytes()) == (format, 64, 48, False)
+    assert inspect_image(file.read_bytes())[:4] == (format, 64, 48, False)
     if format in ("PNG", "BMP", "TIFF"):
         assert np.array_equal(decode_image(encoded(picture(32, 32), format), 32), picture(32, 32))
 

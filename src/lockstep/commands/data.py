@@ -84,7 +84,8 @@ def check(
     """Read every file of a dataset, and check sizes, headers and labels.
 
     Of a folder of images, every file is read. The report has classes, splits, sizes, formats, duplicates, images in
-    several splits or classes, and files that cannot be read. The exit code is 3 if it cannot be trained on.
+    several splits or classes, or alike over splits, and files that cannot be read. The exit code is 3 if it cannot be
+    trained on.
 
     --labels trains the last layer of a network, as recipe photos does, five times. It takes a minute or two for some
     thousands of images. Most images that it lists have a wrong label or show several things: look at them. A doubtful

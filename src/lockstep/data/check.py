@@ -1,13 +1,25 @@
 """The report of `lockstep data check DIR` on a folder of images, as a record and as text."""
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lockstep.data.photos import Survey
-from lockstep.data.scan import SPLITS
+from lockstep.data.scan import SPLITS, Photo
 
 Record = dict[str, Any]
+
+# Two looks are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
+# the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others
+# 0.33 or more.
+_ALIKE = 0.25
+_LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, are equal too often.
+_PLAIN = 16  # set bits, below which two looks are never alike
 
 
 def record_of(found: Survey) -> Record:
@@ -35,11 +47,35 @@ def record_of(found: Survey) -> Record:
         "duplicates": found.duplicates(),
         "contradicting": found.duplicates("class_name"),
         "leaks": found.duplicates("split"),
+        "near_duplicates": near_duplicates(found),
         "in_no_class": scan.loose,
         "other_files": dict(sorted(scan.others.items())),
         "problems": found.problems,
         "notes": found.notes,
     }
+
+
+def near_duplicates(found: Survey) -> list[list[str]]:
+    """Return pairs of paths [in one split, in a later one] of images that look alike and are no equal files.
+
+    Each image of the later split is compared with its most similar one.
+    """
+    pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
+    every = [found.splits[name] for name in SPLITS if name in found.splits]
+    large = [[one for one in photos if min(one.width, one.height) >= _LEAST_PX] for photos in every]
+    for known, others in combinations(filter(None, large), 2):
+        looks = _looks(known)
+        for photo, look in zip(others, _looks(others), strict=True):
+            differing, either = np.bitwise_count(looks ^ look).sum(1), np.bitwise_count(looks | look).sum(1)
+            shares = np.where(either < _PLAIN, 1.0, differing / either.clip(1))
+            nearest = known[shares.argmin()]
+            if shares.min() <= _ALIKE and nearest.sha256 != photo.sha256:
+                pairs[nearest.path, photo.path] = None
+    return [*map(list, pairs)]
+
+
+def _looks(photos: Sequence[Photo]) -> NDArray[np.uint64]:
+    return np.frombuffer(bytes.fromhex("".join(photo.look for photo in photos)), np.uint64).reshape(-1, 2)
 
 
 def lines_of(record: Record) -> list[str]:
@@ -58,6 +94,7 @@ def lines_of(record: Record) -> list[str]:
     if record["imbalance"]:
         lines.append(f"  imbalance   the largest class has {record['imbalance']:.1f} times the images of the smallest")
     lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json lists all)")
+    lines.append(f"  alike       {len(record['near_duplicates']):,} (images that look like one of another split)")
     lines.append(f"  ignored     {sum(record['other_files'].values()):,} (files that are not read as images)")
     lines += [f"note: {note}" for note in record["notes"]]
     return lines

@@ -156,17 +156,15 @@ class Dataset:
         until there are `count` examples or more. The dataset must be on the CPU.
         Raises: LockstepError if no group would remain.
         """
-        order = rng.permutation(0, "held-out", 0, len(self))
-        chosen = np.zeros(len(self), bool)
-        chosen[order[:count]] = True
-        if self.groups is not None:
+        place = rng.permutation(0, "held-out", 0, len(self)).argsort()
+        if self.groups is not None:  # the place of the first example of the group
             groups = self.groups.numpy()
-            numbers, first = np.unique(groups[order], return_index=True)
-            numbers = numbers[first.argsort()]  # in random order
-            ends = np.bincount(groups)[numbers].cumsum()
-            chosen = np.isin(groups, numbers[: ends.searchsorted(count) + 1])
-            if chosen.all():
-                raise LockstepError(f"held_out {count} takes all {len(numbers)} groups: hold out fewer images")
+            first = np.full(groups.max() + 1, len(self))
+            np.minimum.at(first, groups, place)
+            place = first[groups]
+        chosen = place <= np.sort(place)[count - 1]
+        if chosen.all():
+            raise LockstepError(f"held_out {count} takes all groups of the training images: hold out fewer")
         kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
 

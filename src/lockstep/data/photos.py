@@ -48,7 +48,6 @@ class Survey:
         notes: what a user should know, one sentence each.
         units: the SHA-256 of an image that can be read -> the key of what a division keeps on one side, hexadecimal:
             without groups the SHA-256 itself, with groups the same key for all images of groups that share an image.
-        grouped: whether there are groups.
     """
 
     scan: Scan
@@ -57,7 +56,6 @@ class Survey:
     problems: list[str]
     notes: list[str]
     units: dict[str, str]
-    grouped: bool
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -123,7 +121,7 @@ def load(
     for name in names:
         labels = torch.from_numpy(found.labels(name))
         rows = slice(first, first + len(labels))
-        groups = torch.from_numpy(units[rows]) if found.grouped else None
+        groups = torch.from_numpy(units[rows]) if photos[0].group else None
         datasets[name] = Dataset(images[rows], labels, found.classes, digests[name], mapped=True, groups=groups)
         first += len(labels)
     return datasets | ({"test": datasets["validation"]} if same else {})
@@ -172,7 +170,6 @@ def survey(root: Path | None, test_share: float, group: str | None = None) -> Su
     training = "train" if "train" in found.folders else ""
     classes = tuple(found.classes.get(training, ()))
     readable = [photo for photo in found.photos if not photo.cause and photo.class_name in classes]
-    grouped = any(photo.group for photo in readable)
     readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
     splits = {split or "train": [photo for photo in readable if photo.split == split] for split in found.folders}
     units = _units(readable)
@@ -187,7 +184,7 @@ def survey(root: Path | None, test_share: float, group: str | None = None) -> Su
         for split, members in splits.items()
         if not problems and not members
     ]
-    result = Survey(found, classes, splits, problems + _unreadable(found.photos), notes, units, grouped)
+    result = Survey(found, classes, splits, problems + _unreadable(found.photos), notes, units)
     notes += _notes(result)
     return result
 
@@ -243,8 +240,10 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
         raise LockstepError(f"--group {pattern}: {error}: give a regular expression, as in (patient[0-9]+)_") from None
     names = [(match[1] if match.re.groups else match[0]) or "" if match else "" for match in matches]
     found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
-    unmatched = noted([photo.path for photo in found.photos if not photo.group], "image", "without a group")
-    return [f"{text}: give a --group that matches every path, as {pattern} does not" for text in unmatched]
+    unmatched = [photo.path for photo in found.photos if not photo.group]
+    return noted(
+        unmatched, "image", "without a group", f"give a --group that matches every path, as {pattern} does not"
+    )
 
 
 def _units(photos: list[Photo]) -> dict[str, str]:
@@ -299,9 +298,10 @@ def _notes(found: Survey) -> list[str]:
     )
     groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
     sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
-    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if found.grouped else []
+    grouped = any(photo.group for photo in found.scan.photos)
+    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if grouped else []
     notes = [
-        *([f"the images of a group stay together: {sides}"] if found.grouped else []),
+        *([f"the images of a group stay together: {sides}"] if grouped else []),
         *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
         *noted(found.scan.loose, "image", "in no class and not used"),
@@ -355,8 +355,8 @@ def _examined(root: Path, photo: Photo) -> Photo:
     try:
         data = read_image(root / photo.path)
         photo = photo._replace(sha256=hashlib.sha256(data).hexdigest())
-        format, width, height, grey = decode.inspect_image(data)
-        return photo._replace(format=format, width=width, height=height, grey=grey)
+        format, width, height, grey, look = decode.inspect_image(data)
+        return photo._replace(format=format, width=width, height=height, grey=grey, look=look)
     except UnreadableImageError as error:
         return photo._replace(cause=str(error))
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lockstep.data.table import Table, TableError, matched, read_table
 from lockstep.errors import DATA, LockstepError
-from lockstep.words import listed
+from lockstep.words import listed, noted
 
 SPLITS = ("train", "validation", "test")
 # The word of each split in a folder's name such as seg_train, TrainImages or 2testing.
@@ -45,7 +45,7 @@ class Photo(NamedTuple):
     stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
         set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
-    format, width, height, grey: see `inspect_image`.
+    format, width, height, grey, look: see `inspect_image`.
     cause: why the file cannot be decoded; "" if it can.
     """
 
@@ -59,6 +59,7 @@ class Photo(NamedTuple):
     width: int = 0
     height: int = 0
     grey: bool = False
+    look: str = ""
     cause: str = ""
 
 
@@ -247,10 +248,11 @@ def _table_scan(found: Scan, table: Table) -> Scan:
     """Return all images of the folder, with what the table says of each. Folders may still be splits."""
     result = Scan(found.root, table=table.title)
     _add_class(result, "", "", "")
+    result.others -= Counter({"csv": 1})  # the table itself
     rows, problems = matched(table, [photo.path for photo in result.photos])
     result.problems += problems
-    if unknown := sorted({row.split for row in table.rows if row.split and not _split_of(row.split)}):
-        result.problems.append(f"{table.title}: the split is {listed(unknown, 'or')}: call it train, val or test")
+    unknown = sorted({row.split for row in table.rows if row.split and not _split_of(row.split)})
+    result.problems += noted(unknown, "name", f"of a split in {table.title}", "call it train, val or test")
     if result.problems:
         return result
     below = {f"{path}/": split for split, path in found.folders.items() if path}

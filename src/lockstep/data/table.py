@@ -15,13 +15,12 @@ from typing import NamedTuple
 from lockstep.files import read_bytes
 from lockstep.words import listed, noted
 
-FILE = ("file", "filename", "image", "id", "path")
-LABEL = ("label", "class", "category", "target")
-_ALSO = {
-    **dict.fromkeys(("filepath", "imageid", "imagename", "imagepath"), "image"),
-    **dict.fromkeys(("labels", "classname", "classes"), "label"),
-}
+_FILE, _CLASS = ("file", "filename", "image", "id", "path"), ("label", "class", "category", "target")
+_ALSO = {  # field of a row -> other names of its column
+    "file": ("filepath", "imageid", "imagename", "imagepath"), "class": ("labels", "classname"),
+}  # fmt: skip
 _MAX_BYTES = 1 << 28
+_SHOWN = 20  # columns in a message
 
 
 class TableError(Exception):
@@ -49,43 +48,37 @@ class Row(NamedTuple):
 
 def read_table(path: Path) -> Table:
     """Return a table of labels. Raises: TableError if it is none, or leaves a doubt."""
+    rows = []
     try:
         text = unicodedata.normalize("NFC", read_bytes(path, _MAX_BYTES).decode("utf-8-sig"))
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header = next(lines, [])
         positions = _positions(path.name, header)
-        rows = [_row(f"{path.name}: line {lines.line_num}", line, header, positions) for line in lines if any(line)]
-        return Table(f"{path.name} ({', '.join(header)})", rows)
+        for line in filter(any, lines):
+            if len(line) != len(header) or not all(line[place].strip() for place in positions if place is not None):
+                raise TableError(f"{path.name}: line {lines.line_num} lacks a value, or has one too many: correct it")
+            rows.append(Row(*("" if place is None else line[place].strip() for place in positions)))
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise TableError(f"{path.name} cannot be read ({why}): save it as CSV in UTF-8") from None
+    return Table(f"{path.name} ({', '.join(header[:_SHOWN])})", rows)
 
 
 def _positions(name: str, header: Sequence[str]) -> list[int | None]:
     """Return the position of the column for each field of a row, None where there is none."""
     plain = ["".join(c for c in cell.lower() if c not in " _-") for cell in header]
-    plain = [_ALSO.get(word, word) for word in plain]
-    shown = f"{name} has the columns {', '.join(map(repr, header))}" if any(header) else f"{name} is empty"
+    shown = f"{name} has the columns {', '.join(map(repr, header[:_SHOWN]))}" if any(header) else f"{name} is empty"
     positions = []
-    for what, words in (("file", FILE), ("class", LABEL), ("split", ("split",)), ("group", ("group",))):
-        found = [position for position, word in enumerate(plain) if word in words]
+    for what, words in (("file", _FILE), ("class", _CLASS), ("split", ("split",)), ("group", ("group",))):
+        found = [place for place, word in enumerate(plain) if word in (*words, *_ALSO.get(what, ()))]
         if len(found) > 1:
-            several = listed([repr(header[position]) for position in found])
+            several = listed([repr(header[place]) for place in found])
             raise TableError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
         if not found and len(words) > 1:
             raise TableError(f"{shown}, and none names an image's {what}: call that column {listed(words, 'or')}")
         positions.append(found[0] if found else None)
     return positions
-
-
-def _row(where: str, line: Sequence[str], header: Sequence[str], positions: Sequence[int | None]) -> Row:
-    if len(line) != len(header):
-        raise TableError(f"{where} has {len(line)} cells, and the header {len(header)}: correct it")
-    for position in positions:
-        if position is not None and not line[position].strip():
-            raise TableError(f"{where} has nothing in the column {header[position]!r}: fill it")
-    return Row(*("" if position is None else line[position].strip() for position in positions))
 
 
 def matched(table: Table, paths: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
@@ -101,14 +94,10 @@ def matched(table: Table, paths: Sequence[str]) -> tuple[dict[str, Row], list[st
             differing.append(found[0])
     rowless = [path for path in paths if path not in rows]
     problems = [
-        f"{text}: {remedy}"
-        for items, word, what, remedy in (
-            (absent, "row", f"of {table.title} without an image", "add the image, or remove the row"),
-            (doubtful, "row", f"of {table.title} with several images of that name", "give the path of each"),
-            (rowless, "image", f"without a row in {table.title}", "add a row, or move the image away"),
-            (differing, "image", f"with rows in {table.title} that differ", "keep one row of each"),
-        )
-        for text in noted(items, word, what)
+        *noted(absent, "row", f"of {table.title} without an image", "add the image, or remove the row"),
+        *noted(doubtful, "row", f"of {table.title} with several images of that name", "give the path of each"),
+        *noted(rowless, "image", f"without a row in {table.title}", "add a row, or move the image away"),
+        *noted(differing, "image", f"with rows in {table.title} that differ", "keep one row of each"),
     ]
     return rows, problems
 
