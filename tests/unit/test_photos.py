@@ -284,7 +284,7 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
         ]),
         ("id,label\n1,a\n2,a\n3,a\n", ["only one class, a: name at least two in labels.csv (id, label)"]),
         ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
-        ("id,label,split\n1,a,A\n2,b,B\n3,a,A\n", ["2 names of a split in", "(A and 1 more): call it train, val or test"]),
+        ("id,label,split\n1,a,A\n2,b,B\n3,a,A\n", ["2 names of a split in", "(A and 1 more): call it train, val"]),
         ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
     ],
 )  # fmt: skip
