@@ -45,7 +45,16 @@ OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 _REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
+# To list the fonts of a machine takes matplotlib a second, so all tests share one list.
+os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+
 SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)  # the run of `trained_once` that most tests share
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    """Give every test a cache of its own, in its folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True)

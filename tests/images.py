@@ -35,3 +35,12 @@ def bright_and_dark(root: Path, count: int) -> Path:
             noise = np.random.default_rng(number * 2 + label).integers(0, 64, (20, 24, 3), dtype=np.uint8)
             Image.fromarray(noise + (180 if label == 0 else 0)).save(root / name / f"{number}.png")
     return root
+
+
+def grey_folder(root: Path, count: int) -> Path:
+    """Write `count` grey images of 28 x 28 pixels, in turn of the classes a and b."""
+    for number in range(count):
+        (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / "ab"[number % 2] / f"{number}.png")
+    return root

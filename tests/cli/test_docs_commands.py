@@ -44,12 +44,6 @@ def test_every_command_can_be_given(where):
     assert [f"{place}: {found}" for place, line in PRINTED[where] if (found := problem(line, check))] == []
 
 
-def test_a_mistake_in_a_document_is_found():
-    text = "lockstep eval runs/x --wacth   # a comment\nfor n in 1 2; do lockstep shwo $n; done"
-    (block,) = documents.blocks(f"text\n```sh\n{text}\n```\n")
-    assert [problem(line) is not None for line in documents.lines(block)] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("on_path", "program"),
     [("", "'a folder/python' -m lockstep"), ("a folder", "lockstep"), ("other", "'a folder/python' -m lockstep")],
@@ -71,7 +65,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     modules = set(sys.modules)
     synthetic.photos(tmp_path)
     yield tmp_path

@@ -4,12 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
-from tests.conftest import OFFLINE, _outside
+from tests.conftest import _outside
 from tests.serving import Server, archive, blank_mnist
 
-from lockstep.commands.program import main
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.words import size
 
@@ -48,23 +48,11 @@ def source(bodies):
 
 
 @pytest.fixture
-def done(tmp_path, server, source, monkeypatch, capfd):
-    """Run the program in this process: done(*args) -> CompletedProcess."""
+def done(here, server, source, monkeypatch):
+    """Return `here` with the test's MNIST, and with its server as the mirror."""
     monkeypatch.setitem(SOURCES, "mnist", source)
     monkeypatch.setattr("lockstep.data.fetch._RETRIES", 0)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
-    for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}.items():
-        monkeypatch.setenv(name, value)
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["lockstep", *map(str, args)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
-
-    return run
+    return partial(here, LOCKSTEP_MIRROR=server.url)
 
 
 def left(tmp_path):
@@ -72,14 +60,13 @@ def left(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file())
 
 
-def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeypatch):
+def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
     (tmp_path / "small.py").write_text(
         "from torch import nn\n"
         "def function(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))\n"
     )
     options = ("--model", "small:function", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
-    monkeypatch.syspath_prepend(tmp_path)
     first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["steps"] == 1
@@ -92,7 +79,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies, monkeyp
     assert len(server.requests) == 4
 
 
-def test_fetch_list_and_check(done, server, tmp_path, monkeypatch):
+def test_fetch_list_and_check(done, server, tmp_path):
     missing = done("data", "check", "mnist")
     assert missing.returncode == DATA
     assert "lockstep data fetch mnist" in missing.stderr
@@ -100,7 +87,7 @@ def test_fetch_list_and_check(done, server, tmp_path, monkeypatch):
     place = tmp_path / "here/mnist"
     assert json.loads(fetched.stdout) == {"dataset": "mnist", "folder": str(place), "downloaded": True}
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["mnist"]
-    monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path / "here"))
+    done = partial(done, LOCKSTEP_DATA=str(tmp_path / "here"))
     assert done("data", "fetch", "mnist").stdout == f"mnist is already in {place}\n"
     assert len(server.requests) == 4
     listed = json.loads(done("data", "list", "--json").stdout)
@@ -114,18 +101,6 @@ def test_fetch_list_and_check(done, server, tmp_path, monkeypatch):
     damaged = done("data", "check", "mnist", "--data", "here")
     assert (damaged.returncode, damaged.stdout) == (DATA, "")
     assert "t10k-labels-idx1-ubyte.gz: not a complete gzip file" in damaged.stderr
-
-
-@pytest.mark.parametrize("command", [("data", "fetch", "mnist"), ("train", "mnist", "--inline")], ids=str)
-def test_one_message_when_no_address_has_it(done, server, tmp_path, command):
-    server.files = {}
-    failed = done(*command)
-    assert (failed.returncode, failed.stdout) == (DATA, "")
-    message = failed.stderr.splitlines()[-1]
-    place = f"put the files into {tmp_path}/cache/lockstep/mnist"
-    assert all(word in message for word in ("404 Client Error", "refused", place, "recipe 'digits'")), message
-    assert left(tmp_path) == []
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def folder(tmp_path, monkeypatch):
     """A folder with photos and new pictures, which is the current one."""
     synthetic.photos(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.test_mistakes import refused
 from tests.conftest import SHORT
 
-from lockstep.errors import DATA, USAGE
+from lockstep.errors import USAGE
 
 
 @pytest.fixture
@@ -38,13 +38,6 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
     shutil.rmtree(tmp_path / "runs/parent")
     done = program("train", "runs/digits-2", "--resume", "--processes", 1, "--json")
     assert json.loads(done.stdout)["weights_sha256"] in hashes
-
-
-def test_what_does_not_fit_a_run_is_one_message(here, parent, tmp_path):
-    refused(here("train", "mnist", "--init", "runs/parent", "--data", "x"), DATA)
-    (tmp_path / "mine.toml").write_text(f'recipe = "digits"\ninit_sha256 = "{"0" * 64}"\n')
-    refused(here("train", "mine.toml"), USAGE, "give their file or run as --init")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"parent"}
 
 
 def test_a_run_of_an_own_model_needs_trust(here, parent, tmp_path):

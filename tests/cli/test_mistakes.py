@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from tests.conftest import SHORT
-from tests.runs import change_state
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 CLEAR = "\x1b[2J"  # what clears the screen
@@ -61,6 +60,15 @@ def refused(done, code, *words):
         (["predict", "nothing", "x.png"], USAGE, ["nothing does not exist: give the folder of a run"]),
         (["predict", "RUN/log.txt", "x.png"], DATA, ["is damaged, or not a file that Lockstep wrote"]),
         (["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"], USAGE, ["--checkpoint is for runs"]),
+        (["report", "RUN", "-o", "RUN/log.txt"], USAGE, ["exists already"]),
+        (["report", "RUN", "-o", "nowhere/r.html"], ENVIRONMENT, ["there is no folder nowhere"]),
+        (["report", "missing", "-o", "r.html"], USAGE, ["missing"]),
+        (["export", "RUN", "-o", "nowhere/d.onnx"], ENVIRONMENT, ["there is no folder"]),
+        (["export", "RUN", "-o", "d.pt2"], USAGE, ["d.pt2: programs know a format by the name of its file"]),
+        (["serve", "RUN", "--port", "70000"], USAGE, ["less than or equal to 65535"]),
+        (["serve", "none", "--port", "0"], USAGE, ["none does not exist"]),
+        (["data", "check", "digits", "--html", "x.html"], USAGE, ["--html needs --labels"]),
+        (["data", "check", "digits", "--labels"], USAGE, ["--labels is for folders of images"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -103,13 +111,6 @@ def test_an_existing_run_is_never_overwritten(here, run):
     assert contents(path) == before
 
 
-def test_other_data_is_refused(here, run):
-    path, _ = run
-    for state in path.glob("checkpoints/step-*"):
-        change_state(state, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
-    refused(here("train", path, "--resume"), DATA, "data is not what", "was trained on")
-
-
 def test_a_recipe_edited_behind_the_checkpoints_back(here, run):
     path, _ = run
     text = (path / "recipe.json").read_text()
@@ -121,6 +122,22 @@ def test_a_recipe_edited_behind_the_checkpoints_back(here, run):
     (path / "recipe.json").write_text(text)
     (path / "result.json").write_text("")
     refused(here("train", path, "--resume"), DATA, "result.json cannot be read")
+
+
+def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(here, run):
+    record = run[0] / "recipe.json"
+    whole = record.read_text()
+    record.write_text(json.dumps(json.loads(whole) | {"name": f"digits{CLEAR}"}))
+    for command in (("eval", "runs/a"), ("show", "runs/a"), ("train", "runs/a", "--resume")):
+        done = here(*command)
+        refused(done, USAGE, "recipe setting name: got 'digits\\x1b[2J'")
+        assert CLEAR not in done.stderr
+    record.write_text(whole[:9] + CLEAR)
+    assert CLEAR not in here("eval", "runs/a").stderr
+    record.write_text(json.dumps(json.loads(whole) | {"model_options": {"\x9b2J": CLEAR}}))
+    shown = here("show", "runs/a").stdout
+    assert {"\x1b", "\x9b"}.isdisjoint(shown)
+    assert "\\U0000009b2J" in shown
 
 
 def test_a_complete_run_stays_so(here, trained_once, tmp_path):

@@ -22,15 +22,19 @@ def test_help_is_complete_and_has_examples(here, command):
     assert "\b" not in done.stdout
 
 
-def test_help_does_not_wait_for_torch():
+def test_neither_help_nor_python_functions_nor_recipes_wait_for_torch():
     code = f"""
 import contextlib, sys
+import lockstep
+assert "pydantic" not in sys.modules
+lockstep.train, lockstep.evaluate, lockstep.load, lockstep.export, lockstep.Run
+lockstep.RECIPES["digits"]()
 from lockstep.commands.program import main
 for command in {COMMANDS}:
     sys.argv = ["lockstep", *command, "--help"]
     with contextlib.suppress(SystemExit):
         main()
-assert not {{"torch", "numpy", "sklearn"}} & sys.modules.keys()
+assert not {{"torch", "numpy", "sklearn", "PIL", "tensorboard"}} & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 

@@ -163,8 +163,8 @@ def test_a_run_folder_runs_no_code(here, own):
     assert done.returncode == 0, done.stderr
     for folder in (own, own / "runs/b"):
         (folder / "mine.py").write_text(f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n")
-    for command in (["eval"], ["train", "--resume"]):
-        refused = here(*command, "runs/b")
+    for command in (["eval", "runs/b"], ["train", "--resume", "runs/b"], ["predict", "runs/b", "x.png"]):
+        refused = here(*command)
         assert (refused.returncode, "--trust-code" in refused.stderr) == (USAGE, True)
     assert here("show", "runs/b").returncode == 0
     assert not (own / "ran").exists()

@@ -11,7 +11,6 @@ from tests.unit.test_replay import OPTIONS
 
 import lockstep
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, ENVIRONMENT, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
@@ -113,26 +112,6 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
     assert done.returncode == 0, done.stderr
     assert "there are no pictures and no confusion matrix" in done.stdout
     assert "there are no pictures" in (tmp_path / "r.html").read_text()
-
-
-def test_what_cannot_be_reported_is_refused_before_anything_is_computed(trained_once, tmp_path, here):
-    path, _ = trained_once(*SHORT)
-    (tmp_path / "there.html").write_text("mine")
-    unfinished = tmp_path / "unfinished"
-    shutil.copytree(path, unfinished)
-    shutil.rmtree(unfinished / "checkpoints")
-    (unfinished / "result.json").unlink()
-    for words, code, text in (
-        ((path, "-o", "there.html"), USAGE, "exists already"),
-        ((path, "-o", "nowhere/r.html"), ENVIRONMENT, "there is no folder nowhere"),
-        (("missing", "-o", "r.html"), USAGE, "missing"),
-        ((unfinished, "-o", "r.html"), DATA, "has no checkpoint yet"),
-    ):
-        done = here("report", *words)
-        assert done.returncode == code, done.stderr
-        assert text in done.stderr
-    assert (tmp_path / "there.html").read_text() == "mine"
-    assert not (tmp_path / "r.html").exists()
 
 
 def test_a_notebook_shows_a_report_in_a_frame(trained_once):

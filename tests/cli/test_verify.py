@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -46,19 +45,3 @@ def test_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_are_named(ru
     ]
     assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most " in line for line in lines)
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)
-
-
-@pytest.mark.slow
-def test_a_run_in_training_is_verified(here, started, tmp_path):
-    """Training saves and deletes checkpoints all the time."""
-    every = ("--save-every", 20, "--keep", 40)
-    training = started("train", "digits", "--epochs", 2000, "--name", "a", "--processes", 1, *every)
-    until = time.monotonic() + 120
-    while len(list(tmp_path.glob("runs/a/checkpoints/step-*"))) < 2 and time.monotonic() < until:
-        time.sleep(0.1)
-    done = here("verify", "runs/a", "--json")
-    assert training.poll() is None  # It still trains, and has not noticed.
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert record["same"] is True
-    assert record["compared"]["checkpoints"] > 0

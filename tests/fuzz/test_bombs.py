@@ -45,12 +45,6 @@ call = lambda: readers.read_mnist(Path("i.gz"), Path("l.gz"), count=20)
     "a number of a million digits": """
 Path('recipe.json').write_text('{"steps": ' + '9' * 1_000_000 + '}'); call = lambda: Run(Path('.')).recipe()
 """,
-    "a state that is a pipe": """
-os.mkfifo("m.safetensors"); call = lambda: statefile.read(Path("m.safetensors"))
-""",
-    "a state that is an endless device": """
-Path("m.safetensors").symlink_to("/dev/zero"); call = lambda: statefile.read(Path("m.safetensors"))
-""",
     "a model file with a header of 4 GB": """
 sparse("m.safetensors", 1 << 32)
 with open("m.safetensors", "r+b") as file: file.write(struct.pack("<Q", (1 << 32) - 8))

@@ -19,9 +19,8 @@ PIXELS = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def cache(tmp_path):
     return tmp_path / "cache/lockstep/pixels"
 
 

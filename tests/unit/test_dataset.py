@@ -17,11 +17,6 @@ from lockstep.recipes import get_recipe
 KINDS = ["mapped", "mapped in another order"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def through(kind, dataset):
     """Return the same dataset with its images in memory, in a file, or in other rows of a file."""
     if kind == "memory":

@@ -34,9 +34,8 @@ def recipe(**changes):
     return make(PHOTOS.model_dump(mode="json"), {"image_px": 32, "precision": "float32", "min_steps": 60, **changes})
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def cache(tmp_path):
     return tmp_path / "cache/lockstep/pixels"
 
 

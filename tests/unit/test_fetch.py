@@ -16,9 +16,9 @@ from lockstep.words import size
 
 
 @pytest.fixture(autouse=True)
-def _outside(monkeypatch, tmp_path):
-    """Give each test its own cache, short waits, and no network, no mirror and no data folder."""
-    for name, value in {**OFFLINE, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+def _outside(monkeypatch):
+    """Give each test short waits, and no network, no mirror and no data folder."""
+    for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
         monkeypatch.delenv(name, raising=False)

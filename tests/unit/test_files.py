@@ -50,3 +50,18 @@ def test_a_stream_that_cannot_encode_a_name_gets_it_escaped():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "\\u0424\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
+    code = (
+        "import sys; from lockstep.files import reserve_standard_streams\n"
+        "reserve_standard_streams(); file = open('file', 'w')\n"
+        "print('lost'); print('lost', file=sys.stderr)\n"
+        "file.write(str(file.fileno() > 2))"
+    )
+    command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    shown = ["" if mark in closed.split() else "lost\n" for mark in (">&-", "2>&-")]
+    assert (done.returncode, done.stdout, done.stderr) == (0, *shown)
+    assert (tmp_path / "file").read_text() == "True"

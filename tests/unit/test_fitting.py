@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tests.images import bright_and_dark, write
+from tests.images import bright_and_dark, grey_folder, write
 
 from lockstep.commands.to_spec import fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
@@ -20,11 +20,6 @@ from lockstep.recipes.fitting import fitting
 
 LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
 GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def survey_of(sides, grey):
@@ -62,20 +57,12 @@ def test_large_sets_are_seen_fewer_times(count, grey, epochs):
     assert "epochs" not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings
 
 
-def grey_folder(root):
-    for number in range(12):
-        (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / "ab"[number % 2] / f"{number}.png")
-    return root
-
-
 def made(what, changes=(), data=None):
     return fitted(subject_of(what, dict(changes), data))
 
 
 def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_path):
-    folder = grey_folder(tmp_path / "letters")
+    folder = grey_folder(tmp_path / "letters", 12)
     own = made(str(folder))
     assert (own.name, own.image_px, own.grey, own.augmentation.flip, own.augmentation.mean) == (
         "folder", 32, True, False, (0.449,),
@@ -104,7 +91,7 @@ def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path
 
 
 def test_a_run_to_continue_keeps_its_settings(tmp_path):
-    folder = grey_folder(tmp_path / "letters")
+    folder = grey_folder(tmp_path / "letters", 12)
     subject = subject_of(str(folder), {"seed": 2})
     stated = json.loads(fitted(subject).replace(precision="float32").model_dump_json())
     Image.new("RGB", (28, 28), (200, 0, 0)).save(folder / "a/red.png")
@@ -116,7 +103,7 @@ def test_a_run_to_continue_keeps_its_settings(tmp_path):
 
 def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = grey_folder(tmp_path / "letters")
+    folder = grey_folder(tmp_path / "letters", 12)
 
     def spec(what, init=None):
         return train_spec(what, {"steps": 1}, Placement(device="cpu", init=init), World())
@@ -137,7 +124,7 @@ def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_star
 
 def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder, moved = grey_folder(tmp_path / "letters"), tmp_path / "moved"
+    folder, moved = grey_folder(tmp_path / "letters", 12), tmp_path / "moved"
     run = tmp_path / "runs/one"
     run.mkdir(parents=True)
     (run / "recipe.json").write_text(get_recipe("folder").model_dump_json())
@@ -160,7 +147,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
 
 
 def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
-    folder = grey_folder(tmp_path / "letters")
+    folder = grey_folder(tmp_path / "letters", 12)
     Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")
     given = {"image_px": 32, "test_share": 0.2}
     grey, colour = load(folder, grey=True, **given)["train"], load(folder, **given)["train"]

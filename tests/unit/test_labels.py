@@ -29,7 +29,6 @@ WEIGHTS = known_weights(SMALL)
 @pytest.fixture(autouse=True)
 def small(tmp_path, monkeypatch):
     """`photos` on images of 64 pixels, for a few steps, in this process."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(RECIPES, "photos", lambda: SMALL)
     monkeypatch.setattr("lockstep.launch.submit.submit", partial(submit, inline=True))
 
@@ -110,16 +109,3 @@ def test_data_check_lists_doubtful_labels_and_writes_a_page_once(here, photos):
     again = here("data", "check", photos, "--labels", "--html", "page.html")
     assert again.returncode == 2
     assert "this file exists already" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("data", "check", "photos", "--html", "x.html"), "--html needs --labels"),
-        (("data", "check", "digits", "--labels"), "--labels is for folders of images"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(here, photos, words, message):
-    refused = here(*words)
-    assert refused.returncode in (2, DATA)
-    assert message in " ".join(refused.stderr.split())

@@ -22,11 +22,6 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 DEFAULTS = {"image_px": 32, "test_share": 0.2}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def photos(tmp_path):
     return tmp_path / "photos"

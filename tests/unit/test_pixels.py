@@ -18,9 +18,8 @@ SHAPE = (8, 6, 3)
 IMAGES = np.random.default_rng(3).integers(0, 256, (50, *SHAPE), dtype=np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+@pytest.fixture
+def folder(tmp_path):
     return tmp_path / "cache/lockstep/pixels"
 
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from tests.images import write
 
 from lockstep.commands.to_spec import folder_for, subject_of
 from lockstep.errors import USAGE, LockstepError
@@ -12,17 +11,12 @@ from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Folder
 
-
-def images_in(folder: Path) -> Path:
-    for label in ("cat", "dog"):
-        (folder / label).mkdir(parents=True)
-        Image.fromarray(np.full((8, 8, 3), len(label), np.uint8)).save(folder / label / "one.png")
-    return folder
+CLASSES = {"cat": [1], "dog": [2]}
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    return images_in(tmp_path / "photos")
+    return write(tmp_path / "photos", CLASSES)
 
 
 def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypatch):
@@ -45,8 +39,8 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
         return folder_for(subject_of(str(data), {}), World(), runs=tmp_path / "runs")[0]
 
     assert path(photos) == tmp_path / "runs/photos-1"
-    assert path(images_in(tmp_path / "my photos (2)")) == tmp_path / "runs/my-photos-2--1"
-    assert path(images_in(tmp_path / "猫")) == tmp_path / "runs/folder-1"
+    assert path(write(tmp_path / "my photos (2)", CLASSES)) == tmp_path / "runs/my-photos-2--1"
+    assert path(write(tmp_path / "猫", CLASSES)) == tmp_path / "runs/folder-1"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +59,7 @@ def test_other_folders_are_refused(tmp_path, monkeypatch, word, said):
 
 def test_two_folders_of_images_are_refused(photos, tmp_path):
     with pytest.raises(LockstepError, match="--data names another one"):
-        subject_of(str(photos), {}, images_in(tmp_path / "other"))
+        subject_of(str(photos), {}, write(tmp_path / "other", CLASSES))
 
 
 @pytest.fixture(params=["recipe file", "run"])
