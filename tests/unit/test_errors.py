@@ -5,10 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from lockstep.commands.evaluate import table_lines
-from lockstep.core.evaluate import Evaluation
 from lockstep.errors import printable
-from lockstep.jobs.evaluate import record_of
 from lockstep.listeners.console import Live, Plain, block
 
 CLEAR = "\x1b[2J"  # clears the screen
@@ -39,12 +36,3 @@ def test_console_and_log_escape_control_codes():
         assert CLEAR not in stream.getvalue()
         assert stream.getvalue().count("\\x1b[2J") == 3
         assert "a\\rb" in stream.getvalue()
-
-
-def test_the_table_of_an_evaluation_escapes_class_names():
-    counts = Evaluation(2, 1, 0.5, (1, 1), ((1, 0), (1, 0)))
-    record = record_of(counts, (f"cat{CLEAR}", "dog\n"))
-    lines = table_lines(record["classes"], record["confusion"])
-    assert all(printable(line) == line for line in lines)
-    assert lines[1].startswith("  cat\\x1b[2J ")
-    assert len(lines) == 3

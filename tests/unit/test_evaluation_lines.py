@@ -7,6 +7,7 @@ import pytest
 
 from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
 from lockstep.core.evaluate import Evaluation
+from lockstep.errors import printable
 from lockstep.jobs.evaluate import record_of
 from lockstep.words import counted, wilson_interval
 
@@ -67,3 +68,10 @@ def test_many_classes_have_no_matrix():
     confusion = [[10 if row == column else 0 for column in range(21)] for row in range(21)]
     lines = str(evaluation(tuple(f"c{i}" for i in range(21)), confusion)).splitlines()[2:]
     assert lines[:2] == ["  class  examples  accuracy", "  c0           10    100.0%"]
+
+
+def test_control_codes_in_class_names_are_escaped():
+    lines = str(evaluation(("cat\x1b[2J", "dog\n"), [[1, 0], [1, 0]])).splitlines()[2:]
+    assert [printable(line) for line in lines] == lines
+    assert lines[1].startswith("  cat\\x1b[2J ")
+    assert len(lines) == 3

@@ -169,6 +169,7 @@ def test_weights_that_are_missing_or_have_changed_are_refused(finished, tmp_path
 def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stored):
     source = session(WHITENED)
     fitted = source.state.buffers["whitening"]
+    assert fitted.any()
     weights = {name: tensor.clone() for name, tensor in {**source.state.parameters, **source.state.buffers}.items()}
     weights["whitening"] += 1
     expected = weights["whitening"] if stored else fitted

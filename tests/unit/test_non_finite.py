@@ -16,11 +16,12 @@ from lockstep.runs import statefile
 HALF = {"precision": "float16", "portable": False}
 
 
-def train(path, model, resume=False, **changes):
-    """Train a model of this module on digits, with a checkpoint and a row for every step. Return the result."""
+def train(path, model, resume=False, save_every=1, **changes):
+    """Train a model of this module on digits, with a row for every step. Return the result."""
     changes = {"model": f"tests.unit.test_non_finite:{model}", "steps": 11, "weight_decay": {}, **changes}
     recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
-    return fit_here(recipe, path, Placement(save_every=1, log_every=1, summary_every=0), resume=resume).result
+    place = Placement(save_every=save_every, log_every=1, summary_every=0)
+    return fit_here(recipe, path, place, resume=resume).result
 
 
 class LateNaN(torch.nn.Linear):
@@ -42,7 +43,7 @@ def late_nan(shape, classes):
 def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(tmp_path):
     for resume in (False, True):
         with pytest.raises(LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1") as error:
-            train(tmp_path / "run", "late_nan", resume)
+            train(tmp_path / "run", "late_nan", resume, save_every=100)  # so that the error saves, before an update
         assert error.value.code == CRASH
         assert "newest checkpoint is its last good state" in str(error.value)
         newest = statefile.latest(tmp_path / "run/checkpoints")

@@ -1,23 +1,15 @@
 """The pictures in docs/pictures: replayed as a terminal shows them, drawn by the repository, and free of paths."""
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from benchmarks import pictures
 
-import lockstep
-
 
 @pytest.mark.parametrize("name", ["layers", "step"])
 def test_a_diagram_is_what_the_repository_draws(name):
     assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.PICTURES[name](), "run: make pictures"
-
-
-def test_the_layers_are_the_folders():
-    named = {name for row in pictures.LAYERS for name, _ in row} - {"top-level modules"}
-    assert named == {path.parent.name for path in Path(lockstep.__file__).parent.glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

@@ -37,10 +37,11 @@ def test_uniform_and_below_stay_in_their_ranges():
     assert counts.min() > 50_000 / 9 * 0.95
 
 
-def test_permutations_are_complete_and_differ_by_epoch():
-    first, second = (rng.permutation(0, "order", epoch, 1000) for epoch in (0, 1))
-    assert sorted(first) == sorted(second) == list(range(1000))
+def test_permutations_are_complete_and_differ_by_epoch_and_move_an_example_by_any_distance():
+    first, second = (rng.permutation(0, "order", epoch, 10_000) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(10_000))
     assert (first == second).sum() < 10
+    assert 0.32 < np.abs(first - np.arange(10_000)).mean() / 10_000 < 0.345  # 1/3, and less from a small buffer
 
 
 def test_seeds_fit_torch_generators():

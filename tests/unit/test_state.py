@@ -1,4 +1,4 @@
-"""The state: updates, checkpoints and the SHA-256 of the weights."""
+"""The state: updates, checkpoints, the SHA-256 of the weights, and the digest that processes compare."""
 
 import hashlib
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lockstep.config.overrides import make
+from lockstep.core.digest import digest
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
@@ -70,3 +71,29 @@ def test_a_checkpoint_of_another_model_is_rejected_before_anything_is_loaded(nam
         s.load(tensors)
     assert error.value.code == DATA
     assert (s.weights_sha256(), s.step) == (before, 0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 2048, 2049, 100_003])
+def test_one_changed_bit_changes_the_digest(size):
+    tensor = torch.randn(size)
+    same = digest([tensor.clone()])
+    assert digest([tensor]) == same
+    for index in {0, size // 2, size - 1} if size else ():
+        other = tensor.clone()
+        other.view(torch.int32)[index] ^= 1
+        assert digest([other]) != same
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_the_digest_covers_values_and_shape_in_every_dtype(dtype):
+    tensor = (torch.randn(3, 70, 50) > 0).to(dtype)
+    others = [1 - tensor.to(torch.int8), tensor.flatten(), tensor.to(torch.int16)]
+    assert digest([tensor]) not in [digest([others[0].to(dtype)]), digest([others[1]]), digest([others[2]])]
+
+
+def test_the_digest_does_not_depend_on_the_position_in_memory():
+    whole = torch.randn(50_001)
+    part = whole[1:]  # its address is not a multiple of 8
+    assert digest([part]) == digest([part.clone()])
+    transposed = torch.randn(200, 300).t()
+    assert digest([transposed]) == digest([transposed.contiguous()])

@@ -1,15 +1,17 @@
-"""`eval --watch` in this process. Checkpoints appear while the watcher sleeps, so no test depends on timing."""
+"""`eval --watch` in this process: checkpoints appear while the watcher sleeps. And `eval --checkpoint`."""
 
 import json
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.runs import state_path
+from tests.unit.test_saver import flip
 
 import lockstep.commands.evaluate as command
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -148,6 +150,21 @@ def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evalua
     assert records["ema"]["loss"] < 3 < records["raw"]["loss"]
 
 
+def test_a_checkpoint_that_training_deletes_before_it_is_read_is_passed_over(training, evaluate, monkeypatch):
+    for step in (2, 4, 6):
+        training.save(step)
+    training.end()
+    compute = command.record_of
+
+    def late(spec, quiet):
+        saver.prune(training.run.checkpoints, 1)
+        return compute(spec, quiet)
+
+    monkeypatch.setattr(command, "record_of", late)
+    records, notes = evaluate()
+    assert ([record["step"] for record in records], notes) == ([6], [END])
+
+
 def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
     (training.run.path / "eval").write_text("mine")
     training.save(2)
@@ -185,3 +202,57 @@ def test_some_examples_are_counted_exactly(training, evaluate):
         chosen = labels[torch.arange(count) * len(labels) // count]
         assert [each["examples"] for each in record["classes"]] == torch.bincount(chosen, minlength=10).tolist()
         assert sum(map(sum, record["confusion"])) == count
+
+
+def set_accuracy(training, step, accuracy):
+    """Let metrics.jsonl hold this accuracy of the classifier's weights after `step` updates; None: no evaluation."""
+    kept = [row for row in training.run.metrics() if row["step"] != step]
+    of = RECIPE.evaluated_split, "raw" if RECIPE.ema is None else "ema"
+    row = {"kind": "evaluation", "step": step, "split": of[0], "weights": of[1], "accuracy": accuracy, "loss": 1.0}
+    rows = [*kept, *([] if accuracy is None else [row])]
+    training.run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def evaluated(training):
+    """The run with checkpoints after 2, 4, 6 and 8 steps, of which all but the last were evaluated."""
+    for step, accuracy in ((2, 0.5), (4, 0.75), (6, 0.75), (8, None)):
+        training.save(step)
+        set_accuracy(training, step, accuracy)
+    return training
+
+
+def refused(training, which, code, message):
+    """Assert that `--checkpoint which` ends with exit code `code` and `message`."""
+    with pytest.raises(LockstepError, match=message) as error:
+        training.run.load(which)
+    assert error.value.code == code
+
+
+def test_checkpoint_chooses_the_best_a_step_or_the_newest(evaluated):
+    assert evaluated.run.load("best").step == 4  # of equal accuracies the earliest
+    assert [evaluated.run.load(step).step for step in (2, 8, None)] == [2, 8, 8]
+    set_accuracy(evaluated, 8, 1)
+    assert evaluated.run.load("best").step == 8
+    set_accuracy(evaluated, 8, 0.0)
+    for step in (2, 4, 6):
+        set_accuracy(evaluated, step, None)
+    assert evaluated.run.load("best").step == 8
+
+
+def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated):
+    refused(evaluated, 5, USAGE, "--checkpoint 5: .*runs/x has .*: its checkpoints are those after 2, 4, 6, 8 steps")
+
+
+def test_without_an_evaluation_no_checkpoint_is_the_best(evaluated):
+    for step in (2, 4, 6):
+        set_accuracy(evaluated, step, None)
+    refused(evaluated, "best", USAGE, "no checkpoint of .*runs/x was evaluated in training: .*--eval-every N")
+
+
+def test_a_damaged_checkpoint_is_an_error(evaluated):
+    flip(state_path(evaluated.run.path, 4))
+    for which in (4, "best"):
+        refused(evaluated, which, DATA, r"step-000000004.safetensors is damaged")
+    set_accuracy(evaluated, 6, 0.8)
+    assert evaluated.run.load("best").step == 6

@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from lockstep.core.model import Model
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.models import residual, whitened
 from lockstep.recipes import get_recipe
 
@@ -50,27 +49,6 @@ def test_a_convolution_starts_as_the_identity():
     x = channels_last(1, 64, 9, 9, dtype=torch.float32)
     assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], functional.max_pool2d(x, 2), atol=1e-5)
     assert torch.allclose(model.groups[0].convolutions[1](x), x, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"widths": (8, 8, 0)}, "widths: got"),
-        ({"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
-    ],
-)
-def test_invalid_options_of_the_whitened_network_are_reported(options, said):
-    with pytest.raises(LockstepError, match=said):
-        whitened_network(**options)
-
-
-def test_what_the_networks_cannot_take_is_an_error():
-    for network in (whitened, residual):
-        with pytest.raises(LockstepError, match="16x16 pixels or more, got 8x8"):
-            network.build((1, 8, 8), 10)
-    for widths in ([], [64, 0], ["a"], [1.5]):
-        with pytest.raises(LockstepError, match=r"model_options\.widths"):
-            residual_network(widths=widths)
 
 
 def residual_network(px=32, classes=5, **options):
