@@ -2,13 +2,17 @@
 
 import inspect
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests import commands, documents, synthetic
-from tests.conftest import SHORT, inline
+from tests.conftest import SHORT, in_this_process, inline
 
 import lockstep
 from lockstep import messages
@@ -94,3 +98,40 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
         if named := re.match(r"# (\w+\.py)\n", block.text):
             Path(named[1]).write_text(block.text)
         exec(compile(block.text, page, "exec"), names)
+
+
+# What needs a network, a GPU, another program or host, or a person.
+OUTSIDE = r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda))"
+LINEAR = """from math import prod
+from torch import nn
+def function(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+"""
+
+
+def shortened(line):
+    """Return a line whose new runs take few steps."""
+    if "lockstep train" not in line or "train runs/" in line:
+        return line
+    return re.sub(r" --(steps|epochs) \S+", "", line).replace("lockstep train", "lockstep train --steps 4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "usage.md", "own-images.md", "portable.md", "from-nothing.md"])
+def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
+    Path("package").mkdir()
+    Path("package/module.py").write_text(LINEAR)
+    data = str(synthetic_data("cifar10"))
+    for block in (block for _, block in SHELL if block.page == page):
+        if named := re.match(r"# (\w+\.py)\n", block.text):
+            Path(named[1]).write_text(block.text)
+        for line in map(shortened, documents.lines(block) if block.language == "sh" else ()):
+            if re.match(OUTSIDE, line):
+                continue
+            if "weights.pt" in line:  # what another program may have saved
+                torch.save(load_file("runs/own/model.safetensors"), "weights.pt")
+            if documents.parts(line) == [line]:
+                done = in_this_process(*shlex.split(line)[1:], cwd=place, LOCKSTEP_DATA=data)
+            else:
+                done = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
