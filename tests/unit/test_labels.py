@@ -57,6 +57,9 @@ def test_folds_have_equal_shares_of_each_class_and_equal_files_are_in_one():
     assert len({*fold_of[[3, 4, 11]]}) == 1
     for label, least in ((0, 1), (1, 4), (2, 3)):
         assert np.bincount(fold_of[numbers == label], minlength=5).min() >= least
+    of_groups = divide(np.repeat([0, 1], 20), np.tile(np.arange(20) // 2, 2), ("a", "b"))  # ten groups in both classes
+    assert (of_groups[:20] == of_groups[20:]).all()
+    assert (np.bincount(of_groups) == 8).all()
     order = np.random.default_rng(1).permutation(50)
     assert (divide(numbers[order], contents[order], ("a", "b", "c")) == fold_of[order]).all()
 

@@ -90,7 +90,8 @@ def divide(labels: Rows, contents: Rows, classes: tuple[str, ...]) -> Rows:
     order = np.lexsort((contents, labels))
     _, firsts = np.unique(contents[order], return_index=True)
     different = order[np.sort(firsts)]  # one image of each content, by class
-    numbers = np.bincount(labels[different], minlength=len(classes))
+    in_class = np.unique(np.column_stack([labels, contents]), axis=0)[:, 0]
+    numbers = np.bincount(in_class, minlength=len(classes))
     if few := [f"{classes[label]} ({numbers[label]})" for label in np.flatnonzero(numbers < _FOLDS)]:
         raise LockstepError(
             f"--labels needs {_FOLDS} different images of each class, and there are fewer of {listed(few)}: add images",
