@@ -229,11 +229,9 @@ def _unreadable(photos: list[Photo]) -> list[str]:
 
 
 def _name_groups(found: Scan, pattern: str | None) -> list[str]:
-    """Give each photo the group that `pattern` names, if it is given. Return the problems."""
+    """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return the problems."""
     if pattern is None:
         return []
-    if any(photo.group for photo in found.photos):
-        return [f"--group {pattern} and a column of {found.table} name groups: leave out one of them"]
     try:
         matches = [re.search(pattern, photo.path) for photo in found.photos]
     except re.error as error:
@@ -241,9 +239,7 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     names = [(match[1] if match.re.groups else match[0]) or "" if match else "" for match in matches]
     found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
     unmatched = [photo.path for photo in found.photos if not photo.group]
-    return noted(
-        unmatched, "image", "without a group", f"give a --group that matches every path, as {pattern} does not"
-    )
+    return noted(unmatched, "image", "without a group", f"give a --group that matches every path, unlike {pattern}")
 
 
 def _units(photos: list[Photo]) -> dict[str, str]:
