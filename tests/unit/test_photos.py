@@ -195,12 +195,6 @@ def test_folders_that_cannot_be_trained_on(photos, classes, words):
     refused(photos, *words)
 
 
-def test_what_is_no_folder_is_refused(photos):
-    refused(photos, "does not exist")
-    photos.write_bytes(b"")
-    refused(photos, "is a file")
-
-
 def test_several_problems_are_told_at_once(photos):
     write(photos / "train", {"a": [1], "b": [], "empty": []})
     write(photos / "test", {"other": [3]})

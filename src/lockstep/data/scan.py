@@ -41,7 +41,7 @@ class Photo(NamedTuple):
 
     path: relative to the scanned folder, with "/".
     split: as in `Scan.folders`.
-    group: what the table of labels states as its group, or "".
+    group: the name of the images that it stays together with where a split is divided, or "".
     stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
         set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
