@@ -133,8 +133,9 @@ def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_a
     assert not list(Path(tmp_path / "runs/x").rglob(".*-*"))
 
 
-def test_a_checkpoint_of_another_run_is_refused(resumed, tmp_path):
-    fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
+def test_a_checkpoint_of_another_run_is_refused(resumed, stopped, tmp_path):
+    other = fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
+    assert other.result["weights_sha256"] != stopped[1]
     code, err = resumed(lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5)))
     assert code == 2
     assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err

@@ -7,7 +7,6 @@ from signal import SIGTERM
 
 import pytest
 from tests.runs import fit_here, state_path
-from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -25,14 +24,9 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.folder import Folder, Run
 
-
-def linear(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
-
-
 # 1242 images remain, so an epoch has 3.9 steps. The learning rate is so high that the accuracy jumps.
 CHANGES = {
-    "model": "tests.unit.test_early_stop:linear", "portable": False, "weight_decay": {}, "held_out": 200, "patience": 2,
+    "model": "tests.unit.test_parity:linear", "portable": False, "weight_decay": {}, "held_out": 200, "patience": 2,
     "towers": 1, "batch": 320, "epochs": 30, "ema": None, "optimizer": "sgd", "schedule.kind": "constant", "lr": 1.0,
 }  # fmt: skip
 KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1}

@@ -65,6 +65,13 @@ def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(pr
     assert equal_in_all(on_replicas(processes, evaluated)) == expected
 
 
+KEYS = {
+    "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "accuracy_interval", "warnings", "loss",
+    "train_s", "total_s", "images_per_s", "peak_memory_bytes", "processes", "device", "versions", "model_source",
+    "mixed_arithmetic", "run",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
 def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
     """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
@@ -72,6 +79,7 @@ def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_
     path = tmp_path / "run"
     result = fit_here(get_recipe("digits").replace(**changes), path, Placement(summary_every=0)).result
     assert result == json.loads((path / "result.json").read_text())
+    assert result.keys() == KEYS
     assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
     evaluations = [row for row in Run(path).metrics() if row["kind"] == "evaluation"]
     assert [row["weights"] for row in evaluations] == ["ema", "raw"]

@@ -1,4 +1,4 @@
-"""Claims of docs/tutorial-parity.md that no other test checks, and the consistency of the page itself."""
+"""Claims of docs/tutorial-parity.md that no other test checks; it and coming-from-tensorflow.md name what exists."""
 
 import ast
 import io
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from benchmarks.manual import every_command
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.unit.test_tower import cifar_like, parts
@@ -34,6 +35,8 @@ from lockstep.recipes import get_recipe
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tutorial-parity.md"
+ORIGINALS = (ROOT / "docs/coming-from-tensorflow.md").read_text()
+PACKAGE = ROOT / "src/lockstep"
 TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
 MNIST = get_recipe("mnist").model_dump(mode="json")
 
@@ -239,3 +242,49 @@ def test_every_row_names_a_test_that_exists_or_a_command(prefix, count):
             assert (ROOT / file).is_file(), f"row {number}: {file}"
             functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if hasattr(node, "name")}
             assert name in functions, f"row {number}: {file}::{name}"
+
+
+# The flags of the four programs: tf.app.flags of cifar10.py (shared) and of the scripts, the notebook's variables.
+FLAGS = {
+    "shared": {"batch_size", "data_dir", "use_fp16"},
+    "train": {"train_dir", "max_steps", "log_device_placement"},
+    "`cifar10_train.py`": {"log_frequency"},
+    "`cifar10_multi_gpu_train.py`": {"num_gpus"},
+    "`cifar10_eval.py`": {
+        "eval_dir", "eval_data", "checkpoint_dir", "eval_interval_secs", "num_examples", "run_once",
+    },
+    "MNIST notebook": {
+        "num_gpus", "num_steps", "learning_rate", "batch_size", "display_step", "dropout", "num_input", "num_classes",
+    },
+}  # fmt: skip
+
+
+def missing(text):
+    """What `text` says is in a file of src/lockstep and is not: "`Name` in `folder/file.py`", or a file alone."""
+    found = [path for path in re.findall(r"`([\w/]+\.py)`", text) if "/" in path and not (PACKAGE / path).is_file()]
+    for name, path, method in re.findall(r"`(\w+)` in `([\w/]+\.py)`(?: \((?:method|attribute) `(\w+)`\))?", text):
+        code = (PACKAGE / path).read_text() if (PACKAGE / path).is_file() else ""
+        defined = {node.name: node for node in ast.parse(code).body if hasattr(node, "name")}
+        if name not in defined:
+            found.append(f"{name} in {path}")
+        elif method and not re.search(rf"def {method}\(|\.{method} = ", ast.unparse(defined[name])):
+            found.append(f"{name}.{method} in {path}")
+    return found
+
+
+def test_every_flag_of_the_four_programs_has_a_row():
+    named = {}
+    options = ORIGINALS.split("## Options")[1].split("\n## ")[0]
+    for program, option in re.findall(r"^\| ([^|]+) \| `(\w+)`", options, re.M):
+        named.setdefault(program, set()).add(option)
+    assert named == FLAGS
+
+
+def test_every_option_outside_a_command_is_one():
+    known = {name for _, command in every_command() for parameter in command.params for name in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", ORIGINALS)) <= known
+
+
+def test_every_file_and_function_exists():
+    assert len(re.findall(r"`\w+` in `[\w/]+\.py`", ORIGINALS)) > 30
+    assert missing(ORIGINALS) == []

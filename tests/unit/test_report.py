@@ -13,12 +13,14 @@ import torch
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.vector import Metrics, Requests
+from lockstep.errors import printable
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 
+CLEAR = "\x1b[2J"  # clears the screen
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
 STATE = SimpleNamespace(
@@ -241,3 +243,30 @@ def test_an_event_has_the_memory_and_use_of_process_0(monkeypatch, device, used)
     recorder = Recorder(1)
     step_of(Log(get_recipe("digits").bind(1442), [recorder], device=torch.device(device)), 0)
     assert (recorder.events[0].memory_bytes, recorder.events[0].gpu_utilisation) == (100, used)
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        (CLEAR, "\\x1b[2J"),
+        ("a\rb\nc\td\x7f\x00", "a\\rb\\nc\\td\\x7f\\x00"),
+        # a C1 code, a right-to-left mark, an undecodable byte of a file name
+        ("\x9b2J \u202e \udcff", "\\x9b2J \\u202e \\udcff"),
+        ("größe 猫 …", "größe 猫 …"),
+    ],
+)
+def test_characters_that_do_not_print_are_escaped(text, escaped):
+    assert printable(text) == escaped
+    assert printable(escaped) == escaped
+
+
+def test_console_and_log_escape_control_codes():
+    plain, terminal = io.StringIO(), Terminal()
+    for listener in (console.Plain(plain, 10), live(terminal)):
+        listener.note(*console.block([("run", f"runs/{CLEAR}")]))
+        listener.note(f"a\rb{CLEAR}")
+        listener.note(CLEAR)
+    for stream in (plain, terminal):
+        assert CLEAR not in stream.getvalue()
+        assert stream.getvalue().count("\\x1b[2J") == 3
+        assert "a\\rb" in stream.getvalue()

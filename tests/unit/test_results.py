@@ -1,10 +1,11 @@
-"""The generated parts of README and docs are those of the records and of the program, and no figure is made up."""
+"""The generated parts of README and docs, and the pictures, are those of records and program; no figure is made up."""
 
 import inspect
 import re
+from xml.etree import ElementTree
 
 import pytest
-from benchmarks import kinds, tables
+from benchmarks import kinds, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
@@ -80,3 +81,16 @@ def test_only_equal_precisions_are_divided():
 def test_the_kind_of_a_cpu(vendor, family, model, flags, kind):
     core = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: X\nflags\t\t: {flags}\n"
     assert kinds.kind(f"processor\t: 0\n{core}\nprocessor\t: 1\n{core}\n") == kind
+
+
+@pytest.mark.parametrize("name", ["layers", "step"])
+def test_a_diagram_is_what_the_repository_draws(name):
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.PICTURES[name](), "run: make pictures"
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_whole_and_names_no_path_host_or_address(name):
+    text = (pictures.FOLDER / f"{name}.svg").read_text()
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    text = text.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"(?<![\w.])/(?:[a-z]+/)+|https?:|@import|@font-face", text)
