@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.table import Table, TableError, matched, read_table
+from lockstep.data.table import Table, matched, read_table
 from lockstep.errors import DATA, LockstepError
 from lockstep.words import listed, noted
 
@@ -227,7 +227,7 @@ def _with_table(found: Scan) -> Scan:
     for name in sorted(name for name in _visible(os.listdir(root)) if _suffix(name) == "csv"):
         try:
             tables.append(read_table(root / name))
-        except TableError as error:
+        except LockstepError as error:
             errors.append(f"{error}, or give each class a folder with its images")
     classes = {photo.class_name for photo in found.photos}
     titles = listed([table.title for table in tables])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lockstep.errors import LockstepError
 from lockstep.files import read_bytes
 from lockstep.words import listed, noted
 
@@ -23,20 +24,6 @@ _MAX_BYTES = 1 << 28
 _SHOWN = 20  # columns in a message
 
 
-class TableError(Exception):
-    """A table that leaves a doubt. The message is a sentence that names the file and says what to do."""
-
-
-class Table(NamedTuple):
-    """A table of labels.
-
-    title: the name of its file, and its header.
-    """
-
-    title: str
-    rows: "list[Row]"
-
-
 class Row(NamedTuple):
     """What a table says of an image: the cell that names its file, its class, and its split and group or ""."""
 
@@ -46,8 +33,15 @@ class Row(NamedTuple):
     group: str
 
 
+class Table(NamedTuple):
+    """The rows of a table; its title is the name of its file, with the header."""
+
+    title: str
+    rows: list[Row]
+
+
 def read_table(path: Path) -> Table:
-    """Return a table of labels. Raises: TableError if it is none, or leaves a doubt."""
+    """Return a table of labels. Raises: LockstepError if it is none, or leaves a doubt."""
     rows = []
     try:
         text = unicodedata.normalize("NFC", read_bytes(path, _MAX_BYTES).decode("utf-8-sig"))
@@ -57,11 +51,13 @@ def read_table(path: Path) -> Table:
         positions = _positions(path.name, header)
         for line in filter(any, lines):
             if len(line) != len(header) or not all(line[place].strip() for place in positions if place is not None):
-                raise TableError(f"{path.name}: line {lines.line_num} lacks a value, or has one too many: correct it")
+                raise LockstepError(
+                    f"{path.name}: line {lines.line_num} lacks a value, or has one too many: correct it"
+                )
             rows.append(Row(*("" if place is None else line[place].strip() for place in positions)))
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise TableError(f"{path.name} cannot be read ({why}): save it as CSV in UTF-8") from None
+        raise LockstepError(f"{path.name} cannot be read ({why}): save it as CSV in UTF-8") from None
     return Table(f"{path.name} ({', '.join(header[:_SHOWN])})", rows)
 
 
@@ -74,9 +70,9 @@ def _positions(name: str, header: Sequence[str]) -> list[int | None]:
         found = [place for place, word in enumerate(plain) if word in (*words, *_ALSO.get(what, ()))]
         if len(found) > 1:
             several = listed([repr(header[place]) for place in found])
-            raise TableError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
+            raise LockstepError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
         if not found and len(words) > 1:
-            raise TableError(f"{shown}, and none names an image's {what}: call that column {listed(words, 'or')}")
+            raise LockstepError(f"{shown}, and none names an image's {what}: call that column {listed(words, 'or')}")
         positions.append(found[0] if found else None)
     return positions
 
