@@ -147,6 +147,11 @@ def test_16_bit_colours_keep_their_high_byte():
     assert np.array_equal(decode_image(png_16_bit_rgb(pixels), 32), picture(32, 32))
 
 
+def heic_of_size(width, height):
+    """A HEIC file that claims another size than its 64 x 64 pixels."""
+    return encoded(picture(64, 64), "HEIF").replace(struct.pack(">2I", 64, 64), struct.pack(">2I", width, height))
+
+
 @pytest.mark.parametrize(("format", "most"), [("GIF", 26), ("TIFF", 0)])
 def test_the_first_of_several_frames_is_taken(format, most):
     data = encoded(picture(32, 32), format, save_all=True, append_images=[Image.new("RGB", (32, 32), (9, 9, 9))])
@@ -175,6 +180,7 @@ def test_a_truncated_file_is_refused(format, share):
         (encoded(Image.new("LAB", (32, 32)), "TIFF"), "CIE Lab colours"),
         (png_16_bit_rgb(picture(32, 32), (10_001, 10_000)), "100 megapixels, more than 100"),  # before it is decoded
         (png_16_bit_rgb(picture(32, 32), (65_536, 65_536)), ".*bomb"),
+        (heic_of_size(10_001, 10_000), "100 megapixels, more than 100"),
         ("/nowhere.png", "no such file"),
         ("/", ".*directory"),
         (np.zeros((3, 3, 2), np.uint8), r"an array uint8 \[3, 3, 2\]: give uint8"),
