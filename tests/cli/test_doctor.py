@@ -32,11 +32,3 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert "none: a driver is here, but the driver is too old" in done.stdout
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout
-
-
-def test_it_is_refused_under_an_outer_launch(here, monkeypatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    done = here("doctor")
-    assert done.returncode == 2
-    assert "starts its own processes" in done.stderr

@@ -1,14 +1,15 @@
-"""The examples: the loop in one file has the bits of `lockstep train`; photos go in and answers come out."""
+"""The examples: the loop in one file has the bits of `lockstep train`, photos give answers, clusters start runs."""
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from tests import commands, synthetic
+from tests import commands, documents, synthetic
 from tests.replicas import on_replicas
 
 from lockstep.commands.to_spec import subject_of
@@ -57,6 +58,7 @@ def test_the_recipe_in_examples_is_one():
 
 
 ONE_STEP = SCRIPT.with_name("one_step.py")
+CLUSTERS = SCRIPT.with_name("clusters")
 
 
 def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_path, monkeypatch):
@@ -103,3 +105,44 @@ def test_the_networks_of_the_example_take_images_and_its_command_trains_the_last
     large = example["efficientnet"]((3, 32, 32), 10)
     layers = {name for name, layer in large.named_children() if [*layer.parameters()]}
     assert layers - {*re.findall(r"lr_factors\.(\w+)=0", command)} == {"_fc"}
+
+
+def test_the_batch_script_has_a_valid_command_and_the_directives_that_several_hosts_need():
+    """Slurm reads the lines that begin with #SBATCH, up to the first command."""
+    script = (CLUSTERS / "slurm.sbatch").read_text()
+    subprocess.run(["bash", "-n", CLUSTERS / "slurm.sbatch"], check=True)
+    lines = documents.lines(documents.Block("", "sh", script))
+    (command,) = (part for line in lines for part in documents.parts(line))
+    commands.check(command)
+    assert "--name" in command
+    given = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", script.split("\nset ")[0], re.M))
+    assert set(given) >= {"nodes", "ntasks-per-node", "cpus-per-task", "time", "requeue", "signal", "output"}
+    towers = int(re.search(r"--towers (\d+)", command)[1])
+    assert towers >= int(given["nodes"]) * int(given["ntasks-per-node"])
+
+
+def test_the_ssh_script_starts_torchrun_on_every_host(tmp_path):
+    """A stand-in for ssh writes what it is to start to a file."""
+    (tmp_path / "ssh").write_text(f'#!/bin/bash\nprintf "%s\\n" "$2 $3" >> {tmp_path}/started\n')
+    (tmp_path / "ssh").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PROCESSES": "4"}
+    subprocess.run([CLUSTERS / "ssh_torchrun.sh", "a1", "a2"], env=environment, check=True)
+    started = [shlex.split(line) for line in (tmp_path / "started").read_text().splitlines()]
+    assert {host for host, *_ in started} == {"a1", "a2"}
+    for host, *words in started:
+        line = shlex.join(words)
+        assert "--nnodes 2 --nproc-per-node 4" in line
+        assert f"--local-addr {host}" in line
+        assert "--towers 8" in documents.parts(line)[-1]
+        commands.check(documents.parts(line)[-1])
+
+
+def test_only_the_master_has_the_volume_of_the_runs_and_all_start_one_command():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    objects = {each["kind"]: each for each in yaml.safe_load_all((CLUSTERS / "pytorchjob.yaml").read_text())}
+    replicas = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
+    master, worker = (replicas[name]["template"]["spec"]["containers"][0] for name in ("Master", "Worker"))
+    assert master["command"] == worker["command"]
+    commands.check(shlex.join(master["command"]))
+    paths = [{mount["mountPath"] for mount in container["volumeMounts"]} for container in (master, worker)]
+    assert paths == [{"/runs", "/data"}, {"/data"}]
