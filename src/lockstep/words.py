@@ -1,7 +1,8 @@
 """Numbers in words: counts, durations, sizes and lists, for messages and tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _FEW = 200  # examples below which an accuracy is stated with its interval
 
@@ -47,6 +48,13 @@ def loss_text(loss: float | None) -> str:
 def listed(words: Sequence[str], last: str = "and") -> str:
     """Return `a`, `a and b`, or `a, b and c`; `last` is the word before the last one."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def rate_text(result: Mapping[str, Any]) -> str:
+    """Return the speed of a run by its `result`: images that were computed, else steps on features from the cache."""
+    if result["images_per_s"] is None:
+        return f"{result['steps_per_s']:,.0f} steps/s"
+    return f"{result['images_per_s']:,.0f} images/s"
 
 
 def duration(seconds: float) -> str:

@@ -58,7 +58,7 @@ def test_every_program_starts_one_process_of_one_run(tmp_path, alone, group):
 def test_what_an_outer_launch_does_not_allow_is_refused(alone, here, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LockstepError, match="--processes 3, but RANK and WORLD_SIZE started 2"):
+    with pytest.raises(LockstepError, match="processes=3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, name="x", quiet=True)
     with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
         lockstep.evaluate(alone[0])

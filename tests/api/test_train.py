@@ -141,7 +141,7 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
         ({"settings": {"optimiser.momentum": 1}}, "unknown recipe setting 'optimiser'"),
         ({"settings": {"lr": 0.1}, "lr": 0.2}, "set the same setting: give one"),
         ({"device": "gpu"}, "give auto, cpu, cuda"),
-        ({"resume": True}, "--resume continues a run"),
+        ({"resume": True}, "resume=True continues a run"),
         ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
         ({"model": lambda shape, classes: None}, "cannot be imported by its name"),
     ],

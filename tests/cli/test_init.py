@@ -27,7 +27,8 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert (record["recipe"], record["run"]) == ("digits", f"runs/digits-{processes}")
-        assert re.search(r": 17 of 17 tensors are loaded\n", done.stderr)
+        assert "network  digits: 58,474 parameters, from the weights " in done.stderr
+        assert ": 17 of 17 tensors are loaded\n" in (tmp_path / record["run"] / "log.txt").read_text()
         hashes.add(record["weights_sha256"])
     assert len(hashes - {parent["weights_sha256"]}) == 1
     shown = program("show", "runs/digits-1").stdout

@@ -1,4 +1,4 @@
-"""What the start-up block and the log say when asked, through the real program."""
+"""What is printed with --verbose, through the real program."""
 
 import re
 
@@ -6,11 +6,12 @@ import pytest
 
 
 @pytest.mark.slow
-def test_log_placement_says_what_is_where(program, tmp_path):
+def test_a_verbose_run_says_what_is_where(program, tmp_path):
     (tmp_path / "a b é").mkdir()
     silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))  # where processes meet
     assert "process 0" not in silent.stdout
-    done = program("train", "--steps", 2, "--processes", 2, "--log-placement", "--reduction", "central")
+    assert re.search(r"^  process 0 ", (tmp_path / "runs/digits-1/log.txt").read_text(), re.M)
+    done = program("train", "--steps", 2, "--processes", 2, "-v", "--reduction", "central")
     assert done.returncode == 0, done.stderr
     where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\)"
     places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from benchmarks.manual import every_command
 
 from lockstep.recipes import RECIPES
 
@@ -20,6 +21,16 @@ def test_help_is_complete_and_has_examples(here, command):
     assert done.returncode == 0
     assert "Example" in done.stdout
     assert "\b" not in done.stdout
+
+
+def test_help_of_train_has_ten_options_and_the_rest_by_theme(here):
+    short, whole = (here("train", f"--help{rest}").stdout for rest in ("", "-all"))
+    options = {one.name: one.opts[0] for one in dict(every_command())["train"].params if one.opts[0].startswith("-")}
+    shown = [[*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)] for text in (short, whole)]
+    helps = ["--help", "--help-all"]
+    assert (len(shown[0]), shown[0][-2:], shown[1][-2:]) == (12, helps, helps)
+    assert sorted(shown[1]) == sorted({*options.values(), *helps})
+    assert [whole.count(f"{theme}:\n") for theme in ("The run", "Processes", "Output")] == [1] * 3
 
 
 def test_neither_help_nor_python_functions_nor_recipes_wait_for_torch():
@@ -39,6 +50,10 @@ assert not {{"torch", "numpy", "sklearn", "PIL", "tensorboard"}} & sys.modules.k
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
+def result_of(run):
+    return json.loads((run / "result.json").read_text())
+
+
 @pytest.mark.slow
 def test_train_then_eval(program, here, tmp_path):
     """What `make train` does, whole; then what its last line says to type."""
@@ -46,13 +61,16 @@ def test_train_then_eval(program, here, tmp_path):
     done = program("train")
     assert (done.returncode, done.stderr) == (0, "")
     run = tmp_path / "runs/digits-1"
-    line = r"^\d{4}-.*: step 10, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), accuracy = \d+\.\d %$"
-    assert re.search(line, done.stdout, re.M)
-    result = json.loads((run / "result.json").read_text())
+    log, said = (run / "log.txt").read_text().splitlines(), done.stdout.splitlines()
+    line = r"\d{4}-.*: step {}, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), accuracy = \d+\.\d %"
+    assert [any(re.fullmatch(line.replace("{}", step), one) for one in log) for step in ("10", "240")] == [True, True]
+    assert [one.split()[0] for one in said[:4]] == ["data", "network", "time", "run"]
+    assert len([one for one in said[4:] if ": step " in one]) <= 2 + float(result_of(run)["train_s"]) / 10
+    assert {one for one in said if ": step " not in one} <= {*log}
+    result = result_of(run)
     assert result["accuracy"]["ema"] >= 0.985
     assert f"sha256    {result['weights_sha256']} " in done.stdout
     assert 0 < result["total_s"] < time.time() - started
-    assert (run / "log.txt").read_text() == done.stdout
     next_command = re.search(r"next .*?lockstep (eval \S+)", done.stdout).group(1)
     record = json.loads(program(*next_command.split(), "--json", "--processes", 2).stdout)
     assert record["accuracy"] == result["accuracy"]["ema"]

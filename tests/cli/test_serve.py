@@ -14,6 +14,7 @@ from benchmarks.browser import chromium, executable
 from tests.cli.test_mistakes import refused
 from tests.conftest import start
 
+from lockstep.classify.serve import network_address
 from lockstep.errors import ENVIRONMENT
 
 RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
@@ -71,7 +72,10 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
     monkeypatch.setattr("lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close())
     done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://0.0.0.0:")
+    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://")
+    shown = re.findall(r"^http://(\S+):(\d+)  ", done.stdout, re.M)
+    assert [name for name, _ in shown] == [network_address(), "127.0.0.1"]
+    assert len({port for _, port in shown}) == 1
     assert done.stderr == "--host 0.0.0.0: everyone on the network can use this server\n"
 
 

@@ -137,7 +137,7 @@ def begun(tmp_path_factory):
 
 def remains(path):
     """Return what a run leaves for good, without times: the model, the result and the rows of the evaluations."""
-    times = ("train_s", "total_s", "images_per_s", "peak_memory_bytes", "run")
+    times = ("train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "run")
     result = {name: value for name, value in Run(path).result().items() if name not in times}
     evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows(path)]
     return result, evaluated, (path / "model.safetensors").read_bytes(), sorted(os.listdir(path / "checkpoints"))

@@ -101,7 +101,7 @@ def test_a_run_to_continue_keeps_its_settings(tmp_path):
     assert fitted(named, stated | {"name": "photos"}) == named.recipe  # which is not what the run was started with
 
 
-def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
+def test_the_spec_has_the_choice_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = grey_folder(tmp_path / "letters", 12)
 
@@ -109,8 +109,8 @@ def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_star
         return train_spec(what, {"steps": 1}, Placement(device="cpu", init=init), World())
 
     first = spec(str(folder))
-    assert "recipe folder with image_px=32" in first.notes[0]
-    assert "median shorter side is 28" in first.notes[0]
+    assert "recipe folder with image_px=32" in first.details[0]
+    assert "median shorter side is 28" in first.details[0]
     first = first.recipe.replace(seed=7)
     run = tmp_path / "runs/one"
     run.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_the_spec_has_the_note_and_a_run_takes_the_recipe_of_the_weights_it_star
     tuned = spec(str(bright_and_dark(tmp_path / "colour", 5)), run)
     assert tuned.recipe.replace(init_sha256=None) == first
     assert (tuned.placement.data, tuned.path.name) == (tmp_path / "colour", "colour-1")
-    assert "whose weights the run starts from" in " ".join(tuned.notes)
+    assert "whose weights the run starts from" in " ".join(tuned.details)
 
 
 def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypatch):

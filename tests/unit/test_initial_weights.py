@@ -17,6 +17,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.recipes import get_recipe
+from lockstep.runs.folder import Run
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
@@ -52,7 +53,7 @@ def test_all_weights_are_loaded_and_averages_but_not_the_count_of_batches(tmp_pa
     assert {*taken.loaded} == weights
     assert all(torch.equal(into.state_dict()[key], state[key]) for key in weights)
     assert into.norm1.num_batches_tracked == 0
-    assert str(taken) == "17 of 17 tensors are loaded"
+    assert (str(taken), taken.complete) == ("17 of 17 tensors are loaded", True)
 
 
 def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
@@ -66,6 +67,9 @@ def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
     assert sorted(taken.new) == sorted(kept)
     assert sorted(taken.left) == sorted({*kept, "head.bias"} - {"norm1.bias"})
     assert str(taken).startswith("13 of 17 tensors are loaded; new: 4 (")
+    assert not taken.complete
+    torch.save(model(classes=7).state_dict(), tmp_path / "other-classes.pt")
+    assert loaded(tmp_path / "other-classes.pt")[1].complete
     before, after = model(seed=1).state_dict(), into.state_dict()
     assert all(torch.equal(after[key], before[key]) for key in kept)
     assert torch.equal(after["conv1.weight"], state["conv1.weight"].float())
@@ -138,7 +142,8 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     copy = shutil.copy(finished / "model.safetensors", tmp_path / "w.safetensors")
     own, placement = starting(copy, seed=5)
     whole = fit_here(own, tmp_path / "b", placement.replace(save_every=2)).result
-    assert "loaded" in capsys.readouterr().err
+    sha256 = Run(finished).result()["weights_sha256"]
+    assert f"parameters, from the weights {copy}, sha256 {sha256[:12]}\n" in capsys.readouterr().err
     first = load_file(tmp_path / "b/checkpoints/step-000000000.safetensors")
     weights = load_file(copy)
     for name, tensor in first.items():

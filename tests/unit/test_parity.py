@@ -24,7 +24,7 @@ from lockstep.core.group import Alone
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.startup import startup_lines
+from lockstep.jobs.startup import detail_lines, startup_lines
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
@@ -60,6 +60,9 @@ def small(fields, model="linear", **changes):
     return make(fields, {"model": model, "augmentation": "plain", "weight_decay": {}, **changes})
 
 
+BLOCK = ["data", "network", "time", "run"]
+
+
 def images(count, side=2):
     pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
     return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
@@ -74,19 +77,20 @@ def test_recipes_and_intervals_have_the_originals_settings():
     assert mnist.optimizer == Adam(beta1=0.9, beta2=0.999, epsilon=1e-8)
     assert (mnist.towers, mnist.tower_batch, mnist.steps, mnist.lr) == (2, 1024, 200, 1e-3)
     assert (mnist.weight_decay, mnist.ema) == ({}, None)
-    assert (placement.log_every, placement.summary_every, placement.save_every, placement.keep) == (10, 100, 1000, 5)
+    assert (placement.summary_every, placement.save_every, placement.keep) == (100, 1000, 5)
 
 
-def test_the_start_up_block_states_global_and_tower_batch():
+def test_the_log_states_global_and_tower_batch():
     recipe = make(TUTORIAL, {"towers": 4})
     session = SimpleNamespace(
         recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Alone(), device=CPU, local_processes=1,
         reduction=Reduction(Alone(), 4), parameter_count=1_068_298, initial_weights=None,
-        splits={"train": images(50_000)},
+        splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
     )  # fmt: skip
-    lines = startup_lines(session, images(10_000), Path("runs/x"))
-    assert dict(lines)["batch"] == "512 images a step (global) = 4 towers x 128; 100000 steps = 1024.0 epochs"
-    assert dict(lines)["rate"] == "learning rate 0.1, staircase, decay 0.1, every_epochs 350.0, per_tower False"
+    assert [name for name, _ in startup_lines(session, images(10_000), Path("runs/x"))] == BLOCK
+    lines = detail_lines(session)
+    assert dict(lines)["step"] == "512 images (global) = 4 towers x 128"
+    assert [dict(lines)[name] for name in ("lr", "schedule.kind", "schedule.decay")] == ["0.1", "staircase", "0.1"]
 
 
 class Weights(Listener):

@@ -146,8 +146,33 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lin
     assert "step 25/25  ETA 0:00  loss 2.500  acc 50.0%" in text
     assert not re.search(LINE, text, re.M)
     assert text.rstrip().endswith("accuracy  90%")
-    assert console.progress_on(SimpleNamespace(write=print, flush=print)) is None
-    assert isinstance(console.progress_on(Terminal()), console.Live)
+    assert type(console.listener_on(SimpleNamespace(write=print, flush=print))) is console.Plain
+    assert isinstance(console.listener_on(Terminal()), console.Live)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (7, [0, 7, 14, 21, 24])])
+def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(monkeypatch, every, steps):
+    """A step takes 4 s. The log file has its own lines; details are for it, and for who asks for them."""
+    now, stream, asked = [0.0], io.StringIO(), io.StringIO()
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    log = a_log([console.listener_on(stream, every), console.listener_on(asked, 10, verbose=True)])
+    log.note("a detail", detail=True)
+    with log.monitor.training():
+        for step in range(25):
+            now[0] += 4.0
+            step_of(log, step)
+    found = [[int(step) for step, _ in re.findall(LINE, each.getvalue(), re.M)] for each in (stream, asked)]
+    assert found == [steps, [0, 10, 20, 24]]
+    assert ["a detail" in each.getvalue() for each in (stream, asked)] == [False, True]
+
+
+def test_steps_on_features_count_no_images():
+    stream, line = io.StringIO(), Terminal()
+    recipe = get_recipe("photos").replace(batch=128, precision="float32")
+    log = Log(recipe.bind(1442), [console.Plain(stream, 1), live(line, 120)])
+    step_of(log, 0)
+    assert re.search(r"\(0 steps/sec; 0.000 sec/batch\)", stream.getvalue())
+    assert "  0 steps/s  " in line.getvalue()
 
 
 def a_step(step, steps, **changes):

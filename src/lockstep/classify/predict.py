@@ -24,11 +24,11 @@ from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.jobs.weights import classifier_weights
+from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
 from lockstep.runs.folder import Run, near_run
 from lockstep.runs.provenance import compare, sources
-from lockstep.runs.statefile import StateFile, contents_sha256, read, step_of
+from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.settings import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
@@ -84,11 +84,13 @@ class Classifier:
         image_shape: (height, width, channels) that images are brought to before preprocessing.
         device: where it computes.
         origin: the file, or the folder of the checkpoint, that its weights come from.
+        weights_sha256: what names the run's weights, as in result.json; None if a model file does not state it.
     """
 
     def __init__(self, recipe: Recipe, file: StateFile, device: torch.device) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
+        self.weights_sha256: str | None = file.facts.get("weights_sha256")
         self._tensors, unlike = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
@@ -125,11 +127,6 @@ class Classifier:
         classifier: change it as you like.
         """
         return self._build(self.recipe).module.eval()
-
-    @property
-    def weights_sha256(self) -> str:
-        """Return the SHA-256 of all tensors by name."""
-        return contents_sha256({}, self._tensors)
 
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
@@ -312,7 +309,8 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         file = read(run.model)
     else:
         file = run.load(which)
-        file = replace(file, tensors=classifier_weights(file.tensors))
+        named = raw_sha256(file.tensors)
+        file = replace(file, tensors=classifier_weights(file.tensors), facts=file.facts | {"weights_sha256": named})
     recipe = run.recipe()
     if file.facts.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")

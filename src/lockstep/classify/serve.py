@@ -221,7 +221,7 @@ class _OwnPagesOnly:
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
-        self._app, self._names = app, {"localhost", host.lower()}
+        self._app, self._names = app, {"localhost", socket.gethostname().lower(), host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         own = scope["type"] != "http" or self._is_own(Headers(scope=scope))
@@ -267,6 +267,16 @@ def listen(host: str, port: int) -> socket.socket:
             ) from None
         cause = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise LockstepError(f"cannot listen at --host {host} --port {port}: {cause}", ENVIRONMENT) from None
+
+
+def network_address() -> str:
+    """Return this machine's address on its network, or its name if it has no way out. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
+        try:
+            chosen.connect(("192.0.2.1", 9))  # an address that nobody has: this only chooses the way there
+        except OSError:
+            return socket.gethostname()
+        return str(chosen.getsockname()[0])
 
 
 def url(host: str, listening: socket.socket) -> str:

@@ -31,7 +31,8 @@ class ExportRecord:
 
     Attributes:
         file, bytes: the file, and its size.
-        weights_sha256: of the tensors; the file's metadata has it too.
+        weights_sha256: what names the run's weights, as in result.json; the file's metadata has it too. None if a model
+            file does not state it.
         split, examples: the images that the file was compared on: all of the split.
         accuracy: of the file, as its runtime computes it.
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
@@ -42,7 +43,7 @@ class ExportRecord:
 
     file: str
     bytes: int
-    weights_sha256: str
+    weights_sha256: str | None
     split: str
     examples: int
     accuracy: float
@@ -54,12 +55,13 @@ class ExportRecord:
 
     def __str__(self) -> str:
         return "\n".join([
-            f"  file        {printable(self.file)}, {size(self.bytes)}, weights {self.weights_sha256[:16]}",
+            f"  file        {printable(self.file)}, {size(self.bytes)}",
             f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; lockstep eval: "
             f"{self.accuracy_lockstep:.2%}",
             f"  difference  {self.otherwise:,} images classified otherwise; probabilities differ by up to "
             f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
             f"  speed       {self.images_per_s:,.0f} images/s; lockstep predict: {self.images_per_s_lockstep:,.0f}",
+            *([f"  sha256      {self.weights_sha256} (of the run, as train prints it)"] if self.weights_sha256 else []),
         ])  # fmt: skip
 
 
@@ -134,9 +136,9 @@ def export(
         "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
         "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
     }  # fmt: skip
-    content = exported(classifier, facts)
-    batch = min(len(images), batch_of(images.shape[1:]))
-    with progress(f"comparing the file with Lockstep on {len(images):,} images", 3 * len(images)) as advance:
+    batch, what = min(len(images), batch_of(images.shape[1:])), f"comparing it on {len(images):,} images"
+    with progress(f"writing the file, then {what}", 3 * len(images), at_once=True) as advance:
+        content = exported(classifier, facts)
         found, rate = in_batches(loaded(content), images, batch, advance)
         own, own_rate = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
         difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)[0]).max()

@@ -2,11 +2,12 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import gethostname
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from lockstep.commands.data import check, fetch, list_
 from lockstep.commands.doctor import doctor
@@ -68,6 +69,50 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
+# The ten options of `train` that most people use, with help, and all of them by theme.
+_USUAL = (
+    "model",
+    "epochs",
+    "lr",
+    "seed",
+    "settings",
+    "init",
+    "name",
+    "resume",
+    "data",
+    "processes",
+    "help",
+    "help_all",
+)
+_THEMES: dict[str, Sequence[str]] = {
+    "The recipe, which decides the weights": (*Recipe.options, "settings", "init"),
+    "The run": ("name", "runs", "resume", "data", "trust_code"),
+    "Processes": ("processes", "device", "reduction", "inline", "max_restarts", "timeout"),
+    "Checkpoints and evaluations": ("save_every", "save_every_s", "keep", "eval_every"),
+    "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every", "help", "help_all"),
+}
+
+
+class _Train(TyperCommand):
+    """The command `train`: --help shows the options that most people use, --help-all shows all by theme."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note which help is asked for."""
+        ctx.meta[__name__] = "--help-all" in args
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options."""
+        records = {one.name: one.get_help_record(ctx) for one in self.params}
+        records["help"] = ("-h, --help", "Show what most people use, and exit.")
+        records["help_all"] = ("--help-all", "Show all options by theme, and exit.")
+        themes = _THEMES if ctx.meta[__name__] else {"Options": _USUAL}
+        for title, names in {"Arguments": ["what"], **themes}.items():
+            with formatter.section(title):
+                formatter.write_dl([records[name] for name in names])
+
+
+_OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
 DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "list": shell(list_), "check": shell(check)}
 data = typer.Typer(
     no_args_is_help=True,
@@ -86,7 +131,7 @@ Examples:
 )
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
-        group.command(name)(function)
+        group.command(name, **(_OF_TRAIN if name == "train" else {}))(function)
 app.add_typer(data, name="data", short_help="Download, list and check datasets.")
 
 

@@ -15,6 +15,7 @@ from lockstep.messages import logger
 from lockstep.words import extra, plural
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_EVERY = ("0.0.0.0", "::")  # every address of this machine
 _EXTRA = ("starlette", "uvicorn", "python_multipart")
 
 
@@ -57,6 +58,9 @@ def serve(
         if host not in _LOOPBACK:
             logger.warning(f"--host {host}: everyone on the network can use this server")
         yield f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"
+        if host in _EVERY:
+            yield f"{web.url(web.network_address(), listening)}  for others on the network, such as a phone"
+            host = "127.0.0.1"
         yield f"{web.url(host, listening)}  (Ctrl-C ends it)"
         web.serve_until_signal(web.server_of(app), listening)
     yield "ended"

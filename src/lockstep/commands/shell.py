@@ -160,17 +160,17 @@ def in_shell() -> bool:
     return _as_json.get() is not None
 
 
-def compute(spec: Spec, quiet: bool = False, inline: bool = False) -> Outcome:
+def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool = False) -> Outcome:
     """Do a job for the shell, or for a Python program, whose output and signals are its own.
 
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
     """
     if not in_shell():
         with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
-            return submit(spec, Output(quiet), inline=inline, stdout=stdout)
+            return submit(spec, Output(quiet, verbose=verbose, in_python=True), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)
-    outcome = submit(spec, Output(quiet, lines_to_stderr=bool(_as_json.get())), inline=inline)
+    outcome = submit(spec, Output(quiet, bool(_as_json.get()), verbose), inline=inline)
     if outcome.code:
         raise typer.Exit(outcome.code)
     return outcome

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ class Subject:
         changes: the command's changes if the recipe is still to be fitted to the images in `data`, else None.
         named: True if the recipe is named, and not only the images.
         notes: messages about the recipe, for the user and the run's log.
+        details: what was chosen for the user, for the log.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Subject:
     changes: Mapping[str, Any] | None
     named: bool
     notes: list[str]
+    details: list[str] = field(default_factory=list)
 
     def data_folder(self) -> Path | None:
         """Return the data folder of the command, else that of the run it names, unless that had another dataset."""
@@ -141,7 +143,7 @@ def subject_of(
     if not isinstance(what, str | Recipe | None):
         kind = type(what).__name__
         raise LockstepError(f"what: got a {kind}: give a recipe's name, a Recipe, a recipe file, or a run to resume")
-    notes: list[str] = []
+    notes, details = list[str](), list[str]()
     images = _images_named(what, changes, data)
     path = Path(what).expanduser() if isinstance(what, str) else Path()
     settings: dict[str, Any] = {}
@@ -151,7 +153,7 @@ def subject_of(
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
         fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
         source, fits, data = parent.path, False, data_of(parent.path, images or data)
-        notes += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
+        details += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
     elif images is not None:
         fields, data = _fields(FOLDER), images
     elif isinstance(what, Recipe):
@@ -174,7 +176,7 @@ def subject_of(
         stated = {"model": recipe.model, **fields, **settings}
         code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
         recipe.require_trust(source, trust_code, code)
-    return Subject(recipe, run, data, changes if fits else None, images is None, notes)
+    return Subject(recipe, run, data, changes if fits else None, images is None, notes, details)
 
 
 def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None) -> Path | None:
@@ -198,7 +200,7 @@ def _fields(name: str) -> dict[str, Any]:
 
 
 def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
-    """Return the recipe of `subject` as it fits the images, and add a note about a choice that is made now.
+    """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new since the last start.
     Raises: LockstepError if the folder cannot be trained on.
@@ -214,12 +216,12 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
     found = survey(subject.data, recipe.test_share, recipe.group).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
-    subject.notes.append(fit.note())
+    subject.details.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)
 
 
 def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mapping[str, Any] | None = None) -> Recipe:
-    """Return `recipe` with a fixed precision, and add a note about a choice that is made now.
+    """Return `recipe` with a fixed precision, and add a detail about a choice that is made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Imports torch if the host has a GPU driver.
     """
@@ -228,7 +230,7 @@ def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mappin
     if stated:
         return recipe.replace(precision=stated["precision"])
     recipe, note = resolve(recipe, device)
-    subject.notes += [note] if note else []
+    subject.details += [note] if note else []
     return recipe
 
 
@@ -248,7 +250,7 @@ def with_initial_weights(
     if weights is not None:
         if recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
             raise LockstepError(
-                f"{weights.path} has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
+                f"{weights.path}: the file has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
                 f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
             )
         return recipe.replace(init_sha256=weights.sha256)
@@ -347,7 +349,7 @@ def train_spec(
     numbered = stated is None and folder.get("name") is None and subject.run is None
     return TrainSpec(
         recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
-        notes=tuple(subject.notes),
+        notes=tuple(subject.notes), details=tuple(subject.details),
     )  # fmt: skip
 
 

@@ -29,13 +29,13 @@ def train(
     resume: bool = False,
     trust_code: bool = False,
     inline: bool = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
     quiet: Quiet = False,
     **options: Any,
 ) -> Run | NoneElsewhere:
     """Train a classifier in worker processes.
 
-    Options up to --init change the recipe, and with it the bits of the weights. Options from --data on set where to
-    compute and what to record. Every run has its own folder, which is never overwritten.
+    Every run has its own folder, which is never overwritten.
 
     Examples:
       lockstep train                                          digits, on up to 4 cores
@@ -60,6 +60,7 @@ def train(
         resume: Continue from the last checkpoint. A finished run is left unchanged.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         inline: Compute one process in this program, for debuggers. It is not restarted.
+        verbose: Print also what else only log.txt has: all settings, and how they were chosen.
         quiet: Print only errors, and the record of --json. log.txt still has everything.
         **options: The other options of `lockstep train`, with underscores: processes, device, epochs, steps, lr, seed,
             towers, model, dataset, precision, eval_every and so on. None stands for the default. A model of your own
@@ -98,7 +99,7 @@ def train(
         if spec.resume and Run(spec.path).result() is not None:
             logger.warning(f"{path} is complete: nothing to resume")
         else:
-            path = compute(spec, quiet, inline).run
+            path = compute(spec, quiet, inline, verbose).run
         if world.process != 0:
             return None
         if path is None:

@@ -49,7 +49,9 @@ class Placement(Settings):
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
     )
     reduction: str = Field("tree", description="How towers are added: tree, central, or allreduce (not exact).")
-    log_every: int = Field(10, ge=1, description="Steps between two lines of the log.")
+    log_every: int | None = Field(
+        None, ge=1, description="Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds."
+    )
     save_every: int = Field(1000, ge=1, description="Steps between two checkpoints.")
     save_every_s: float = Field(
         30.0, ge=0, description="Seconds of training that a crash may cost at most; 0 saves by steps only."
@@ -57,7 +59,6 @@ class Placement(Settings):
     eval_every: int | None = Field(None, ge=1, description="Steps between two evaluations. Default: only at the end.")
     summary_every: int = Field(100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none.")
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
-    log_placement: bool = Field(False, description="Print each process's device, and how towers are added.")
     max_restarts: int = Field(3, ge=0, description="How often all processes are started again after one has failed.")
     timeout: float = Field(
         60.0,

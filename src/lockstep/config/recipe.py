@@ -248,7 +248,7 @@ class Recipe(Settings):
         if code and not trusted:
             raise LockstepError(
                 f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, or you trust it, add "
-                f"--trust-code; in Python give trust_code=True"
+                f"--trust-code"
             )
 
     def command(self, name: str, run: Path, *options: str) -> str:

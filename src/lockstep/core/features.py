@@ -6,6 +6,7 @@ dataset of features in place of images.
 """
 
 import copy
+import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -60,6 +61,7 @@ class Prefix:
     Attributes:
         shape: (1, views, bytes) of the features of an image, as uint8.
         output: the [D, 1, views] of the head's input for an image.
+        computed, seconds: how many images of datasets all processes have computed, and how long that took.
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device) -> None:
@@ -77,6 +79,7 @@ class Prefix:
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
+        self.computed, self.seconds = 0, 0.0
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -103,7 +106,9 @@ class Prefix:
         count, key = len(images), f"features of {images.sha256} {key} {self.identity()}"
         if group.gather(torch.tensor([keep and path_of(key).exists()])).all():
             return replace(images, images=opened(path_of(key)), rows=None, mapped=True)
+        began = time.perf_counter()
         features = self._computed(images, group, threads)
+        self.computed, self.seconds = self.computed + count, self.seconds + time.perf_counter() - began
         broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
         if broken.any():
             raise LockstepError(

@@ -244,15 +244,17 @@ class State:
             )
 
     def weights_sha256(self) -> str:
-        """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name.
+        """Return the SHA-256, in hex, that names the result of a run: see `weights_sha256`."""
+        return weights_sha256({**self.frozen, **self.parameters}, self.buffers)
 
-        Parameters, with what is `frozen`, come first, then buffers.
-        """
-        digest = hashlib.sha256()
-        for group in ({**self.frozen, **self.parameters}, self.buffers):
-            for name in sorted(group):
-                digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+
+def weights_sha256(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name, parameters first."""
+    digest = hashlib.sha256()
+    for group in (parameters, buffers):
+        for name in sorted(group):
+            digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

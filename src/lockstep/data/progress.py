@@ -17,13 +17,16 @@ _LINE_S = 10.0  # between two lines, where there is no terminal
 
 
 @contextmanager
-def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int, unit: str = "", *, at_once: bool = False) -> Iterator[Callable[[int], None]]:
     """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that counts done pieces.
 
-    The pieces of the unit "bytes" are shown as sizes.
+    The pieces of the unit "bytes" are shown as sizes. With `at_once`, the first second is not silent, and a terminal
+    shows that the program works while no piece is done.
     """
     began = time.monotonic()
     if not sys.stderr.isatty() or not logger.isEnabledFor(logging.WARNING):
+        if at_once:
+            logger.warning(description, extra={"progress": True})
         yield _lines(description, total, began)
         return
     from rich import progress as rich
@@ -31,9 +34,11 @@ def progress(description: str, total: int, unit: str = "") -> Iterator[Callable[
 
     count = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
     title = rich.TextColumn("{task.description}", markup=False)
-    columns = (title, rich.BarColumn(), *count, rich.TimeRemainingColumn())
+    columns = (rich.SpinnerColumn(), title, rich.BarColumn(), *count, rich.TimeRemainingColumn())
     bars = rich.Progress(*columns, console=Console(stderr=True), transient=True)
     task = bars.add_task(description, total=total)
+    if at_once:
+        bars.start()
 
     def advance(done: int) -> None:
         bars.advance(task, done)
@@ -71,7 +76,7 @@ def _lines(description: str, total: int, began: float) -> Callable[[int], None]:
         now = time.monotonic()
         if now >= due and all_done:
             left = duration((now - began) * (total - all_done) / all_done)
-            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left")
+            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left", extra={"progress": True})
             due = now + _LINE_S
 
     return advance

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from lockstep import hardware
 from lockstep.core.tower import OverflowedError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
@@ -13,7 +14,7 @@ from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
-from lockstep.jobs.startup import placement_lines, startup_lines
+from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -24,6 +25,7 @@ from lockstep.runs.provenance import compare, describe_custom_code, texts
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
 _DECIDING = ("probe", "source", "decoder")
+_LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
 class OpenRun:
@@ -70,10 +72,10 @@ class OpenRun:
     def _make_listeners(self, folder: Folder) -> Iterator[Listener]:
         placement, output = self._spec.placement, self._ctx.output
         if output.lines is not None:
-            live = console.progress_on(output.lines)
-            yield live or console.Plain(output.lines, placement.log_every)
-        yield console.Plain(folder.log.open("a", encoding="utf-8"), placement.log_every)
-        yield MetricsFile(folder.metrics_path, placement.log_every)
+            yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
+        every = placement.log_every or _LOG_EVERY
+        yield console.Plain(folder.log.open("a", encoding="utf-8"), every, verbose=True)
+        yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
@@ -83,7 +85,7 @@ class OpenRun:
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
         session, placement, step = self._session, self._spec.placement, self._session.state.step
-        placed = placement_lines(session) if placement.log_placement else []
+        details = [*detail_lines(session), *placement_lines(session)]
         if self.folder is None:
             return
         given = {
@@ -92,9 +94,10 @@ class OpenRun:
             "init": str(placement.init) if placement.init else None,
         }
         self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
-        lines = startup_lines(session, test_set, self.folder.path)
-        resumes = [("resumes", f"after step {step}")] if step else []
-        log.note(*console.block([*lines, *placed, *resumes]))
+        log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
+        log.note(*console.block(details), *self._spec.details, detail=True)
+        if session.device.type == "cpu" and placement.device == "auto" and (problem := hardware.gpu_problem()):
+            log.note(f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}")
 
     def poll(self) -> Requests:
         """Return what this process requests now: a signal to stop for, and a checkpoint that is due by time."""

@@ -14,7 +14,7 @@ from lockstep.jobs.session import Session
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.folder import Run
-from lockstep.words import counted, noted, plural, wilson_interval
+from lockstep.words import counted, noted, plural, rate_text, wilson_interval
 
 Line = tuple[str, str]  # (label, text)
 
@@ -71,6 +71,8 @@ class Result:
         session, recipe, best = self.session, self.session.recipe, self.best
         stopped_after = self.trained if self.trained < log.course.steps else None
         ending = {"stopped_after": stopped_after, "best_step": self.best_step}
+        steps_per_s = log.monitor.steps_per_s()
+        images_per_s = session.images_per_s(steps_per_s)
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
         return {
             "recipe": recipe.name,
@@ -86,7 +88,8 @@ class Result:
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
             "total_s": round(time.time() - started, 3),
-            "images_per_s": round(log.monitor.steps_per_s() * recipe.batch, 1),
+            "images_per_s": images_per_s and round(images_per_s, 1),
+            "steps_per_s": round(steps_per_s, 3),
             "peak_memory_bytes": self.memory,
             "processes": session.group.processes,
             "device": session.device.type,
@@ -119,7 +122,7 @@ class Result:
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             *(("warning", text) for text in record["warnings"]),
             ("weights", str(model)),
-            ("speed", f"{record['images_per_s']:,.0f} images/s; {seconds}"),
+            ("speed", f"{rate_text(record)}; {seconds}"),
             ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),
             ("next", f"{judge}   or   {use}"),
         ]

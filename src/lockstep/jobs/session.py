@@ -32,6 +32,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
+from lockstep.messages import logger
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
 from lockstep.runs.statefile import StateFile, facts_if_valid
 from lockstep.settings import load_object
@@ -111,7 +112,10 @@ class Session:
         if "step" in facts and facts["recipe_digest"] == recipe.digest():
             load_initial_weights(model.module, recipe.model, path, None)
             return None
-        return load_initial_weights(model.module, recipe.model, path, recipe.init_sha256)
+        found = load_initial_weights(model.module, recipe.model, path, recipe.init_sha256)
+        if not found.complete:
+            logger.warning(f"--init {path}: {found}")
+        return found
 
     @cached_property
     def train_set(self) -> Dataset:
@@ -173,7 +177,8 @@ class Session:
         if self._prefix is not None:
             with arithmetic(recipe.arithmetic):
                 tensors |= unlike.facts(self.train_set)
-        return tensors, {**self.facts(), "recipe": recipe.model_dump(mode="json")}
+        facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
+        return tensors, {**self.facts(), **facts}
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with `head` its features.
@@ -198,6 +203,12 @@ class Session:
                 dataset, self._readers, key, keep=examples is None, first_of_host=not ctx.local,
                 threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
+
+    def images_per_s(self, steps_per_s: float) -> float | None:
+        """Return how many images the network computed a second in training; None if a head took all from the cache."""
+        if self._prefix is None:
+            return steps_per_s * self.recipe.batch
+        return self._prefix.computed / self._prefix.seconds if self._prefix.computed else None
 
     def restore(self, checkpoint: StateFile | None) -> dict[str, Any]:
         """Load the checkpoint that process 0 read, in every process, and return its facts. None: the initial state.

@@ -25,6 +25,7 @@ class TrainSpec(_Spec):
         resume: True to continue the run in the folder.
         numbered: True if a new run may take the next free number in place of the one in `path`.
         notes: messages for the user at the start.
+        details: what was chosen for the user, for the log.
         started: time.time() at the program's start.
     """
 
@@ -33,6 +34,7 @@ class TrainSpec(_Spec):
     resume: bool = False
     numbered: bool = False
     notes: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     started: float = Field(default_factory=time.time)
 
 
@@ -87,10 +89,13 @@ class Output(NamedTuple):
     """What process 0 prints.
 
     quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
+    verbose: True for all that log.txt has. in_python: True if a Python program reads it.
     """
 
     quiet: bool = False
     lines_to_stderr: bool = False
+    verbose: bool = False
+    in_python: bool = False
 
     @property
     def lines(self) -> IO[str] | None:

@@ -39,7 +39,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
     with ExitStack() as stack:
         # What is trained? The arithmetic is probed before there is a folder: an unusable model leaves nothing behind.
         notes: list[str] = []  # until the start-up block is printed
-        messages = stack.enter_context(handled(notes.append))
+        messages = stack.enter_context(handled(notes.append, later=True))
         for text in spec.notes:
             logger.warning(text)
         session = Session(spec.recipe, spec.placement, ctx)

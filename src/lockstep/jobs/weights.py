@@ -88,12 +88,14 @@ class InitialWeights(NamedTuple):
     """What a model took from a file of weights: names of tensors.
 
     loaded: of the model, and loaded. new: of the model, and not in the file, or there in another shape or type.
-    left: of the file, and not loaded.
+    left: of the file, and not loaded. complete: whether all but those of the last layer are loaded. It is new if the
+    classes are others.
     """
 
     loaded: list[str]
     new: list[str]
     left: list[str]
+    complete: bool
 
     def __str__(self) -> str:
         """Return the counts, and the first names of what is not loaded."""
@@ -134,7 +136,8 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
             f"network of these weights"
         )
     new, left = ([name for name in names if name not in loaded] for names in (own, found))
-    return InitialWeights(loaded, new, left)
+    *_, last = (name for name, tensor in own.items() if isinstance(tensor, torch.nn.Parameter))
+    return InitialWeights(loaded, new, left, all(_layer(name) == _layer(last) for name in (*new, *left)))
 
 
 def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
@@ -179,6 +182,19 @@ def classifier_weights(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
         return tensors
     chosen = ("ema" if "ema" in kinds else "parameter", "buffer", "frozen")
     return {name: tensor for kind, _, name, tensor in named if kind in chosen}
+
+
+def raw_sha256(tensors: "Mapping[str, Tensor]") -> str:
+    """Return what names the weights in a checkpoint, as `State.weights_sha256` does."""
+    from lockstep.core.state import weights_sha256
+
+    named = {key.partition("/"): tensor for key, tensor in tensors.items()}
+    parameters = {name: tensor for (kind, _, name), tensor in named.items() if kind in ("parameter", "frozen")}
+    return weights_sha256(parameters, {name: tensor for (kind, _, name), tensor in named.items() if kind == "buffer"})
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:

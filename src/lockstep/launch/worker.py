@@ -23,7 +23,7 @@ from lockstep.jobs.specs import Spec, TrainSpec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
-from lockstep.messages import handled, on_stderr
+from lockstep.messages import handled, in_python, on_stderr
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +114,7 @@ def main() -> None:
     # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec, output, paths = pickle.loads((folder / "spec").read_bytes())
+    in_python.set(output.in_python)
     sys.path += [path for path in paths if path not in sys.path]
     world = World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")

@@ -22,25 +22,28 @@ _BAR = 12  # columns of the bar
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
-def progress_on(stream: IO[str]) -> "Live | None":
-    """Return a line that is redrawn on `stream`, or None if it is no terminal that can move its cursor."""
+def listener_on(stream: IO[str], every: int | None = None, *, verbose: bool = False) -> "Plain":
+    """Return the listener for `stream`: a line that is redrawn, if it is a terminal that can move its cursor."""
     console = Console(file=stream)
-    return Live(console) if console.is_terminal and not console.is_dumb_terminal else None
+    live = console.is_terminal and not console.is_dumb_terminal
+    return Live(console, verbose=verbose) if live else Plain(stream, every, verbose=verbose)
 
 
 class Plain(Listener):
-    """A listener that prints one line per event to any stream."""
+    """A listener that prints one line per event to any stream, and details only if it is `verbose`."""
 
-    def __init__(self, stream: IO[str], every: int | None) -> None:
+    every_s = 10.0
+
+    def __init__(self, stream: IO[str], every: int | None = None, *, verbose: bool = False) -> None:
         self.every = every
-        self._stream = stream
+        self._stream, self._verbose = stream, verbose
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Print a line in the shape of TensorFlow's tutorial."""
+        rate = _steps_per_s(event) if event.images_per_s is None else f"{event.images_per_s:.1f} examples"
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({event.images_per_s:.1f} examples/sec; {event.s_per_step:.3f} sec/batch), "
-            f"accuracy = {100 * event.accuracy:.1f} %"
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = {100 * event.accuracy:.1f} %"
         )
 
     def evaluation(self, event: EvaluationEvent) -> None:
@@ -50,9 +53,10 @@ class Plain(Listener):
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
         self._print(f"{prefix}, accuracy on {examples} {event.split} images: {', '.join(parts)}")
 
-    def note(self, *lines: str) -> None:
-        """Print the message."""
-        self._print(*lines)
+    def note(self, *lines: str, detail: bool = False) -> None:
+        """Print the message; a detail only if the listener is verbose."""
+        if self._verbose or not detail:
+            self._print(*lines)
 
     def close(self) -> None:
         """Close the stream, unless it is stdout or stderr."""
@@ -74,8 +78,10 @@ class Live(Plain):
     The line is never wider than the terminal: its end, the least important part, is cut.
     """
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console.file, every=None)
+    every_s = 0.2
+
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        super().__init__(console.file, verbose=verbose)
         self._console = console
         text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
         # No refresh thread: it would take time from the core of the thread that trains.
@@ -93,7 +99,7 @@ class Live(Plain):
             f"ETA {_clock((event.steps - done) * event.s_per_step)}",
             f"loss {event.loss:.3f}",
             f"acc {event.accuracy:.1%}",
-            f"{event.images_per_s:,.0f} img/s",
+            f"{_steps_per_s(event) if event.images_per_s is None else f'{event.images_per_s:,.0f} img'}/s",
             *([] if event.gpu_utilisation is None else [f"gpu {event.gpu_utilisation:.0f}%"]),
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",
@@ -133,6 +139,10 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
     """Return a line per (label, text), with the labels padded to one width."""
     width = max((len(label) for label, _ in lines), default=0)
     return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
+
+
+def _steps_per_s(event: StepEvent) -> str:
+    return f"{1 / event.s_per_step if event.s_per_step else 0.0:,.0f} steps"
 
 
 def _clock(seconds: float) -> str:

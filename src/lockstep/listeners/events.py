@@ -29,8 +29,8 @@ class StepEvent:
     decay_average: dict[str, float]  # their running averages
     accuracy: float  # share of the batch that is classified correctly
     learning_rate: float  # learning rate of the step
-    images_per_s: float  # mean since the previous event of this listener, without evaluation and saving
-    s_per_step: float  # mean seconds of a step over the same time
+    s_per_step: float  # mean since the previous event of this listener, without evaluation and saving
+    images_per_s: float | None  # mean over the same time; None if a step computes no image, but features of images
     split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
     memory_bytes: int  # of process 0. result.json has the most memory that each process held.
     # percentage of the last sampling period, a second or less, in which the GPU computed. None on a CPU, and where
@@ -63,10 +63,12 @@ class Tensors(NamedTuple):
 class Listener:
     """A report that receives the events of a run. Every method is a no-op: a subclass overrides what it needs.
 
-    every: steps between two step events. None is for a live display, which receives as many as it can show.
+    every: steps between two step events. None is for a display that shows what is new every `every_s` seconds of
+    training, and the first and the last step.
     """
 
     every: int | None = None
+    every_s: float = 0.0
 
     def begin(self, step: int) -> None:
         """Prepare for `step`: it is about to be computed, and its event will follow."""
@@ -83,8 +85,8 @@ class Listener:
     def evaluation(self, event: EvaluationEvent) -> None:
         """Receive the results of an evaluation."""
 
-    def note(self, *lines: str) -> None:
-        """Receive a message for the user."""
+    def note(self, *lines: str, detail: bool = False) -> None:
+        """Receive a message for the user; a `detail` for one who looks for it."""
 
     def close(self) -> None:
         """Release terminals and files: no event follows, whether the run ended well or not."""

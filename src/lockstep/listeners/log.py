@@ -18,7 +18,6 @@ from lockstep.hardware import gpu_utilisation, memory_bytes
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
-_FRAME_S = 0.2  # seconds between two drawings of a live display
 
 
 class Log(Observer):
@@ -112,8 +111,8 @@ class Log(Observer):
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
             event = StepEvent(
                 **common,
-                images_per_s=recipe.batch / s_per_step if s_per_step else 0.0,
                 s_per_step=s_per_step,
+                images_per_s=None if recipe.head else recipe.batch / s_per_step if s_per_step else 0.0,
                 split=mean_parts(since, now),
             )
             listener.step(event, tensors)
@@ -134,10 +133,10 @@ class Log(Observer):
         for listener in self.listeners:
             listener.evaluation(event)
 
-    def note(self, *lines: str) -> None:
-        """Report a message for the user."""
+    def note(self, *lines: str, detail: bool = False) -> None:
+        """Report a message for the user; a `detail` for one who looks for it."""
         for listener in self.listeners:
-            listener.note(*lines)
+            listener.note(*lines, detail=detail)
 
     def _due(self, step: int) -> list[Listener]:
         """Return the listeners that are due by the number of the step."""
@@ -145,7 +144,7 @@ class Log(Observer):
         return [one for one in self.listeners if one.every is not None and (last or step % one.every == 0)]
 
     def _live(self, step: int, now: Mark) -> list[Listener]:
-        """Return the live displays that were drawn long ago."""
-        recent = now.seconds - _FRAME_S if step < self.course.steps - 1 else now.seconds
-        marks = {one: self._marks.get(one, Mark()) for one in self.listeners if one.every is None}
-        return [one for one, mark in marks.items() if mark.seconds <= recent]
+        """Return the displays that have shown nothing yet, or not for their time, or must show the last step."""
+        ends = step == self.course.steps - 1
+        marks = {one: self._marks.get(one) for one in self.listeners if one.every is None}
+        return [one for one, mark in marks.items() if ends or not mark or now.seconds - mark.seconds >= one.every_s]

@@ -10,11 +10,10 @@ from lockstep.pages.figures import Line, Panel
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
 from lockstep.settings import dotted
-from lockstep.words import duration, listed, loss_text, plural, size
+from lockstep.words import duration, listed, loss_text, plural, rate_text, size
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
-_CURVES = {"loss": "loss", "accuracy": "accuracy", "learning_rate": "learning rate"}
 
 
 def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
@@ -58,7 +57,7 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     if result:
         facts += [
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"),
-            ("Speed", f"{result['images_per_s']:,.0f} images/s on {plural(result['processes'], 'process')}"),
+            ("Speed", f"{rate_text(result)} on {plural(result['processes'], 'process')}"),
         ]
     facts += [("Device", _session(run)["device"])] if _session(run).get("device") else []
     times = [row["time"] for row in run.metrics() if row["kind"] == "step" and row.get("time")]
@@ -124,23 +123,24 @@ def differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
 
 
 def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    """Return the curves of loss, accuracy and learning rate."""
+    """Return the curves of loss and accuracy: of runs that are compared only evaluations, if there are some."""
     metrics = [run.metrics() for run in runs]
     steps = [[row for row in rows if row["kind"] == "step"] for rows in metrics]
     tests = [[*run.judged().values()] for run in runs]
     drawn = []
-    for key, label in _CURVES.items():
-        lines, ends = [], []
+    for key in ("loss", "accuracy"):
+        lines = []
         for name, rows, found in zip(names, steps, tests, strict=True):
-            points = [(float(row["step"]), row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]]
+            of = f"{name}, " if len(runs) > 1 else ""
             tested = [(float(row["step"]), row["accuracy"]) for row in found] if key == "accuracy" else []
-            if not tested or len(runs) == 1:
-                lines.append(Line(f"{name}, batch" if key == "accuracy" else name, points))
+            if not of or len(tested) < 2:
+                points = [(float(row["step"]), row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]]
+                lines.append(Line(f"{of}batches", points))
             if tested:
-                lines.append(Line(f"{name}, {found[0]['split']} images", tested))
-            ends += [f"{name} from {_number(points[0][1])} to {_number(points[-1][1])}"] if points else []
-        panel = Panel(label, "steps", lines, log=key == "loss", share=key == "accuracy")
-        drawn.append(Figure(figures.lines(panel), f"{label.capitalize()} of batches over steps: {'; '.join(ends)}"))
+                lines.append(Line(f"{of}{found[0]['split']} images", tested))
+        ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
+        panel = Panel(key, "steps", lines, log=key == "loss", share=key == "accuracy")
+        drawn.append(Figure(figures.lines(panel), f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     texts = []
     for name, found in zip(names, tests, strict=True):
         if found:
@@ -198,7 +198,7 @@ def mistakes(record: Mapping[str, Any]) -> list[Section]:
 def speed(runs: Sequence[Run], names: Sequence[str]) -> Section:
     """Return throughput and memory, and what the time of a step is spent on."""
     texts = [
-        f"{name}: {result['images_per_s']:,.0f} images/s; {result['train_s']:,.1f} s of training, "
+        f"{name}: {rate_text(result)}; {result['train_s']:,.1f} s of training, "
         f"{result['total_s']:,.1f} s in all; peak memory of a process "
         f"{listed([size(used) for used in result['peak_memory_bytes']])}."
         for run, name in zip(runs, names, strict=True)
@@ -230,6 +230,11 @@ def provenance(run: Run) -> Section:
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
     table = Table(["what", "value"], rows)
     return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
+
+
+def _ends(line: Line) -> list[str]:
+    """Return the first and the last value of a line; of a point, the only one."""
+    return [_number(y) for _, y in dict.fromkeys([line.points[0], line.points[-1]])]
 
 
 def _number(value: float | None) -> str:

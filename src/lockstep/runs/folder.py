@@ -52,7 +52,8 @@ class _Result(Entries):
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
     total_s: _Number
-    images_per_s: _Number
+    images_per_s: _Number | None
+    steps_per_s: _Number | None = None
     processes: _Count
     peak_memory_bytes: list[_Count]
     weights_sha256: str

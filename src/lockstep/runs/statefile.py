@@ -62,6 +62,7 @@ class _Evaluations(Entries):
 class _Facts(Entries):
     contents_sha256: str
     step: int | None = Field(None, ge=0)
+    weights_sha256: str | None = None  # of a model file, as in result.json
     recipe_digest: str | None = None
     data_sha256: dict[str, str] | None = None
     model_source: dict[str, str] = {}
