@@ -69,28 +69,16 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
-# The ten options of `train` that most people use, with help, and all of them by theme.
-_USUAL = (
-    "model",
-    "epochs",
-    "lr",
-    "seed",
-    "settings",
-    "init",
-    "name",
-    "resume",
-    "data",
-    "processes",
-    "help",
-    "help_all",
-)
+# The ten options of `train` that most people use, and all of them by theme.
+_USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
 _THEMES: dict[str, Sequence[str]] = {
     "The recipe, which decides the weights": (*Recipe.options, "settings", "init"),
     "The run": ("name", "runs", "resume", "data", "trust_code"),
     "Processes": ("processes", "device", "reduction", "inline", "max_restarts", "timeout"),
     "Checkpoints and evaluations": ("save_every", "save_every_s", "keep", "eval_every"),
-    "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every", "help", "help_all"),
+    "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every"),
 }
+_HELP = [("-h, --help", "Show what most people use, and exit."), ("--help-all", "Show all options, and exit.")]
 
 
 class _Train(TyperCommand):
@@ -98,18 +86,16 @@ class _Train(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
-        ctx.meta[__name__] = "--help-all" in args
+        ctx.meta[__name__] = _THEMES if "--help-all" in args else {"Options": _USUAL}
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options."""
         records = {one.name: one.get_help_record(ctx) for one in self.params}
-        records["help"] = ("-h, --help", "Show what most people use, and exit.")
-        records["help_all"] = ("--help-all", "Show all options by theme, and exit.")
-        themes = _THEMES if ctx.meta[__name__] else {"Options": _USUAL}
-        for title, names in {"Arguments": ["what"], **themes}.items():
+        themes = {title: [records[name] for name in names] for title, names in ctx.meta[__name__].items()}
+        for title, rows in {"Arguments": [records["what"]], **themes, "Help": _HELP}.items():
             with formatter.section(title):
-                formatter.write_dl([records[name] for name in names])
+                formatter.write_dl(rows)
 
 
 _OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
