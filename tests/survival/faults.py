@@ -1,6 +1,7 @@
 """Train again and again, and kill each run at one of its operations on files; then resume it. A program of its own.
 
     python -m tests.survival.faults FOLDER
+    python -m tests.survival.faults FOLDER frozen    # of a head, and only at operations on files with this name
 
 An undisturbed run lists its operations. Operations of one kind on the same file, of whatever step, are one class: a run
 is killed at the first and at the last operation of each class. Each line of the output is a JSON object: the
@@ -17,10 +18,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import safetensors.torch
+
 COMMAND = (
     "lockstep", "train", "digits", "--name", "x", "--inline", "--steps", "3", "--save-every", "1", "--keep", "1",
     "--eval-every", "2", "--log-every", "2", "--summary-every", "0", "--json",
 )  # fmt: skip
+HEAD = ("--set", "head=logits", "--set", "augmentation=plain", "--set", "weight_decay={}")
 _CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")  # audit events, raised before the operation
 
 
@@ -30,16 +34,20 @@ def main() -> None:
 
     from lockstep.runs import statefile
 
-    undisturbed = forked(folder / "undisturbed", kill_at=0)
+    only, options = ("".join(sys.argv[2:]), list[str]())
+    if only:
+        forked(folder / "whole", None)
+        options = ["--init", str(folder / "whole/runs/x"), *HEAD]
+    undisturbed = forked(folder / "undisturbed", 0, *options)
     print(json.dumps(undisturbed), flush=True)
     classes = [re.sub(r"\d+", "N", operation) for operation in undisturbed["operations"]]
     for k, name in enumerate(classes, 1):
-        if name in classes[: k - 1] and name in classes[k:]:
+        if (name in classes[: k - 1] and name in classes[k:]) or only not in name:
             continue  # neither the first nor the last operation of its class
-        killed = forked(folder / str(k), k)
+        killed = forked(folder / str(k), k, *options)
         saved = statefile.checkpoints_in(folder / str(k) / "runs/x/checkpoints")
         killed["valid"] = [statefile.read(path).step for path in saved.values()]  # raises if one is damaged
-        print(json.dumps({**killed, "resumed": forked(folder / str(k), None, "--resume")}), flush=True)
+        print(json.dumps({**killed, "resumed": forked(folder / str(k), None, *options, "--resume")}), flush=True)
 
 
 def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
@@ -101,15 +109,19 @@ def install(kill_at: int, report: Path) -> None:
         begins("fsync", os.readlink(f"/proc/self/fd/{number}"))
         flush(number)
 
-    whole = Path.write_bytes
+    def torn(write: Callable, number: int) -> Callable:
+        """Return `write`, which writes the whole file that argument `number` names, with half of it after a kill."""
 
-    def torn(path: Path, data: bytes) -> int:
-        whole(path, data)
-        begins("write", path, lambda: os.truncate(path, len(data) // 2))
-        return len(data)
+        def begun(*arguments: object) -> object:
+            result, path = write(*arguments), Path(arguments[number])
+            begins("write", path, lambda: os.truncate(path, path.stat().st_size // 2))
+            return result
+
+        return begun
 
     os.fsync = fsync
-    Path.write_bytes = torn  # as files.replace finds it
+    Path.write_bytes = torn(Path.write_bytes, 0)  # as files.replace finds it
+    safetensors.torch.save_file = torn(safetensors.torch.save_file, 1)  # as statefile.write does
     sys.addaudithook(audit)
 
 

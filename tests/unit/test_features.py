@@ -5,11 +5,13 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.images import bright_and_dark
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
 import lockstep
+from lockstep.commands.to_spec import placed
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import features
@@ -20,13 +22,15 @@ from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.jobs import weights
-from lockstep.jobs.weights import known_weights
+from lockstep.jobs.weights import find_weights, known_weights
 from lockstep.models.efficientnet import _padded, efficientnet_lite0
 from lockstep.recipes import get_recipe
+from lockstep.runs.folder import Run
 
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)
 SHAPE = (3, 32, 32)
+UNLIKE = {"unlike/references", "unlike/threshold"}
 
 
 def recipe(**changes):
@@ -154,6 +158,40 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert [p.probability for p in predictions] == pytest.approx(expected, abs=1e-3)
     of_checkpoint = lockstep.load(tmp_path / "runs/a", checkpoint=first["steps"])
     assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
+
+
+def test_checkpoints_hold_the_head_and_share_the_layers_before_it(tmp_path):
+    digits = get_recipe("digits").replace(epochs=None, steps=3)
+    fit_here(digits, tmp_path / "whole", Placement(summary_every=0))
+    file = find_weights((tmp_path / "whole/model.safetensors").rename(tmp_path / "own.safetensors"))
+    changes = {"head": "logits", "augmentation": "plain", "weight_decay": {}, "init_sha256": file.sha256}
+    head, run = make(digits.model_dump(mode="json"), changes), Run(tmp_path / "head")
+    expected = fit_here(head, run.path, Placement(init=file.path, save_every=1)).result["weights_sha256"]
+    frozen, *states = sorted(run.checkpoints.iterdir())
+    assert [path.name for path in (frozen, states[-1])] == ["frozen.safetensors", "step-000000003.safetensors"]
+    assert {name.partition("/")[0] for name in load_file(states[-1])} == {"step", "parameter", "ema", "optimizer"}
+    assert lockstep.load(run, 3).weights_sha256 == lockstep.load(run.model).weights_sha256
+    assert load_file(frozen).keys() | {"logits.weight", "logits.bias"} == load_file(run.model).keys() - UNLIKE
+
+    # Killed while it wrote another one; the weights that it started from are gone.
+    (run.path / "result.json").unlink()
+    states[-1].unlink()
+    (run.checkpoints / ".frozen.safetensors-99").write_bytes(b"cut")
+    assert (
+        fit_here(head, run.path, placed(head, Placement(), run.path), resume=True).result["weights_sha256"] == expected
+    )
+    assert sorted(run.checkpoints.iterdir()) == [frozen, *states]
+
+    # Damaged layers are named, and written again from the weights.
+    (run.path / "result.json").unlink()
+    for damage in (lambda: frozen.write_bytes(frozen.read_bytes()[:-1]), frozen.unlink):
+        damage()
+        with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged"):
+            run.load()
+        with pytest.raises(LockstepError, match=r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
+            fit_here(head, run.path, placed(head, Placement(), run.path), resume=True)
+        assert fit_here(head, run.path, Placement(init=file.path), resume=True).result["weights_sha256"] == expected
+        (run.path / "result.json").unlink()
 
 
 NET = """

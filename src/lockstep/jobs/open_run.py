@@ -154,11 +154,11 @@ def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str
     """
     try:
         with ExitStack() as stack:
-            folder = None
+            folder, frozen = None, session.state.frozen
             if ctx.first and spec.resume:
-                folder = Folder.resume(spec.path, spec.placement)
+                folder = Folder.resume(spec.path, spec.placement, frozen)
             elif ctx.first:
-                folder = Folder.create(spec.path, spec.recipe, spec.placement, spec.numbered)
+                folder = Folder.create(spec.path, spec.recipe, spec.placement, spec.numbered, frozen)
             if folder:
                 stack.callback(folder.close)
             run = OpenRun(spec, ctx, session, facts, folder)

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+")
+
+Tensors = Mapping[str, "Tensor"]
+_NONE: Tensors = MappingProxyType({})
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Number = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
@@ -318,9 +322,16 @@ class Folder(Run):
         self._token = ""
 
     @staticmethod
-    def create(path: Path, recipe: Recipe, placement: Placement = Placement(), numbered: bool = False) -> "Folder":  # noqa: B008
+    def create(
+        path: Path,
+        recipe: Recipe,
+        placement: Placement = Placement(),  # noqa: B008  a frozen constant
+        numbered: bool = False,
+        frozen: Tensors = _NONE,
+    ) -> "Folder":
         """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
 
+        `frozen` is the layers before a head, which all checkpoints share.
         Raises: LockstepError if a run is there, or the folder cannot be written.
         """
         made = [path, *(folder for folder in path.parents if not folder.exists())]
@@ -345,14 +356,19 @@ class Folder(Run):
                 raise _exists(path)
             folder.write("recipe.json", recipe.model_dump(mode="json"))
             folder.checkpoints.mkdir()
+            statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
         return folder
 
     @staticmethod
-    def resume(path: Path, placement: Placement = Placement()) -> "Folder":  # noqa: B008  a frozen constant
-        """Lock the run at `path`, and read its newest valid checkpoint. Raises: LockstepError."""
+    def resume(path: Path, placement: Placement = Placement(), frozen: Tensors = _NONE) -> "Folder":  # noqa: B008
+        """Lock the run at `path`, and read its newest valid checkpoint. Raises: LockstepError.
+
+        The `frozen` layers replace those of the run if they are damaged or missing.
+        """
         Run.open(path)
         folder = Folder(path, placement)
         with folder._locked():
+            statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
             folder.checkpoint = statefile.latest(folder.checkpoints)
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")

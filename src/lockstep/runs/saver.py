@@ -11,7 +11,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import checkpoints_in, file_name
+from lockstep.runs.statefile import SUFFIX, checkpoints_in, file_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,7 +135,7 @@ def clear_ahead(folder: Path, step: int) -> None:
     for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
-    remove_abandoned(folder.glob(".step-*"))
+    remove_abandoned(folder.glob(f".*{SUFFIX}-*"))
 
 
 def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:

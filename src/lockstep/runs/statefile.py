@@ -1,6 +1,7 @@
 """State files: the checkpoints of a run, and its model. One format, and nothing in it can execute code.
 
     checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.tensors()
+    checkpoints/frozen.safetensors           those of them before a head, which no update changes: once for all steps
     model.safetensors                        a classifier's weights
 
 A state file is a safetensors file. The entry "lockstep" of its metadata is JSON of its facts: what the run knew when it
@@ -8,6 +9,7 @@ wrote the file, and the SHA-256 of the tensors and of the facts themselves, so t
 it depends on the number of processes. Reading the facts alone needs no torch.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the other facts
 EVALUATIONS = "evaluations"  # among the facts: what a run continues from, see `Due`
+FROZEN = "frozen/"  # begins the names of the tensors that are in the file beside the checkpoints
+_FROZEN_FILE = f"frozen{SUFFIX}"
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library safetensors
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
@@ -68,6 +72,7 @@ class _Facts(Entries):
     model_source: dict[str, str] = {}
     classes: list[str] | None = None
     image_shape: list[int] | None = None
+    frozen: bool = False
     evaluations: _Evaluations | None = None
 
 
@@ -127,8 +132,9 @@ def facts_if_valid(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, content: bytes | None = None, foreign: bool = False) -> StateFile:
-    """Return what is in a state file, verified. `content` is that of the file, if the caller has read it.
+    """Return what is in a state file, verified, with the frozen tensors of a checkpoint.
 
+    `content` is that of the file, if the caller has read it.
     With `foreign`, a safetensors file of another program is read too; it has no facts.
     Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
     """
@@ -139,6 +145,8 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
             return StateFile(path, {}, read_tensors(path if content is None else content))
         facts = _checked(path, facts)
         tensors = read_tensors(path if content is None else content)
+        if facts.get("frozen") and path.name != _FROZEN_FILE:
+            tensors |= {f"{FROZEN}{name}": tensor for name, tensor in _frozen_beside(path).items()}
         if contents_sha256(facts, tensors) != facts[SHA256]:
             raise ValueError("it is not the file that was written: the sha256 of its contents differs")
         if facts.get("step") is not None and ("step" not in tensors or tensors["step"].tolist() != facts["step"]):
@@ -146,6 +154,26 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
     return StateFile(path, facts, tensors)
+
+
+def _frozen_beside(path: Path) -> "dict[str, Tensor]":
+    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError if they are damaged or missing."""
+    try:
+        return read(path.with_name(_FROZEN_FILE)).tensors
+    except FileNotFoundError as error:
+        raise LockstepError(f"{error}, so {path.name} has no layers before its head: copy both", DATA) from None
+
+
+def keep_frozen(folder: Path, tensors: "Mapping[str, Tensor]", fence: Callable[[], None]) -> None:
+    """Write the frozen `tensors` of all checkpoints in `folder`, if there are any. Raises: as `write`.
+
+    A valid file stays if there are checkpoints, which need its bits.
+    """
+    path = folder / _FROZEN_FILE
+    with contextlib.suppress(LockstepError, FileNotFoundError):
+        if not tensors or (checkpoints_in(folder) and read(path)):
+            return
+    write(path, tensors, {}, fence)
 
 
 def latest(folder: Path) -> StateFile | None:
@@ -216,6 +244,7 @@ def write(
 ) -> None:
     """Write `tensors` and `facts` to `path`. The file is there as a whole, on the disk, or unchanged.
 
+    The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
     It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
     error if this program may no longer write there. Raises: OSError, or the error of `fence`.
     """
@@ -224,11 +253,13 @@ def write(
 
     whole = _separate(tensors)
     # One key only: safetensors writes several metadata keys in no fixed order.
+    own = {name: tensor for name, tensor in whole.items() if not name.startswith(FROZEN)}
+    facts = facts if len(own) == len(whole) else {**facts, "frozen": True}
     header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, whole)})}
 
     def save(name: Path) -> None:
         try:
-            save_file(whole, name, header)  # Not save(), which holds Python's lock: the training loop would wait.
+            save_file(own, name, header)  # Not save(), which holds Python's lock: the training loop would wait.
         except SafetensorError as error:
             number = _SYSTEM_ERROR.search(str(error))
             raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else error) from None
