@@ -38,7 +38,7 @@ def test_a_dataset_of_ones_own_is_one_on_any_number_of_processes(program, here, 
     one, two = results
     assert (one["weights_sha256"], one["accuracy"]) == (two["weights_sha256"], two["accuracy"])
     assert list(one["model_source"]) == ["mine.py"]
-    assert len(list((tmp_path / "cache/lockstep/pixels").glob("*.npy"))) == 1
+    assert len(list((tmp_path / "cache/lockstep/pixels").glob("*.json"))) == 1
 
     (tmp_path / "mine.py").write_text(MODULE.replace("default_rng(5)", "default_rng()"))
     done = program("train", "digits", "--dataset", "mine:arrays", *OPTIONS, "--processes", 2)

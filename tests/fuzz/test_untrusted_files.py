@@ -281,7 +281,7 @@ def test_no_code_in_a_pickle_is_executed(tmp_path, wrapped):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".json"])
+@pytest.mark.parametrize("suffix", [".rows", ".ids", ".json"])
 @bounded
 @given(edits=EDITS, changes=CHANGES)
 def test_a_file_of_images_and_its_labels(tmp_path, suffix, edits, changes):

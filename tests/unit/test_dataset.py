@@ -8,7 +8,7 @@ import torch
 from lockstep.config.placement import Placement
 from lockstep.data import readers
 from lockstep.data.dataset import Dataset
-from lockstep.data.pixels import opened_or_made
+from lockstep.data.pixels import Rows
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -21,14 +21,11 @@ def through(kind, dataset):
     """Return the same dataset with its images in memory, in a file, or in other rows of a file."""
     if kind == "memory":
         return dataset
-    images = dataset.pixels(slice(None)).numpy()
-    rows = None
+    images, ids, stored = dataset.pixels(slice(None)).numpy(), dataset.ids(), Rows(kind, dataset.images.shape[1:])
     if kind != "mapped":
-        images, rows = images[::-1], torch.arange(len(images)).flip(0)
-    mapped = opened_or_made(
-        dataset.sha256 + kind, len(images), images.shape[1:], lambda part: images[part.start : part.stop], "images"
-    )
-    return Dataset(mapped, dataset.labels, dataset.classes, dataset.sha256, rows, mapped=True)
+        stored.find_or_make(ids[::-1], images[::-1].__getitem__, "images")
+    rows = stored.find_or_make(ids, images.__getitem__, "images")
+    return Dataset(stored.images, dataset.labels, dataset.classes, dataset.sha256, rows, True, known=stored.ids)
 
 
 @pytest.fixture(scope="module")

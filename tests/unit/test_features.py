@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -68,8 +69,8 @@ def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen con
     return fit_here(recipe, path, place).result
 
 
-def dataset_of(prefix, images, group, keep=True, key="key"):
-    return prefix.dataset(images, group, key, keep=keep, first_of_host=group.process == 0, threads=2)
+def dataset_of(prefix, images, group, key="key"):
+    return prefix.dataset(images, group, key, first_of_host=group.process == 0, threads=2)
 
 
 def test_logits_are_those_of_the_published_package():
@@ -92,18 +93,37 @@ def test_fixed_statistics_do_not_move():
     assert model._dropout.training
 
 
-def test_features_do_not_depend_on_processes_and_cache(prefix, images, cache, monkeypatch):
-    alone = dataset_of(prefix, images, Alone(), keep=False).images
-    assert not cache.exists()
+def test_features_do_not_depend_on_processes_and_cache(prefix, images, monkeypatch):
+    def found(group):
+        return dataset_of(prefix, images, group, str(group.processes)).pixels(slice(None)).numpy().tobytes()
+
+    alone = found(Alone())
     for processes in (2, 3):
-        bits = equal_in_all(
-            on_replicas(processes, lambda group: dataset_of(prefix, images, group, False).images.numpy().tobytes())
-        )
-        assert bits == alone.numpy().tobytes()
-    assert torch.equal(dataset_of(prefix, images, Alone()).images, alone)  # writes the cache
-    monkeypatch.setattr(Prefix, "_computed", None)
-    mapped = dataset_of(prefix, images, Alone()).images
-    assert torch.equal(mapped[torch.arange(len(images))], alone)
+        assert equal_in_all(on_replicas(processes, found)) == alone
+    monkeypatch.setattr(Prefix, "_computed", None)  # All are in the cache.
+    assert equal_in_all(on_replicas(2, found)) == alone
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_image_more_costs_one_image(prefix, images, monkeypatch, processes):
+    def features(*rows):
+        computed.clear()
+        part = images.select(np.array(rows))
+        found = on_replicas(processes, lambda group: dataset_of(prefix, part, group).pixels(slice(None)).numpy())
+        assert all(np.array_equal(one, found[0]) for one in found)
+        return found[0]
+
+    computed, original = [], Prefix._computed
+    monkeypatch.setattr(
+        Prefix, "_computed", lambda self, part, *rest: computed.append(len(part)) or original(self, part, *rest)
+    )
+    some = features(0, 1, 2, 3, 5, 6)
+    assert computed == [6] * processes
+    more = features(6, 5, 4, 3, 2, 1, 0)
+    assert computed == [1] * processes
+    assert np.array_equal(features(0, 1, 2, 3, 5, 6), some)
+    assert np.array_equal(more[[6, 5, 4, 3, 1, 0]], some)
+    assert computed == []
 
 
 def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(images):
@@ -113,7 +133,7 @@ def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded._network.module.modules())
     pixels = images.images[4:5]
     found = folded(pixels)
-    assert torch.equal(found[0], dataset_of(folded, images, Alone(), False).images[4])
+    assert torch.equal(found[0], dataset_of(folded, images, Alone()).pixels(slice(4, 5))[0])
     model._fc = torch.nn.Identity()
     with torch.no_grad():
         views = [model(recipe().augmentation.test(view)) for view in (pixels, pixels.flip(2))]

@@ -388,10 +388,11 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
     for split, images in contents(found).items():
         dataset = splits[split]
         assert dataset.classes == ("a", "b")
-        assert dataset.images.shape == (len(images), 32, 32, 3)
+        pixels = dataset.pixels(slice(None))
+        assert pixels.shape == (len(images), 32, 32, 3)
         for row, (name, sha256) in enumerate(images):
             assert dataset.classes[dataset.labels[row]] == name
-            assert np.array_equal(dataset.images[row], decode_image(encoded(by_sha256[sha256]), 32))
+            assert np.array_equal(pixels[row], decode_image(encoded(by_sha256[sha256]), 32))
     other = tmp_path / "other"
     for number in random.sample(range(16), 16):
         folder = other / ("a" if number < 8 else "b") / str(number % 3)
@@ -400,8 +401,19 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
         os.utime(folder / f"{-number}.jpg", (number, number))
     for split, dataset in load(other, **DEFAULTS).items():
         assert splits[split].sha256 == dataset.sha256
-        assert (splits[split].images == dataset.images).all()
+        assert (splits[split].pixels(slice(None)) == dataset.pixels(slice(None))).all()
         assert (splits[split].labels == dataset.labels).all()
+
+
+def test_one_photo_more_is_one_photo_decoded(photos, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(module, "decode_image", lambda *args: decoded.append(args) or decode_image(*args))
+    load(write(photos, {"a": range(8), "b": range(8, 16)}), **DEFAULTS)
+    decoded.clear()
+    for change in (lambda: write(photos, {"b": [99]}), (photos / "a/3.png").unlink):
+        change()
+        load(photos, **DEFAULTS)
+        assert [args[0] for args in decoded] == [encoded(99)]
 
 
 def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(tmp_path):

@@ -1,7 +1,8 @@
-"""A file of images: made once, by one program, whole or not at all, and mapped by all."""
+"""Rows of images in a file: each is made once, by one program, and mapped by all. Damage is noticed."""
 
 import errno
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data import pixels
-from lockstep.data.pixels import opened, opened_or_made, path_of
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.data.pixels import Rows
+from lockstep.errors import ENVIRONMENT, LockstepError
 
 SHAPE = (8, 6, 3)
 IMAGES = np.random.default_rng(3).integers(0, 256, (50, *SHAPE), dtype=np.uint8)
+IDS = [bytes([number]) * 32 for number in range(1, 51)]
 
 
 @pytest.fixture
@@ -23,65 +24,75 @@ def folder(tmp_path):
     return tmp_path / "cache/lockstep/pixels"
 
 
-def made(key="key", make=lambda rows: IMAGES[rows.start : rows.stop]):
-    return opened_or_made(key, len(IMAGES), SHAPE, make, "50 images")
+def made(numbers=range(50), make=lambda number: IMAGES[number], then=lambda: None):
+    """Return the numbers of the images that were made, when all `numbers` are there with their bits."""
+    computed, rows = [], Rows("key", SHAPE)
+    then()
+
+    def counted(position):
+        computed.append(numbers[position])
+        return make(numbers[position])
+
+    found = rows.find_or_make([IDS[number] for number in numbers], counted, "50 images")
+    assert torch.equal(rows.images[found], torch.from_numpy(IMAGES[[*numbers]]))
+    return sorted(computed)
 
 
-def never(rows):
-    raise AssertionError(rows)
+def test_each_row_is_made_once_whatever_is_added_or_removed(folder):
+    assert made(range(10, 40)) == [*range(10, 40)]
+    assert made([12, 3, 39, 12, 3]) == [3]  # The same picture may stand in two folders.
+    assert made(range(5, 45)) == [5, 6, 7, 8, 9, 40, 41, 42, 43, 44]
+    assert made(range(20, 30)) == []
+    assert sorted(path.suffix for path in folder.iterdir()) == [".ids", ".rows"]
+    assert sum(path.stat().st_size for path in folder.iterdir()) == 41 * (8 * 6 * 3 + 36)
 
 
-def test_a_file_is_made_once_and_mapped_by_later_programs(folder):
-    folder.mkdir(parents=True)
-    (folder / ".partial").write_bytes(b"left")  # by a program that was killed; its lock is free
-    assert torch.equal(made(), torch.from_numpy(IMAGES))
-    assert torch.equal(made(make=never), torch.from_numpy(IMAGES))
-    assert list(folder.iterdir()) == [path_of("key")]
-    assert np.array_equal(np.load(path_of("key")), IMAGES)  # Every program can read it.
-
-
-@pytest.mark.parametrize("position", [0, 100, 128 + 7, -5, -1])
-def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(monkeypatch, position):
-    monkeypatch.setattr(pixels, "_PART_BYTES", -(-IMAGES.nbytes // 3))
+@pytest.mark.parametrize(
+    ("file", "change", "again", "noted"),
+    [
+        ("rows", lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:], [3], True),
+        ("rows", lambda data: data[:-1], [49], False),
+        ("rows", lambda data: b"", [*range(50)], False),
+        ("ids", lambda data: data[:36] + bytes([data[36] ^ 64]) + data[37:], [1], False),
+        ("ids", lambda data: data[:71] + bytes([data[71] ^ 1]) + data[72:], [1], True),
+        ("ids", lambda data: data[:-1], [49], False),
+        ("ids", lambda data: data[:1080] + bytes(36) + data[1116:], [30], False),  # a row that was not finished
+    ],
+)
+def test_damaged_rows_alone_are_made_again(folder, caplog, file, change, again, noted):
     made()
-    data = bytearray(path_of("key").read_bytes())
-    data[position] ^= 1
-    path_of("key").write_bytes(data)
-    with pytest.raises(LockstepError, match=r"is damaged: its checksum .* Delete it: it is then made again") as error:
-        made(make=never)
-    assert str(path_of("key")) in str(error.value)
-    assert error.value.code == DATA
+    path = next(folder.glob(f"*.{file}"))
+    path.write_bytes(change(path.read_bytes()))
+    assert made() == again
+    assert made() == []
+    assert ("1 row damaged and made again" in caplog.text) == noted
 
 
-@pytest.mark.parametrize("length", [0, 100, -1])
-def test_a_file_that_is_cut_off_is_an_error(length):
-    made()
-    path_of("key").write_bytes(path_of("key").read_bytes()[:length])
-    with pytest.raises(LockstepError, match="is damaged"):
-        opened(path_of("key"))
+def test_rows_survive_an_error_and_a_kill():
+    def failing(number):
+        if number == 40:
+            raise LockstepError("at 40")
+        return IMAGES[number]
 
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, LockstepError])
-def test_what_fails_leaves_nothing(folder, error):
-    def failing(rows):
-        if 40 in rows:
-            raise error("at 40")
-        return IMAGES[rows.start : rows.stop]
-
-    with pytest.raises(error, match="at 40"):
+    with pytest.raises(LockstepError, match="at 40"):
         made(make=failing)
-    assert list(folder.iterdir()) == []
+    rest = [number for number in range(50) if (Rows("key", SHAPE).find(IDS) < 0)[number]]
+    assert 40 in rest
+    assert len(rest) <= 18  # those of the thread that failed, and of the parts after it
+    if (child := os.fork()) == 0:
+        made(make=lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == rest[3] else IMAGES[number])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert made() == [number for number in rest if number not in rest[:3]]
 
 
-def test_of_several_programs_one_makes_the_file(caplog):
+def test_of_several_programs_one_makes_the_rows(caplog):
     """Threads stand for programs: the lock of each open file is its own."""
-    halfway, go_on, rows_made = threading.Event(), threading.Event(), []
+    halfway, go_on = threading.Event(), threading.Event()
 
-    def slowly(rows):
-        rows_made.extend(rows)
+    def slowly(number):
         halfway.set()
         assert go_on.wait(20)
-        return IMAGES[rows.start : rows.stop]
+        return IMAGES[number]
 
     with ThreadPoolExecutor(2) as pool:
         starts = [pool.submit(made, make=slowly)]
@@ -92,8 +103,7 @@ def test_of_several_programs_one_makes_the_file(caplog):
             assert time.monotonic() < until
             time.sleep(0.001)
         go_on.set()
-        assert all(torch.equal(start.result(), torch.from_numpy(IMAGES)) for start in starts)
-    assert sorted(rows_made) == list(range(50))
+        assert [start.result() for start in starts] == [[*range(50)], []]
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
@@ -101,9 +111,11 @@ def test_a_disk_without_room_is_an_error_with_the_size(folder, monkeypatch, call
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    made(range(10))
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(LockstepError, match=r"^50 images, which take 7 kB, cannot be written .*no room") as error:
-        made(make=never if call == "posix_fallocate" else lambda rows: IMAGES[rows.start : rows.stop])
+    with pytest.raises(LockstepError, match=r"^50 images, which take 6 kB, cannot be written .*no room") as error:
+        made()
     assert "XDG_CACHE_HOME" in str(error.value)
     assert error.value.code == ENVIRONMENT
-    assert list(folder.iterdir()) == []
+    assert sum(path.stat().st_size for path in folder.iterdir()) == 10 * (8 * 6 * 3 + 36)
+    monkeypatch.undo()

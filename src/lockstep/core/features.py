@@ -25,7 +25,7 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
-from lockstep.data.pixels import opened, opened_or_made, path_of
+from lockstep.data.pixels import Rows
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.kernels.portable import arithmetic
@@ -94,33 +94,35 @@ class Prefix:
         """Return a digest of the weights, and of the bits that this machine computes for an image of noise."""
         return digest([self(self._noise()), *self._network.module.state_dict().values()]).hex()
 
-    def dataset(
-        self, images: Dataset, group: Group, key: str, *, keep: bool, first_of_host: bool, threads: int
-    ) -> Dataset:
-        """Return `images` with their features in place of pixels: from their file, or computed by all processes.
+    def dataset(self, images: Dataset, group: Group, key: str, *, first_of_host: bool, threads: int) -> Dataset:
+        """Return `images` with their features in place of pixels. Those that their file lacks are computed.
 
-        All processes call this together. Each computes a part, by `threads` threads, and receives the others'. With
-        `keep`, the first process of each host writes the file. `key` is what decides the features besides network and
-        images. Raises: LockstepError, in every process, if features are not finite.
+        All processes call this together. Each computes a part, by `threads` threads, and receives the others'. The
+        first process of each host writes the file. `key` is what decides the features besides network and images.
+        Raises: LockstepError, in every process, if features are not finite.
         """
-        count, key = len(images), f"features of {images.sha256} {key} {self.identity()}"
-        if group.gather(torch.tensor([keep and path_of(key).exists()])).all():
-            return replace(images, images=opened(path_of(key)), rows=None, mapped=True)
-        began = time.perf_counter()
-        features = self._computed(images, group, threads)
-        self.computed, self.seconds = self.computed + count, self.seconds + time.perf_counter() - began
-        broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
-        if broken.any():
-            raise LockstepError(
-                f"the features of {int(broken.sum())} of {count} images are not finite, so no head can be trained on "
-                f"them: the weights do not fit the network or its precision. Give other weights as --init, or "
-                f"--precision float32",
-                DATA,
-            )
-        if keep and first_of_host:
-            what = f"features of {count:,} images"
-            opened_or_made(key, count, self.shape, lambda rows: features[rows.start : rows.stop], what)
-        return replace(images, images=torch.from_numpy(features), rows=None, mapped=False)
+        ids, stored = images.ids(), Rows(f"features {key} {self.identity()}", self.shape)
+        rows = stored.find(ids)
+        if (lacking := group.gather(rows < 0).any(0)).any():
+            missing = images.select(np.flatnonzero(lacking.cpu()))
+            began = time.perf_counter()
+            features = self._computed(missing, group, threads)
+            self.computed, self.seconds = self.computed + len(missing), self.seconds + time.perf_counter() - began
+            broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
+            if broken.any():
+                raise LockstepError(
+                    f"the features of {int(broken.sum())} of {len(missing)} images are not finite, so no head can be "
+                    f"trained on them: the weights do not fit the network or its precision. Give other weights as "
+                    f"--init, or --precision float32",
+                    DATA,
+                )
+            made = dict(zip(missing.ids(), features, strict=True))
+            if not first_of_host:
+                group.gather(torch.zeros(1))
+            rows = stored.find_or_make(ids, lambda row: made[ids[row]], f"features of {len(missing):,} images")
+            if first_of_host:
+                group.gather(torch.zeros(1))
+        return replace(images, images=stored.images, rows=rows, mapped=True, known=None)
 
     def _computed(self, images: Dataset, group: Group, threads: int) -> Bytes:
         """Return the features of all images, uint8 [N, 1, views, 4 * D]. Each process computes a part of them."""

@@ -7,8 +7,8 @@ examples of a split are either
 - anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them. An image is a Pillow
   image or a uint8 array. An attribute "classes" has the names of the classes.
 
-All are copied once to a file that every process maps; see `pixels.py`. It is named after the SHA-256 of the dataset.
-The labels and the classes are in a JSON file beside it.
+Images are copied once to a file that every process maps; see `pixels.py`. Beside it, a JSON file that is named after
+the SHA-256 of the dataset has labels, classes, and the SHA-256 of each image.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,16 +27,15 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep import files
-from lockstep.data import pixels
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.decode import UnreadableImageError, decode_image, upright
+from lockstep.data.pixels import Bytes, Rows, folder
 from lockstep.errors import DATA, LockstepError
 from lockstep.settings import load_object
 
-Bytes = NDArray[np.uint8]
-
 _CLASSES = "classes"
-_CHUNK_IMAGES = 64
+_GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
+_CHUNK_BYTES = 64 << 20  # of images that are written at a time
 _MAX_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -80,61 +80,56 @@ def store(data: object, image_px: int | None) -> str:
         _refuse("data", f"has no split train, only {', '.join(names) or 'none'}: name the training examples train")
     shape: Any = ()
     splits: dict[str, dict[str, Any]] = {}
-    with pixels.writer("the images of the dataset") as file:
-        count = 0
-        for name in names:
-            digest, labels = hashlib.sha256(), list[int]()
-            examples = _examples(name, data[name], image_px)
-            while chunk := list(islice(examples, _CHUNK_IMAGES)):
-                for row, (image, _) in enumerate(chunk, len(labels)):
-                    shape = shape or image.shape
-                    if image.shape != shape:
-                        sizes = f"the image has shape {list(image.shape)}, those before it {list(shape)}"
-                        _refuse(f"{name}, example {row}", f"{sizes}: give images of one size, or set image_px")
-                images = np.ascontiguousarray([image for image, _ in chunk])
-                digest.update(images.data)
-                file.write(count, images)
-                count += len(images)
-                labels += [label for _, label in chunk]
-            if not labels:
-                _refuse(name, "is empty: give at least one example")
-            splits[name] = {"labels": labels, "pixels_sha256": digest.hexdigest()}
-        classes = _classes(data, {name: split["labels"] for name, split in splits.items()})
-        facts = {"shape": shape, "classes": classes, "splits": splits}
-        sha256 = _sha256(facts)
-        if not _path(sha256).exists():
-            files.replace(_path(sha256).with_suffix(".json"), json.dumps(facts).encode())
-            file.publish(_path(sha256), count, shape)
+    for name in names:
+        ids, labels = list[str](), list[int]()
+        examples = _examples(name, data[name], image_px)
+        while chunk := list(islice(examples, 1 + _CHUNK_BYTES // prod(shape) if shape else 1)):
+            for row, (image, _) in enumerate(chunk, len(labels)):
+                shape = shape or image.shape
+                if image.shape != shape:
+                    sizes = f"the image has shape {list(image.shape)}, those before it {list(shape)}"
+                    _refuse(f"{name}, example {row}", f"{sizes}: give images of one size, or set image_px")
+            images = [np.ascontiguousarray(image) for image, _ in chunk]
+            own = [hashlib.sha256(image.data).digest() for image in images]
+            Rows(_GIVEN, shape).find_or_make(own, images.__getitem__, "the images of the dataset")
+            ids += [each.hex() for each in own]
+            labels += [label for _, label in chunk]
+        if not labels:
+            _refuse(name, "is empty: give at least one example")
+        splits[name] = {"labels": labels, "ids": ids}
+    classes = _classes(data, {name: split["labels"] for name, split in splits.items()})
+    facts = {"shape": shape, "classes": classes, "splits": splits}
+    sha256 = _sha256(facts)
+    if not _path(sha256).exists():
+        files.replace(_path(sha256), json.dumps(facts).encode())
     return sha256
 
 
 def load_stored(sha256: str) -> dict[str, Dataset]:
     """Return the splits of the dataset that `store` wrote. Raises: LockstepError if it is not there, or damaged."""
     path = _path(sha256)
-    labels_path = path.with_suffix(".json")
-    if not (path.exists() and labels_path.exists()):
-        raise LockstepError(f"the dataset that was given as data= is no longer in {path}: give data= again", DATA)
-    images = pixels.opened(path)
+    gone = LockstepError(f"the dataset that was given as data= is no longer in {path.parent}: give data= again", DATA)
     try:
-        facts = json.loads(labels_path.read_bytes())
+        facts = json.loads(path.read_bytes())
         if _sha256(facts) != sha256:
             raise ValueError("it is not what was written")
+    except FileNotFoundError:
+        raise gone from None
     except (OSError, ValueError) as error:
-        raise LockstepError(
-            f"{labels_path} is damaged ({error}): delete it and {path}, and give data= again", DATA
-        ) from None
-    datasets, first = {}, 0
+        raise LockstepError(f"{path} is damaged ({error}): delete it, and give data= again", DATA) from None
+    datasets, stored = {}, Rows(_GIVEN, tuple(facts["shape"]))
     for name, split in facts["splits"].items():
+        rows = stored.find([bytes.fromhex(each) for each in split["ids"]])
+        if (rows < 0).any():
+            raise gone
         labels = torch.tensor(split["labels"], dtype=torch.int64)
         digest = hashlib.sha256(json.dumps([facts["shape"], split]).encode()).hexdigest()
-        part = images[first : first + len(labels)]
-        datasets[name] = Dataset(part, labels, tuple(facts["classes"]), digest, mapped=True)
-        first += len(labels)
+        datasets[name] = Dataset(stored.images, labels, tuple(facts["classes"]), digest, rows, True, known=stored.ids)
     return datasets
 
 
 def _path(sha256: str) -> Path:
-    return pixels.path_of(f"given {sha256}")
+    return folder() / f"{_GIVEN}-{sha256}.json"
 
 
 def _sha256(facts: object) -> str:

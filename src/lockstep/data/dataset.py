@@ -96,6 +96,7 @@ class Dataset:
         rows: int64 [N], the row of each example's image. None: N = M, in order.
         mapped: whether `images` are a file that all processes of a host map.
         groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together. None: no groups.
+        known: 32 bytes for each row of `images` that decide its pixels, or None.
     """
 
     images: Tensor
@@ -105,6 +106,7 @@ class Dataset:
     rows: Tensor | None = None
     mapped: bool = False
     groups: Tensor | None = None
+    known: Sequence[bytes] | None = None
 
     @staticmethod
     def of(images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]) -> "Dataset":
@@ -121,13 +123,21 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def ids(self) -> list[bytes]:
+        """Return 32 bytes for each example that decide its pixels. The dataset must be on the CPU."""
+        if self.known is None:
+            return [hashlib.sha256(self.pixels(slice(i, i + 1)).numpy().data).digest() for i in range(len(self))]
+        return [self.known[row] for row in (range(len(self)) if self.rows is None else self.rows.tolist())]
+
     def to(self, device: torch.device) -> "Dataset":
         """Return the same dataset on another device. A large file that is mapped stays on the CPU."""
         labels = self.labels.to(device)
-        if self.mapped and (device.type == "cpu" or self.images.nbytes > _MAX_COPIED_BYTES):
+        if self.mapped and (device.type == "cpu" or len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES):
             return replace(self, labels=labels)
+        if self.mapped:  # The file may have rows of other datasets too.
+            return replace(self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False)
         rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, images=self.images.to(device), labels=labels, rows=rows, mapped=False)
+        return replace(self, images=self.images.to(device), labels=labels, rows=rows)
 
     def pixels(self, rows: Tensor | slice) -> Tensor:
         """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8 [n, H, W, C]."""

@@ -89,14 +89,14 @@ def load(
     """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, and the
-    SHA-256 and label of each file. What a user should know is logged as warnings. The first call for a folder decodes
-    all images into one file; later ones are fast.
+    SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
+    into a file of pixels; later calls are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     import torch
 
     from lockstep.data.dataset import Dataset
-    from lockstep.data.pixels import opened_or_made
+    from lockstep.data.pixels import Rows
 
     found = survey(folder, test_share, group).require_sound()
     for note in found.notes:
@@ -106,23 +106,23 @@ def load(
     names = [name for name in SPLITS if name in found.splits and not (same and name == "test")]
     photos = [photo for name in names for photo in found.splits[name]]
     digests = {name: _digest(found, name, image_px, grey) for name in names}
-    # The decoder decides the pixels, and so the file. It is no part of the dataset's SHA-256: another decoder is
-    # another environment, in which a run may be resumed.
-    key = json.dumps([digests, decoder_versions()])
-
-    def pixels(part: range) -> NDArray[np.uint8]:
-        return np.stack([_pixels(found.scan.root, photos[row], image_px, grey) for row in part])
-
-    shape = (image_px, image_px, 1 if grey else 3)
-    images = opened_or_made(key, len(photos), shape, pixels, f"the pixels of {len(photos):,} images")
+    # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
+    # which a run may be resumed.
+    key = json.dumps([RULES, image_px, grey, decoder_versions()])
+    ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
+    stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
+    what = f"the pixels of {len(photos):,} images"
+    rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey), what)
     datasets: dict[str, Dataset] = {}
     first = 0
     _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:
         labels = torch.from_numpy(found.labels(name))
-        rows = slice(first, first + len(labels))
-        groups = torch.from_numpy(units[rows]) if photos[0].group else None
-        datasets[name] = Dataset(images[rows], labels, found.classes, digests[name], mapped=True, groups=groups)
+        own = slice(first, first + len(labels))
+        groups = torch.from_numpy(units[own]) if photos[0].group else None
+        datasets[name] = Dataset(
+            stored.images, labels, found.classes, digests[name], rows[own], True, groups=groups, known=stored.ids
+        )
         first += len(labels)
     return datasets | ({"test": datasets["validation"]} if same else {})
 

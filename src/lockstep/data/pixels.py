@@ -1,13 +1,14 @@
-"""Images as one array in a file that all processes of a host map.
+"""Pixels: images of one shape, or their features, as rows of a file that all processes of a host map.
 
-The file is in the user's cache and is complete if it exists: an .npy file, uint8 [N, H, W, C], and 4 more bytes, the
-checksum of all before them. Its name says what decided its contents.
+Rows are only ever added, each once under its own id, so one picture more costs one row. The files are in the user's
+cache: NAME.rows has the rows, and NAME.ids an entry for each, its id and its checksum. An entry is written after its
+row. So what a killed program or a power failure leaves incomplete has no entry, or a wrong checksum, and is made again.
 """
 
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,17 +22,16 @@ from torch import Tensor
 
 from lockstep import hardware
 from lockstep.data.progress import in_threads
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import flush, locked, no_room
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.files import locked, no_room, open_lock
 from lockstep.messages import logger
-from lockstep.words import size
+from lockstep.words import plural, size
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, int, int]
 
-_HEADER_BYTES = 128  # numpy leaves room in it for any number of images
-_CHECKSUM_BYTES = 4
-_PART_BYTES = 4 << 20  # that a thread checks at a time
+_ENTRY = np.dtype([("id", "V32"), ("checksum", "<u4")])
+_ROWS_AT_A_TIME = 64  # that a thread checks
 
 
 def folder() -> Path:
@@ -39,120 +39,120 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("lockstep")) / "pixels"
 
 
-def path_of(key: str) -> Path:
-    """Return the file of the images that `key` decides. It exists if it is complete."""
-    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+class Rows:
+    """The rows that a file has now.
 
-
-def opened(path: Path) -> Tensor:
-    """Return the images in the complete file `path`, mapped: uint8 [N, H, W, C]. Raises: LockstepError if damaged."""
-    try:
-        length = path.stat().st_size - _CHECKSUM_BYTES
-        with path.open("rb") as file:
-            file.seek(max(0, length))
-            if file.read() != _checksum(path, length):
-                raise ValueError("its checksum is not that of what was written")
-        return _mapped(path)
-    except (OSError, ValueError) as error:
-        raise LockstepError(f"{path} is damaged: {error}. Delete it: it is then made again", DATA) from None
-
-
-def opened_or_made(key: str, count: int, shape: Shape, make: Callable[[range], Bytes], what: str) -> Tensor:
-    """Return the `count` images (H, W, C) of `shape` that `key` decides, from their file, which is made if need be.
-
-    `make` returns the images of a range of rows, uint8 [n, H, W, C]. Threads call it at the same time. `what` names the
-    images for messages. Of several programs at once, one makes the file and the others wait for it.
-    Raises: LockstepError, also of `make`; nothing is then left.
+    Attributes:
+        images: all rows, mapped: uint8 [M, H, W, C].
+        ids: the id of each row.
     """
-    path = path_of(key)
-    if not path.exists():
-        with writer(what, count, shape) as file:
-            if not path.exists():  # else another program has made it, while this one waited
 
-                def write(rows: range) -> None:
-                    file.write(rows.start, make(rows))
+    def __init__(self, key: str, shape: Shape) -> None:
+        """Open the file of the rows (H, W, C) of `shape` that `key` decides. Without a file there are no rows."""
+        self._shape, self._row_bytes = shape, int(np.prod(shape))
+        self._path = folder() / f"{hashlib.sha256(f'{key} {shape}'.encode()).hexdigest()[:32]}.rows"
+        self._open()
 
-                in_threads(f"writing {what} to {path.parent}", write, count)
-                file.publish(path, count, shape)
-                return _mapped(path)
-    return opened(path)
+    def _open(self) -> None:
+        images, entries = np.empty((0, *self._shape), np.uint8), np.empty(0, _ENTRY)
+        try:
+            data = self._path.with_suffix(".ids").read_bytes()
+            if count := min(len(data) // _ENTRY.itemsize, self._path.stat().st_size // self._row_bytes):
+                entries = np.frombuffer(data, _ENTRY, count)
+                # "c" maps the pages privately: torch warns of arrays that cannot be written to.
+                images = np.memmap(self._path, np.uint8, "c", shape=(count, *self._shape))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise LockstepError(f"{self._path} cannot be read ({error.strerror}): delete it", ENVIRONMENT) from None
+        self.images, self.ids, self._checksums = torch.from_numpy(images), entries["id"].tolist(), entries["checksum"]
 
+    def find(self, ids: Sequence[bytes], first: int = 0) -> Tensor:
+        """Return the row of each of `ids`, int64 [N]; -1 if there is none from row `first` on, or it is damaged."""
+        last = {each: row for row, each in enumerate(self.ids[first:], first)}
+        rows = np.array([last.get(each, -1) for each in ids], np.int64)
+        images = self.images.numpy()
 
-class Writer:
-    """Writes a file of images."""
+        def damaged(part: NDArray[np.int64]) -> list[bool]:
+            return [row >= 0 and _checksum(self.ids[row], images[row]) != self._checksums[row] for row in part.tolist()]
 
-    def __init__(self, partial: Path, file: IO[bytes]) -> None:
-        self._partial, self._file = partial, file
+        with ThreadPoolExecutor(hardware.cores()) as pool:
+            found = np.concatenate([*pool.map(damaged, np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME))])
+        if found.any():
+            logger.warning(f"{self._path}: {plural(int(found.sum()), 'row')} damaged and made again")
+        return torch.from_numpy(np.where(found, -1, rows))
 
-    def write(self, first: int, images: Bytes) -> None:
-        """Write `images` [n, H, W, C] as rows `first`, `first` + 1 and so on. Raises: OSError.
+    def find_or_make(self, ids: Sequence[bytes], make: Callable[[int], Bytes], what: str) -> Tensor:
+        """Return the row of each of `ids`, int64 [N]. Rows that are missing are made and added.
 
-        Threads may call this at the same time.
+        `make` returns the row (H, W, C) of a position in `ids`. Threads call it at the same time. `what` names the rows
+        for messages. Of several programs at once, one writes and the others wait for it.
+        Raises: LockstepError, also of `make`; the rows made before it are kept.
         """
-        data, position = np.ascontiguousarray(images).data.cast("B"), _HEADER_BYTES + first * images[0].nbytes
-        while data:
-            written = os.pwrite(self._file.fileno(), data, position)
-            data, position = data[written:], position + written
+        rows = self.find(ids)
+        if (rows < 0).any():
+            missing, seen = {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0}, len(self.ids)
+            with _writing(what, len(missing) * self._row_bytes):
+                self._open()
+                others = self.find([*missing], seen)  # Another program may have added them, while this one waited.
+                if new := [each for each, row in zip(missing.items(), others, strict=True) if row < 0]:
+                    self._add(new, make, what)
+            self._open()
+            rows = self.find(ids)
+            if (rows < 0).any():
+                raise LockstepError(f"{self._path} does not keep what is written to it: check the disk", ENVIRONMENT)
+        return rows
 
-    def publish(self, path: Path, count: int, shape: Shape) -> None:
-        """Let the file, which has `count` images (H, W, C) of `shape`, appear as `path`. Raises: OSError."""
-        length = _HEADER_BYTES + count * int(np.prod(shape))
-        self._file.seek(0)
-        header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-        assert self._file.tell() == _HEADER_BYTES
-        self._file.flush()
-        self._file.truncate(length)
-        self._file.seek(length)
-        self._file.write(_checksum(self._partial, length))
-        self._file.flush()
-        flush(self._partial)
-        self._partial.rename(path)
-        flush(path.parent)
+    def _add(self, missing: Sequence[tuple[bytes, int]], make: Callable[[int], Bytes], what: str) -> None:
+        """Add the row of each (id, position). Raises: OSError; what `make` raises."""
+        first, row_bytes = len(self.ids), self._row_bytes
+        with (
+            os.fdopen(open_lock(self._path), "rb") as rows,
+            os.fdopen(open_lock(self._path.with_suffix(".ids")), "rb") as entries,
+        ):
+
+            def write(part: range) -> None:
+                for number in part:
+                    own, position = missing[number]
+                    row = np.ascontiguousarray(make(position))
+                    _write_at(rows, row.data.cast("B"), (first + number) * row_bytes)
+                    entry = np.array((own, _checksum(own, row)), _ENTRY).tobytes()
+                    _write_at(entries, memoryview(entry), (first + number) * _ENTRY.itemsize)
+
+            try:
+                if hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
+                    os.posix_fallocate(rows.fileno(), first * row_bytes, len(missing) * row_bytes)
+                in_threads(f"writing {what} to {self._path.parent}", write, len(missing))
+            finally:
+                written = os.fstat(entries.fileno()).st_size // _ENTRY.itemsize
+                os.truncate(rows.fileno(), written * row_bytes)
+
+
+def _checksum(own: bytes, row: Bytes) -> int:
+    return zlib.crc32(row.data, zlib.crc32(own))
 
 
 @contextmanager
-def writer(what: str, count: int = 0, shape: Shape = (0, 0, 0)) -> Iterator[Writer]:
-    """Yield a writer. Only one program of a host has one at a time; another one waits for it. Nothing is left of its
-    file, unless it is published.
+def _writing(what: str, needed: int) -> Iterator[None]:
+    """Let no other program of the host write into `folder` within the context; one that wants to waits.
 
-    `count` and `shape` are of the images, if they are known; `what` names them. Raises: LockstepError if they cannot be
-    written, which says how much room they need, if that is known.
+    `what` names what is written, and it takes `needed` bytes. Raises: LockstepError for an OSError.
     """
     waiting = f"another program is writing images to {folder()}: waiting for it"
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with locked(folder() / ".lock", lambda: logger.warning(waiting)):
-            partial = folder() / ".partial"
-            partial.unlink(missing_ok=True)  # of a program that was killed
-            try:
-                with partial.open("xb+") as file:
-                    if count and hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
-                        os.posix_fallocate(file.fileno(), 0, _HEADER_BYTES + count * int(np.prod(shape)))
-                    yield Writer(partial, file)
-            finally:
-                partial.unlink(missing_ok=True)
+            yield
     except OSError as error:
-        needed = f", which take {size(count * int(np.prod(shape)))}" if count else ""
         problem = "the disk has no room for them" if no_room(error) else error.strerror or str(error)
         raise LockstepError(
-            f"{what}{needed}, cannot be written to {folder()}: {problem}. Free some space, or let XDG_CACHE_HOME name "
-            f"a folder on another disk",
+            f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. Free some space, or let "
+            f"XDG_CACHE_HOME name a folder on another disk",
             ENVIRONMENT,
         ) from None
 
 
-def _mapped(path: Path) -> Tensor:
-    # "c" maps the pages privately: torch warns of arrays that cannot be written to.
-    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-
-
-def _checksum(path: Path, length: int) -> bytes:
-    """Return the checksum of the first `length` bytes of a file: the CRC-32 of the CRC-32 of each part."""
-    with path.open("rb") as file, ThreadPoolExecutor(hardware.cores()) as pool:
-
-        def crc(start: int) -> int:
-            return zlib.crc32(os.pread(file.fileno(), min(_PART_BYTES, length - start), start))
-
-        parts = np.array(list(pool.map(crc, range(0, length, _PART_BYTES))), "<u4")
-    return zlib.crc32(parts.tobytes()).to_bytes(_CHECKSUM_BYTES, "little")
+def _write_at(file: IO[bytes], data: memoryview, position: int) -> None:
+    while data:
+        written = os.pwrite(file.fileno(), data, position)
+        data, position = data[written:], position + written

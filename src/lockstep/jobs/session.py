@@ -200,7 +200,7 @@ class Session:
         key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
         with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
             return self._prefix.dataset(
-                dataset, self._readers, key, keep=examples is None, first_of_host=not ctx.local,
+                dataset, self._readers, key, first_of_host=not ctx.local,
                 threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
             ).to(self.device)  # fmt: skip
 

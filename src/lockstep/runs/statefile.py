@@ -252,9 +252,9 @@ def write(
     from safetensors.torch import save_file
 
     whole = _separate(tensors)
-    # One key only: safetensors writes several metadata keys in no fixed order.
     own = {name: tensor for name, tensor in whole.items() if not name.startswith(FROZEN)}
     facts = facts if len(own) == len(whole) else {**facts, "frozen": True}
+    # One key only: safetensors writes several metadata keys in no fixed order.
     header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, whole)})}
 
     def save(name: Path) -> None:
