@@ -7,7 +7,8 @@ The recipe decides the bits; the placement decides only the speed.
     run = lockstep.train("digits")                       # a recipe, a recipe file, or a folder of images
     print(run.accuracy, run.path, run.metrics()[-1])
     classifier = lockstep.load(run)                      # a run, its folder, or model.safetensors
-    for p in classifier.predict(["one.png", "photos/"]):
+    print(classifier.predict("one.png").label)
+    for p in classifier.predict(["two.png", "photos/"]):
         print(p.source, p.label, p.probability)
     print(lockstep.evaluate(run, split="train").accuracy)
 """

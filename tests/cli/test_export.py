@@ -107,7 +107,7 @@ def test_the_example_uses_the_file_without_lockstep(written, picture):
     assert "import lockstep" not in example.read_text()
     done = subprocess.run([sys.executable, example, file, picture], capture_output=True, text=True, check=True)
     name, label, share = done.stdout.split()
-    own = next(lockstep.load(path).predict(picture))
+    own = lockstep.load(path).predict(picture)
     assert (name, label) == (str(picture), own.label)
     assert share.endswith("%")
 

@@ -1,6 +1,7 @@
 """Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lockstep.classify.pictures import items
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.readers import load_digits as load
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -66,17 +67,17 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     file = tmp_path / "a.png"
     tensor = TEST.images[3]
     sources = [array, array[..., 0], tensor, tensor[..., 0], image, file.read_bytes(), file, str(file)]
-    predictions = list(classifier.predict(sources, top=3))
+    predictions = classifier.predict(sources, top=3)
     assert len({prediction.top for prediction in predictions}) == 1
     assert [prediction.source for prediction in predictions] == [0, 1, 2, 3, 4, 5, file, file]
-    assert [[p.top for p in classifier.predict(source, top=3)] for source in sources] == [[predictions[0].top]] * 8
+    assert [classifier.predict(source, top=3).top for source in sources] == [predictions[0].top] * 8
     assert torch.equal(classifier.preprocess(tensor), classifier.preprocess(array))
     first = predictions[0]
     assert first.top[0] == (first.label, first.probability)
     assert classifier.classes[first.index] == first.label
     assert [p.top for p in lockstep.load(classifier.origin).predict(tmp_path, top=3)] == [first.top]
     for batch in (TEST.images[2:5], TEST.images[2:5].numpy()):
-        several = list(classifier.predict(batch, top=3))
+        several = classifier.predict(batch, top=3)
         assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
 
 
@@ -105,9 +106,9 @@ def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_fi
     generator = np.random.default_rng(0)
     images = [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
     others = [*TEST.images[:40].numpy()] if name == "digits" else [images[1] * 0, images[2] | 255]
-    alone = next(classifier.predict(images[0], 10)).top
+    alone = classifier.predict(images[0], 10).top
     for place in {0, len(others)}:
-        row = list(classifier.predict([*others[:place], images[0], *others[place:]], 10))[place]
+        row = classifier.predict([*others[:place], images[0], *others[place:]], 10)[place]
         assert row.top == alone, f"{place} before it"
     assert sum(probability for _, probability in alone) == pytest.approx(1)
 
@@ -148,14 +149,22 @@ def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier
         good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "none.gif", good,
         None, weights, tmp_path / "pipe.png", Path("/dev/zero"),
     ]  # fmt: skip
-    predictions = list(classifier.predict(sources))
+    predictions = classifier.predict(sources)
     errors = [prediction.error for prediction in predictions]
     assert [number for number, error in enumerate(errors) if error is None] == [0, 5]
     assert (errors[2], errors[4]) == ("no images in this folder", "no such file or directory")
     assert errors[6].startswith("got NoneType: give a path")
     assert errors[7].startswith("a tensor torch.float32 [8, 8]: give a path")
     assert errors[8:] == ["not a regular file"] * 2
-    assert [prediction.error for prediction in classifier.predict(weights)] == [errors[7]]
+    for one, error in (
+        (weights, errors[7]),
+        (tmp_path / "none.gif", f"{tmp_path}/none.gif: {errors[4]}"),
+        (b"x", "JPEG"),
+    ):
+        with pytest.raises(LockstepError, match=re.escape(error)) as raised:
+            classifier.predict(one)
+        assert raised.value.code == DATA
+    assert [p.error for p in classifier.predict(str(tmp_path / "empty"))] == [errors[2]]
     bad = predictions[1]
     assert (bad.source, bad.label, bad.index, bad.probability, bad.top) == (tmp_path / "bad.png", None, None, None, ())
 
@@ -171,7 +180,7 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
             taken.append(1)
             yield TEST.images[0].numpy()
 
-    predictions = classifier.predict(endless())
+    predictions = classifier.predict_each(endless())
     assert taken == []
     assert [next(predictions).label for _ in range(4)]
     assert 4 <= len(taken) <= 30
@@ -214,7 +223,7 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
     monkeypatch.setattr(
         classifier, "_network", lambda inputs: sizes.append(len(inputs)) or torch.zeros(len(inputs), 10)
     )
-    assert len(list(classifier.predict(TEST.images[:3]))) == 3
+    assert len(classifier.predict(TEST.images[:3])) == 3
     assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
     assert sizes == [1, 1, 1, 3]
 
@@ -223,7 +232,7 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
 
     monkeypatch.setattr(classifier, "_network", allocate)
     with pytest.raises(LockstepError, match=r"too little memory .*allocate.*end other programs") as caught:
-        next(classifier.predict(TEST.images[0]))
+        classifier.predict(TEST.images[0])
     assert caught.value.code == ENVIRONMENT
 
 
@@ -241,10 +250,10 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     threads(2)
     flags = torch.get_deterministic_debug_mode()
-    expected = next(lockstep.load(path).predict(image, 10))
+    expected = lockstep.load(path).predict(image, 10)
     torch.set_default_dtype(torch.float64)
     try:
-        assert next(lockstep.load(path).predict(image, 10)) == expected
+        assert lockstep.load(path).predict(image, 10) == expected
     finally:
         torch.set_default_dtype(torch.float32)
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)

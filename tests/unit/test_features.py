@@ -169,7 +169,7 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     whole = lockstep.load(tmp_path / "runs/a")
     assert whole.module.state_dict().keys() == efficientnet_lite0(SHAPE, 2).state_dict().keys()
     names = [photos / name / f"{number}.png" for name in ("bright", "dark") for number in range(3)]
-    predictions = list(whole.predict(names))
+    predictions = whole.predict(names)
     # The file alone holds the whole network, in plain torch.
     views = torch.stack([whole.preprocess(path) for path in names])
     with torch.no_grad():

@@ -32,6 +32,13 @@ class Item(NamedTuple):
     image: Source | LockstepError  # the path, or the image; or an error if there is none
 
 
+def is_one(sources: Sources) -> bool:
+    """Return whether `sources` is one image, and not a folder or several."""
+    if isinstance(sources, np.ndarray | Tensor):
+        return sources.ndim != 4
+    return isinstance(sources, bytes | Image) or (isinstance(sources, str | Path) and not os.path.isdir(_path(sources)))
+
+
 def items(sources: Sources) -> Iterator[Item]:
     """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders, sorted by name.
 
@@ -43,7 +50,7 @@ def items(sources: Sources) -> Iterator[Item]:
         sources = [sources]
     for number, source in enumerate(sources):
         if isinstance(source, str | Path):
-            yield from _files(Path(source).expanduser())
+            yield from _files(_path(source))
         else:
             yield Item(number, source)
 
@@ -57,6 +64,10 @@ def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
     if not isinstance(source, str | Path | bytes | Image | np.ndarray):
         raise LockstepError(f"got {type(source).__name__}: {_ALLOWED}", DATA)
     return source
+
+
+def _path(source: str | Path) -> Path:
+    return Path(source).expanduser()
 
 
 def _files(path: Path) -> Iterator[Item]:

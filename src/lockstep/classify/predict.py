@@ -16,7 +16,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from lockstep import hardware
-from lockstep.classify.pictures import Source, Sources, image_of, in_order, items
+from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
@@ -73,6 +73,7 @@ class Classifier:
     """A trained network with its preprocessing and its classes. `lockstep.load` makes one.
 
         classifier = lockstep.load("runs/first")
+        print(classifier.predict("cat.jpg").label)
         for p in classifier.predict(["cat.jpg", "photos/"], top=3):
             print(p.source, p.label, p.probability, p.top)
 
@@ -137,16 +138,29 @@ class Classifier:
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
-    def predict(self, sources: Sources, top: int = 1) -> Iterator[Prediction]:
-        """Classify images, and yield a prediction for each, in order.
+    def predict(self, sources: Sources, top: int = 1) -> Any:
+        """Classify one image and return its Prediction, or several and return a list of theirs, in order.
 
-        `sources` is one of these, or an iterable of them: a path of a file or a folder (with its subfolders, sorted by
-        name), the bytes of a file, a Pillow image, an array or tensor uint8 [H, W] or [H, W, C], or one [N, H, W, C]
-        for several. An iterable is read a few images ahead.
+        One image is the path of a file, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or
+        [H, W, C]. Several are an iterable of these, a folder (with its subfolders, sorted by name), or an array or
+        tensor [N, H, W, C].
 
-        Each image is computed alone, so its prediction has the same bits beside any others. With
-        test_views=flip-translate-unsure, every image has the further views, and not a quarter of a batch. Several
-        threads may call this at the same time.
+        Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
+        """
+        found = self.predict_each(sources, top)
+        if not is_one(sources):
+            return list(found)
+        if (prediction := next(found)).error is not None:
+            where = "the image" if isinstance(prediction.source, int) else prediction.source
+            raise LockstepError(f"{where}: {prediction.error}", DATA)
+        return prediction
+
+    def predict_each(self, sources: Sources, top: int = 1) -> Iterator[Prediction]:
+        """Classify images as `predict`, and yield the prediction of each as soon as it and those before it are there.
+
+        An iterable is read a few images ahead, and may be endless. Each image is computed alone, so its prediction has
+        the same bits beside any others. With test_views=flip-translate-unsure, every image has the further views, and
+        not a quarter of a batch. Several threads may call this at the same time.
 
         An image that cannot be read gives a prediction with an `error`, and the others go on.
         Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs more memory than

@@ -74,8 +74,9 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 
     Raises: LockstepError if it cannot classify pictures.
     """
-    if problem := next(classifier.predict(Image.new("RGB", (64, 64)))).error:
-        raise LockstepError(f"{classifier.origin} cannot classify pictures: {problem}", DATA)
+    for prediction in classifier.predict([Image.new("RGB", (64, 64))]):
+        if prediction.error:
+            raise LockstepError(f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA)
     service = _Service(classifier, name)
     return Starlette(
         routes=[

@@ -22,7 +22,7 @@ def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False
         classifier = lockstep.load("runs/first")
         classifier = lockstep.load("model.safetensors")         # the file alone: it contains the recipe
         classifier = lockstep.load(run, checkpoint="best")
-        print(classifier.classes, next(classifier.predict("cat.jpg")).label)
+        print(classifier.classes, classifier.predict("cat.jpg").label)
 
     It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default dtype does not matter.
     Torch's number of threads and its flags stay as they are; another number than the recipe's, which `lockstep predict`
@@ -87,7 +87,7 @@ def predict(
     """
     classifier = load_in_own_program(source, checkpoint, trust_code, device)
     count = unreadable = 0
-    for prediction in classifier.predict(images, top):
+    for prediction in classifier.predict_each(images, top):
         count += 1
         yield prediction.record()
         if prediction.error is None:
