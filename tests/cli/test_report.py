@@ -119,6 +119,23 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
     assert "there are no pictures" in (tmp_path / "r.html").read_text()
 
 
+def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(
+    trained_once, tmp_path, monkeypatch, here
+):
+    run = Run(shutil.copytree(trained_once(*SHORT)[0], tmp_path / "a"))
+    run.path.joinpath("report.html").write_text("an earlier one")
+    monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
+    made = lockstep.report(run, quiet=True)
+    assert made.path == run.path / "report.html"
+    assert made.path.read_text() == made.html
+    assert len(repr(made)) < 300
+    with pytest.raises(lockstep.LockstepError, match="exists already: give a new one, or force=True"):
+        lockstep.report(run, output=made.path)
+    made.path.write_text("an earlier one")
+    done = here("report", run.path, "-o", made.path, "--force")
+    assert (done.returncode, made.path.read_text()) == (0, made.html), done.stderr
+
+
 def test_a_notebook_shows_a_report_in_a_frame(trained_once):
     made = lockstep.report(trained_once(*SHORT)[0], trained_once(*OPTIONS)[0])
     frame = made._repr_html_()

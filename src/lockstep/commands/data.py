@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.shell import record_of, require_new_file
+from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 
@@ -138,7 +138,7 @@ def _check_folder(folder: Path, labels: bool, group: str | None, html: Path | No
     from lockstep.recipes import RECIPES
 
     if html:
-        require_new_file("--html", html)
+        require_writable("--html", html)
     with handled_by(leave):
         found = survey(folder, 0.2, group)
     record = record_of(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
-from lockstep.commands.shell import Checkpoint, Source, in_shell, require_new_file
+from lockstep.commands.shell import Checkpoint, Source, in_shell, require_writable
 from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, printable
@@ -72,6 +72,7 @@ def export(
     *,
     data: Path | str | None = None,
     trust_code: bool = False,
+    force: bool = False,
 ) -> ExportRecord:
     """Write a classifier to an ONNX file, and check the file.
 
@@ -87,11 +88,12 @@ def export(
 
     Args:
         source: A run's folder, or model.safetensors.
-        output: A new file. Default: NAME.onnx.
+        output: The file. Default: NAME.onnx.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest; of a complete run with patience the best.
         data: Folder of the dataset. Default: that of training.
         trust_code: Execute the model and dataset of your own that a file or a run names.
+        force: Overwrite a file that is there.
 
     Needs the extra "export".
 
@@ -106,8 +108,8 @@ def export(
     file = Path(output) if output is not None else Path(f"{named.stem if named.is_file() else named.name}.onnx")
     if file.suffix.lower() != ".onnx":
         raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
+    require_writable("--output", file, force)
     if in_shell():
-        require_new_file("--output", file)
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     from lockstep.classify.export import batch_of, exported, in_float32, loaded
     from lockstep.classify.predict import load, run_of

@@ -1,13 +1,13 @@
 """lockstep.report, and `lockstep report`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lockstep.commands.shell import Quiet, in_shell, record_of, require_new_file
+from lockstep.commands.shell import Quiet, record_of, require_writable
 from lockstep.commands.to_spec import existing, fields_of_run
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
@@ -23,13 +23,13 @@ class Report:
 
     Attributes:
         html: the page, which needs no other file.
+        path: the file that it is in.
         lacking: what it lacks and why, or None.
-        path: the file that it is in, or None.
     """
 
-    html: str
+    html: str = field(repr=False)
+    path: Path
     lacking: str | None = None
-    path: Path | None = None
 
     def __str__(self) -> str:
         return "\n".join(printable(str(part)) for part in (self.lacking, self.path) if part is not None)
@@ -51,6 +51,7 @@ def report(
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
+    force: bool = False,
     quiet: Quiet = False,
 ) -> Report:
     """Write a page about a run, or one that compares runs.
@@ -62,22 +63,24 @@ def report(
     Several runs are compared by what their folders state: what differs, and their curves over each other.
 
     Examples:
-      lockstep report runs/digits-1 -o report.html
+      lockstep report runs/digits-1                       writes runs/digits-1/report.html
       lockstep report runs/first runs/second -o compared.html
 
     Args:
         runs: A run's folder, or several to compare.
-        output: The page, a new file. Default: report.html.
+        output: The page. Default: report.html in the run's folder, and of several compared.html in the first one's;
+            one that is there is written again.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
+        force: Overwrite a file that is there.
         quiet: Print only errors.
 
-    A notebook shows the report that Python gets, and `save` writes it. What the page lacks, `lacking` says.
+    A notebook shows the report that Python gets. It has the `path` of the page, and `lacking` says what that lacks.
 
-        lockstep.report("runs/first")
-        lockstep.report("runs/first", "runs/second").save("compared.html")
+        print(lockstep.report("runs/first").path)
+        lockstep.report("runs/first", "runs/second", output="compared.html")
 
     Raises:
         LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
@@ -86,10 +89,12 @@ def report(
     from lockstep.pages.runs import page
 
     require_alone("report")
-    if in_shell():
-        output = output or "report.html"
-        require_new_file("--output", Path(output))
-    path, opened = Path(output) if output is not None else None, [existing(run) for run in runs]
+    opened = [existing(run) for run in runs]
+    if not opened:
+        raise LockstepError("report: give a run")
+    own = opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
+    path = own if output is None else Path(output)
+    require_writable("--output", path, force or output is None)
     if empty := [run for run in opened if not run.steps]:
         raise empty[0].no_checkpoint()
     record, lacking = None, None
@@ -102,7 +107,6 @@ def report(
             if error.code != DATA:
                 raise
             lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
-    made = Report(page(opened, record, lacking=lacking), lacking, path)
-    if path is not None:
-        made.save(path)
+    made = Report(page(opened, record, lacking=lacking), path, lacking)
+    made.save(path)
     return made

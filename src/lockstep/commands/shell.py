@@ -189,9 +189,13 @@ def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str
     return record
 
 
-def require_new_file(option: str, path: Path) -> None:
-    """Raise a LockstepError, before anything is computed, if `option` cannot write a new file at `path`."""
-    if os.path.lexists(path):
-        raise LockstepError(f"{option} {path}: this file exists already: give a new one, or move it away")
+def require_writable(option: str, path: Path, force: bool | None = None) -> None:
+    """Raise a LockstepError, before anything is computed, if `option` cannot write the file `path`.
+
+    One that is there is overwritten with `force`; None: the command cannot overwrite.
+    """
+    if not force and os.path.lexists(path):
+        other = "move it away" if force is None else "--force" if in_shell() else "force=True"
+        raise LockstepError(f"{option} {path}: this file exists already: give a new one, or {other}")
     if not os.access(path.absolute().parent, os.W_OK):
         raise LockstepError(f"{option} {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
