@@ -119,9 +119,7 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
     assert "there are no pictures" in (tmp_path / "r.html").read_text()
 
 
-def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(
-    trained_once, tmp_path, monkeypatch, here
-):
+def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_once, tmp_path, monkeypatch, here):
     run = Run(shutil.copytree(trained_once(*SHORT)[0], tmp_path / "a"))
     run.path.joinpath("report.html").write_text("an earlier one")
     monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))

@@ -68,8 +68,7 @@ def report(
 
     Args:
         runs: A run's folder, or several to compare.
-        output: The page. Default: report.html in the run's folder, and of several compared.html in the first one's;
-            one that is there is written again.
+        output: The page. Default: report.html in the run's folder; of several runs, compared.html in the first one's.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
@@ -98,6 +97,8 @@ def report(
     if empty := [run for run in opened if not run.steps]:
         raise empty[0].no_checkpoint()
     record, lacking = None, None
+    if len(opened) > 1 and (data, processes, device) != (None, None, "auto"):
+        raise LockstepError("runs are compared by what is in their folders: leave out --data, --processes and --device")
     if len(opened) == 1:
         try:
             with muted(quiet):

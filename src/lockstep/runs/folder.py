@@ -1,6 +1,7 @@
 """The folder of a run: `Run` reads it, and needs no torch. `Folder` is the one that process 0 trains.
 
-recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json
+recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json, and the pages of
+`lockstep report`: report.html compared.html
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,10 @@ from lockstep.settings import validated
 if TYPE_CHECKING:
     from torch import Tensor
 
+_PARTS = {
+    "recipe.json", "environment.json", "metrics.jsonl", "log.txt", "tb", "eval", "checkpoints", "model.safetensors",
+    "result.json", "report.html", "compared.html",
+}  # fmt: skip
 _TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+")
 
 Tensors = Mapping[str, "Tensor"]
@@ -488,3 +494,31 @@ def _exists(path: Path) -> LockstepError:
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
     return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
+
+
+def removable(path: Path) -> Run:
+    """Return the run at `path`. Raises: LockstepError if it is no run, a link, being trained, or holds other files."""
+    if path.is_symlink():
+        raise LockstepError(f"{path} is a link to {path.resolve()}: give that folder, and delete the link yourself")
+    run = Run.open(path)
+    if foreign := sorted(each.name for each in path.iterdir() if each.name not in _PARTS and each.name[0] != "."):
+        raise LockstepError(f"{path} holds {foreign[0]}, which is no part of a run: move it away first")
+    if run.is_held():
+        raise LockstepError(f"another program is training in {path}: stop it first", ENVIRONMENT)
+    return run
+
+
+def remove(run: Run) -> None:
+    """Delete the folder of a run. If that is cut short, it is still a run, to be deleted. Raises: LockstepError."""
+    removable(run.path)
+    folder, last = Folder(run.path), ("recipe.json", ".lock")
+    try:
+        with folder._locked():
+            for member in sorted(run.path.iterdir(), key=lambda path: (path.name in last, path.name == ".lock")):
+                if member.is_dir() and not member.is_symlink():
+                    shutil.rmtree(member)
+                else:
+                    member.unlink()
+            run.path.rmdir()
+    finally:
+        folder.close()
