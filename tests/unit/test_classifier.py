@@ -81,6 +81,22 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
         assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
 
 
+def test_public_objects_have_short_reprs(classifier, run):
+    counts = [[7] * 100] * 100
+    evaluation = lockstep.EvaluationRecord(
+        "runs/first", 4000, "test", "ema", 9999, 9000, 0.9, [0.89, 0.91], 0.3, [{}] * 100, counts
+    )
+    export = lockstep.ExportRecord("runs/first.onnx", 10**8, "0" * 64, "test", 9999, 0.9, 0.9, 0, 1e-6, 1234.5, 1234.5)
+    prediction = classifier.predict(TEST.images[0], top=10)
+    plan = get_recipe("photos-tuned").bind(5000).plan(7)
+    placement = lockstep.Placement(data=run.path, init=run.model, processes=4)
+    recipes = [get_recipe(name) for name in lockstep.RECIPES]
+    for one in (run, classifier, prediction, evaluation, export, plan, placement, TEST, *recipes):
+        assert len(repr(one)) < 300, repr(one)
+    assert repr(recipes[0]).startswith("<Recipe digits: digits on digits, digest ")
+    assert repr(lockstep.Placement(processes=4)) == "Placement(processes=4)"
+
+
 # The recipe, the size and channels of its images, and its precision.
 NETWORKS = {
     "digits": ((8, 8, 1), {}),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -52,7 +52,7 @@ class Prediction:
     label: str | None = None
     index: int | None = None
     probability: float | None = None
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     error: str | None = None
     unlike: bool | None = None
 

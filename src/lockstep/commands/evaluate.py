@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,8 +50,8 @@ class EvaluationRecord:
     accuracy: float
     accuracy_interval: list[float]
     loss: float | None
-    classes: list[dict[str, Any]]
-    confusion: list[list[int]]
+    classes: list[dict[str, Any]] = field(repr=False)
+    confusion: list[list[int]] = field(repr=False)
     accuracy_one_view: float | None = None
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,7 +43,7 @@ class ExportRecord:
 
     file: str
     bytes: int
-    weights_sha256: str | None
+    weights_sha256: str | None = field(repr=False)
     split: str
     examples: int
     accuracy: float

@@ -274,6 +274,9 @@ class Recipe(Settings):
         assert self.epochs is not None
         return Course(self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch)))
 
+    def __repr__(self) -> str:
+        return f"<Recipe {self.name}: {self.model} on {self.dataset}, digest {self.digest()[:12]}>"
+
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
 

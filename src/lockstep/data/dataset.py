@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,8 +46,8 @@ class Plan:
     """
 
     seed: int
-    epochs: NDArray[np.int64]
-    examples: NDArray[np.int64]
+    epochs: NDArray[np.int64] = field(repr=False)
+    examples: NDArray[np.int64] = field(repr=False)
     pipeline: Pipeline
     size_px: int | None = None
 
@@ -119,6 +119,10 @@ class Dataset:
         digest.update(images.data)
         digest.update(labels.tobytes())
         return Dataset(torch.from_numpy(images), torch.from_numpy(labels), classes, digest.hexdigest())
+
+    def __repr__(self) -> str:
+        shape = [*self.images.shape[1:]]
+        return f"<Dataset: {len(self)} images {shape}, {len(self.classes)} classes, sha256 {self.sha256[:12]}>"
 
     def __len__(self) -> int:
         return len(self.labels)
