@@ -76,10 +76,11 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     done = here("train", "letters", *short, "--name", "a")
     assert done.returncode == 0, done.stderr
     assert "32x32x1, 2 classes" in done.stdout
-    assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in done.stdout
-    assert "because all images are grey and their median shorter side is 28 pixels" in done.stdout
+    log = (tmp_path / "runs/a/log.txt").read_text()
+    assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in log
+    assert "because all images are grey and their median shorter side is 28 pixels" in log
     assert "test images; 95% interval " in done.stdout
-    warning = "2 classes with fewer than 20 training images (even has "
+    warning = "2 classes with fewer than 20 training images (a has "
     assert f"warning   {warning}" in done.stdout
     assert warning in json.loads((tmp_path / "runs/a/result.json").read_text())["warnings"][0]
     assert f'<p class="note" role="note">{warning}' in page([Run.open(tmp_path / "runs/a")])
