@@ -15,7 +15,7 @@ from lockstep.data.photos import load
 from lockstep.data.scan import Photo
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
-from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
 
 LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
@@ -25,7 +25,7 @@ GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
 def survey_of(sides, grey):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
     photos = [Photo("", "", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
-    return SimpleNamespace(splits={"train": photos[:-1], "test": photos[-1:]})
+    return SimpleNamespace(splits={"train": photos[:-1], "test": photos[-1:]}, classes=("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,21 @@ def survey_of(sides, grey):
         ([33, 33, 33], [True, True, True], "folder", {"image_px": 64, **GREY}),
         ([500, 500, 500], [True, True, True], "folder", {"image_px": 64, **GREY}),
         ([10, 95, 500], [False, False, False], "folder", {"image_px": 64}),
-        ([10, 96, 96], [False, True, True], "photos", {}),
+        ([10, 96, 96], [False, True, True], "photos", {"weight_decay.default": 0.071}),
     ],
 )
 def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, settings):
     fit = fitting(survey_of(sides, grey), {})
     assert (fit.recipe, fit.settings) == (recipe, settings)
+
+
+def test_the_weight_decay_of_photos_follows_the_number_of_classes_unless_it_is_stated():
+    found = survey_of([96, 96], [False, False])
+    assert fitting(found, {"weight_decay": {}}).settings == fitting(found, {"model": "a:b"}, "photos").settings == {}
+    found.classes = tuple(map(str, range(43)))
+    fit = fitting(found, {}, "photos")
+    assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.00071})
+    assert "weight_decay.default=0.00071, because there are 43 classes" in fit.note()
 
 
 @pytest.mark.parametrize(
@@ -83,10 +92,9 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
     assert (on.grey, on.augmentation.mean, on.augmentation.flip) == (True, (0.449,), True)
 
 
-def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path, monkeypatch):
-    monkeypatch.setitem(RECIPES, "photos", lambda: get_recipe("folder").replace(name="photos", image_px=224))
+def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path):
     big = write(tmp_path / "big", {"a": range(4), "b": range(4, 8)}, side=100)
-    assert made(str(big)) == get_recipe("photos") == made("photos", data=big)
+    assert made(str(big)) == get_recipe("photos").replace(weight_decay={"default": 0.071}) == made("photos", data=big)
     assert made("folder", (), big).name == made(str(big), {"model": "digits"}).name == "folder"
 
 

@@ -148,7 +148,7 @@ def subject_of(
     path = Path(what).expanduser() if isinstance(what, str) else Path()
     settings: dict[str, Any] = {}
     parent = Run.open(weights.run) if weights is not None and weights.run is not None else None
-    source, run, fits = None, None, images is not None or what == FOLDER
+    source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
         fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
