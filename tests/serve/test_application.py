@@ -114,6 +114,18 @@ def test_the_input_is_the_picture_as_the_network_sees_it(classifier, port):
                 assert np.array_equal(np.array(seen), classifier.pixels(photo.getvalue())[..., 0][part])
 
 
+def test_light_on_what_speaks_for_the_class_is_a_picture_on_request(classifier, port):
+    asked = "/predict?evidence=png", PICTURES[0]
+    assert ask(port, *asked)[2]["predictions"][0]["evidence"] is None  # This network is no linear head.
+
+    def explained(pixels, top, name, evidence):
+        return replace(classifier.predict_pixels(pixels, top, name), evidence=np.eye(2) if evidence else None)
+
+    with serving(like(classifier, predict_pixels=explained)) as other:
+        assert ask(other, *asked)[2]["predictions"][0]["evidence"].startswith("data:image/png;base64,")
+        assert "evidence" not in ask(other, "/predict", PICTURES[0])[2]["predictions"][0]
+
+
 def test_an_answer_has_the_same_bits_beside_39_others(classifier, port):
     files = [(f"{number}.png", picture) for number, picture in enumerate(PICTURES)]
     files[3] = ("b.txt", b"no image")  # which harms no other

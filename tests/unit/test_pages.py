@@ -84,6 +84,11 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
     shown = re.findall(r"is taken for", page.text)
     confused = sum(bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y)
     assert len(shown) == min(5, confused) > 0
+    assert "Which pixels decided is known only of a linear head" in page.text
+    explained = [{**one, "evidence": "data:image/png;base64,"} for one in record["right"]]
+    page = Page(runs.page([Run(path)], {**record, "mistakes": [], "right": explained}))
+    assert page.headings[3] == "Right answers"
+    assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
 
 def test_every_figure_has_a_description_and_no_page_makes_a_request(judged):

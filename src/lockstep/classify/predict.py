@@ -20,6 +20,7 @@ from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_o
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
+from lockstep.core.evidence import evidence
 from lockstep.core.model import Model
 from lockstep.core.unlike import Unlike, divided, plain_view
 from lockstep.data.decode import decode_image
@@ -46,6 +47,9 @@ class Prediction:
         error: why the image cannot be read, or None.
         unlike: True if the image is less like the training images than 99 % of held-out images are. None if the image
             cannot be read, or the classifier has no facts for it: these are in the model files of recipes with `head`.
+        evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a grid over the middle
+            square. With the bias of the class, the parts add up to the logit. None if it was not asked for, or the
+            network is not a linear head on averages over places.
     """
 
     source: Path | int
@@ -55,9 +59,10 @@ class Prediction:
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     error: str | None = None
     unlike: bool | None = None
+    evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object. Its keys are always the same."""
+        """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
         return {
             "source": str(self.source),
             "label": self.label,
@@ -138,16 +143,16 @@ class Classifier:
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
-    def predict(self, sources: Sources, top: int = 1) -> Any:
+    def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
         """Classify one image and return its Prediction, or several and return a list of theirs, in order.
 
         One image is the path of a file, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or
         [H, W, C]. Several are an iterable of these, a folder (with its subfolders, sorted by name), or an array or
-        tensor [N, H, W, C].
+        tensor [N, H, W, C]. With `evidence`, each prediction has its evidence, which takes about as long again.
 
         Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
         """
-        found = self.predict_each(sources, top)
+        found = self.predict_each(sources, top, evidence)
         if not is_one(sources):
             return list(found)
         if (prediction := next(found)).error is not None:
@@ -155,7 +160,7 @@ class Classifier:
             raise LockstepError(f"{where}: {prediction.error}", DATA)
         return prediction
 
-    def predict_each(self, sources: Sources, top: int = 1) -> Iterator[Prediction]:
+    def predict_each(self, sources: Sources, top: int = 1, evidence: bool = False) -> Iterator[Prediction]:
         """Classify images as `predict`, and yield the prediction of each as soon as it and those before it are there.
 
         An iterable is read a few images ahead, and may be endless. Each image is computed alone, so its prediction has
@@ -178,12 +183,14 @@ class Classifier:
                 pixels = self.pixels(image)
             except LockstepError as error:
                 return Prediction(name, error=str(error))
-            return self.predict_pixels(pixels, top, name)
+            return self.predict_pixels(pixels, top, name, evidence)
 
         return in_order(items(sources), work)
 
     @torch.no_grad()
-    def predict_pixels(self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0) -> Prediction:
+    def predict_pixels(
+        self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0, evidence: bool = False
+    ) -> Prediction:
         """Return the prediction for what `pixels` returned, computed in this thread; `name` is its source.
 
         Raises: LockstepError for too little memory.
@@ -197,7 +204,13 @@ class Classifier:
         shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
         unlike = self._unlike(plain_view(inputs))[0] if self._unlike else None
         ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
-        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, unlike=unlike)
+        parts = self._evidence(pixels, labels[0]) if evidence else None
+        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, unlike=unlike, evidence=parts)
+
+    def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
+        with self._turn, _memory_named():
+            parts = evidence(self._network, self._prefix, torch.from_numpy(pixels)[None], label)
+        return None if parts is None else parts.numpy()
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -39,6 +39,7 @@ from lockstep.classify.predict import Classifier, Prediction
 from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.launch.signals import handled_by
+from lockstep.pages.page import spotlit
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -131,12 +132,16 @@ class _Service:
         return JSONResponse({"status": "ok", **self._facts})
 
     async def predict(self, request: Request) -> Response:
-        """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it."""
+        """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it.
+
+        With ?evidence=png it has that picture too, bright where it speaks for the class; None if that is not known.
+        """
         request.state.held = 0
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S):
                 pictures = await self._pictures(request)
-                answers = await asyncio.gather(*(self._answer(picture) for _, picture in pictures))
+                explained = request.query_params.get("evidence") == "png"
+                answers = await asyncio.gather(*(self._answer(picture, explained) for _, picture in pictures))
         except TimeoutError:
             problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
             raise HTTPException(504, problem, {"Connection": "close"}) from None
@@ -147,17 +152,21 @@ class _Service:
             records.append({**prediction.record(), "source": name})
             if request.query_params.get("input") == "png":
                 records[-1]["input"] = None if pixels is None else await asyncio.to_thread(self._png, pixels)
+            if explained:
+                parts = prediction.evidence
+                lit = None if pixels is None or parts is None else spotlit(pixels, parts)
+                records[-1]["evidence"] = None if lit is None else await asyncio.to_thread(self._png, lit)
         errors = [f"{record['source']}: {record['error']}" for record in records if record["error"] is not None]
         if len(errors) == len(records):
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
         return JSONResponse({"predictions": records})
 
-    async def _answer(self, picture: bytes) -> Answer:
+    async def _answer(self, picture: bytes, explained: bool) -> Answer:
         run = asyncio.get_running_loop().run_in_executor
         try:
             large = await run(self._workers, stored_pixels, picture, PIXEL_LIMIT) > _SMALL
             pixels = await run(self._large if large else self._workers, self._classifier.pixels, picture)
-            return await run(self._workers, self._classifier.predict_pixels, pixels, TOP), pixels
+            return await run(self._workers, self._classifier.predict_pixels, pixels, TOP, 0, explained), pixels
         except LockstepError as error:
             if error.code != DATA:
                 raise

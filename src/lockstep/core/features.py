@@ -85,10 +85,31 @@ class Prefix:
     def __call__(self, images: Tensor) -> Tensor:
         """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1, views, 4 * D]."""
         with arithmetic(self._arithmetic):
-            plain = self._augmentation.test(images.to(self._device))
-            values = self._network(torch.cat([plain, plain.flip(-1)][: self._views]))
+            values = self._network(self._every_view(images))
         by_image = values.view(self._views, len(images), 1, -1).permute(1, 2, 0, 3)
         return by_image.contiguous().cpu().view(torch.uint8)
+
+    @torch.no_grad()
+    def places(self, image: Tensor) -> Tensor | None:
+        """Return what the features of `image`, uint8 [1, H, W, C], are the mean of: float32 [views, D, h, w].
+
+        None if they are no mean over several places, or torch cannot trace the network.
+        """
+        if not isinstance(self._network.module, torch.fx.GraphModule):
+            return None
+        with arithmetic(self._arithmetic):
+            graph, views = _LastPlaces(self._network.module), self._every_view(image)
+            features = graph.run(views.to(self._network.dtype)).float()
+        last = graph.last
+        if last is None or last.shape[1] != features.shape[1]:
+            return None
+        # The mean is rounded to the network's precision.
+        return last.float() if torch.allclose(last.float().mean((2, 3)), features, 0.01, 1e-3) else None
+
+    def _every_view(self, images: Tensor) -> Tensor:
+        """Return the network's input for images as they are, then for their mirror images if there are two views."""
+        plain = self._augmentation.test(images.to(self._device))
+        return torch.cat([plain, plain.flip(-1)][: self._views])
 
     def identity(self) -> str:
         """Return a digest of the weights, and of the bits that this machine computes for an image of noise."""
@@ -146,6 +167,19 @@ class Prefix:
         """Return an image without meaning, uint8 [1, H, W, C], the same on every machine."""
         numbers = torch.arange(self._height * self._width * self._channels)
         return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, self._height, self._width, self._channels)
+
+
+class _LastPlaces(torch.fx.Interpreter):
+    """Computes a traced network, and keeps the `last` output [n, D, h, w] with several places, or None."""
+
+    last: Tensor | None = None
+
+    def run_node(self, n: torch.fx.Node) -> object:
+        """Compute one node."""
+        output = super().run_node(n)
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+            self.last = output
+        return output
 
 
 def head_of(name: str, model: nn.Module) -> Head:

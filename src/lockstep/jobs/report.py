@@ -13,16 +13,16 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
-from lockstep.pages.page import address
+from lockstep.pages.page import address, spotlit
 
-_SHOWN = 24  # of the worst mistakes
+_SHOWN, _RIGHT = 24, 6  # of the worst mistakes, and of the right answers
 _BINS = 15  # of the calibration error, of equal width
 
 
 def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration" and "mistakes".
+    The record is that of an evaluation, with "calibration", "mistakes", and some "right" answers at even distances.
     """
     session = Session(spec.recipe, spec.placement, ctx)
     dataset = session.split(spec.split, spec.examples)
@@ -46,10 +46,12 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     first = probabilities.amax(1)
     correct = classes == labels
     mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
+    right = correct.nonzero().flatten().tolist()
     return {
         **record,
         "calibration": calibration(first, correct),
-        "mistakes": [_shown(images, probabilities, row, names) for row in mistakes[:_SHOWN]],
+        "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
+        "right": [_shown(session, images, probabilities, row, names) for row in right[:: len(right) // _RIGHT + 1]],
     }
 
 
@@ -70,13 +72,19 @@ def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:
     return {"error": float(error), "bins": list(bins)}
 
 
-def _shown(images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:
-    """Return an image as the page shows it: its name, its label, its two most probable classes, if any, its picture."""
+def _shown(session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:
+    """Return an image as the page shows it: its name, its label, its two most probable classes, if any, its picture.
+
+    "evidence" is the picture with light on what speaks for the most probable class, or None.
+    """
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
     likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    image = images.pixels(slice(row, row + 1)).cpu()
+    pixels, parts = image[0].numpy(), session.evidence(image, int(top.indices[0]))
     return {
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],
         "top": [(images.classes[index], value) for value, index in likely if top.values[0]],
-        "picture": address(images.pixels(slice(row, row + 1))[0].cpu().numpy()),
+        "picture": address(pixels),
+        "evidence": None if parts is None else address(spotlit(pixels, parts.numpy())),
     }

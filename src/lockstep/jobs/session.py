@@ -16,6 +16,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
+from lockstep.core.evidence import evidence
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
@@ -295,6 +296,10 @@ class Session:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
+
+    def evidence(self, image: Tensor, label: int) -> Tensor | None:
+        """Return `core.evidence.evidence` by the weights that were evaluated last."""
+        return evidence(self.network, self._prefix, image, label)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lockstep.errors import printable
 
 _PIXELATED = 64  # pixels a side up to which a picture is shown enlarged, pixel by pixel
+_DARK = 0.2  # what is left of the light where nothing speaks for a class
 
 
 class Table(NamedTuple):
@@ -28,11 +29,15 @@ class Figure(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """An image: its `data:` address, what it is, and the lines below it, of which the first is emphasised."""
+    """An image: its `data:` address, what it is, and the lines below it, of which the first is emphasised.
+
+    `evidence` is the address of `spotlit` for it, beside it; "": there is none.
+    """
 
     source: str
     text: str
     lines: Sequence[str]
+    evidence: str = ""
 
 
 class Section(NamedTuple):
@@ -65,6 +70,15 @@ def render(title: str, sections: Sequence[Section], headline: Headline | None = 
     )  # fmt: skip
     template = environment.get_template("page.html.jinja")
     return template.render(title=title, headline=headline, notes=notes, sections=sections)
+
+
+def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return an image uint8 [H, W, 1 or 3], bright where `evidence` [h, w] speaks for its class, and dark elsewhere."""
+    from PIL import Image
+
+    share = evidence.clip(0) / max(evidence.max(), 1e-9)
+    light = Image.fromarray((255 * share).astype(np.uint8)).resize(pixels.shape[1::-1], Image.Resampling.BICUBIC)
+    return (pixels * (_DARK + (1 - _DARK) * np.asarray(light)[..., None] / 255)).astype(np.uint8)
 
 
 def address(pixels: NDArray[np.uint8]) -> str:

@@ -14,6 +14,8 @@ from lockstep.words import duration, listed, loss_text, plural, rate_text, size
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
+_EVIDENCE = "Beside each image, light shows where it speaks for the class that was found (the parts of its logit)."
+_NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
 
 
 def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
@@ -30,7 +32,7 @@ def page(runs: Sequence[Run], record: Mapping[str, Any] | None = None, lacking: 
     notes = [*([] if lacking is None else [lacking]), *_result(run).get("warnings", [])]
     if not _result(run):
         notes.insert(0, f"This run is not complete: its newest checkpoint is after {plural(max(run.steps), 'step')}.")
-    judged = [] if record is None else [confusion(record), calibration(record), *mistakes(record)]
+    judged = [] if record is None else [confusion(record), calibration(record), *pictures(record)]
     sections = [training(runs, names), *judged, speed(runs, names), provenance(run)]
     return render(f"Run {names[0]}", sections, headline(run, record), notes)
 
@@ -183,16 +185,23 @@ def calibration(record: Mapping[str, Any]) -> Section:
     return Section("Calibration", [text], [drawn])
 
 
-def mistakes(record: Mapping[str, Any]) -> list[Section]:
-    """Return the worst mistakes as pictures, if there are any."""
-    shown = []
-    for one in record["mistakes"]:
-        found = one["top"][0][0] if one["top"] else "no class"
-        ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
-        text = f"{one['name']}, labelled {one['label']}, classified as {found}"
-        shown.append(Picture(one["picture"], text, [f"labelled {one['label']}", *ranked, one["name"]]))
-    text = "Misclassified images, the most certain first."
-    return [Section("Worst mistakes", [text], pictures=shown)] if shown else []
+def pictures(record: Mapping[str, Any]) -> list[Section]:
+    """Return the worst mistakes as pictures, if there are any, and a few right answers if there is evidence."""
+    explained = any(one["evidence"] for one in record["right"])
+    sections = []
+    if record["mistakes"]:
+        texts = ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE]
+        sections = [Section("Worst mistakes", texts, pictures=[_picture(one) for one in record["mistakes"]])]
+    if explained:
+        sections += [Section("Right answers", [_EVIDENCE], pictures=[_picture(one) for one in record["right"]])]
+    return sections
+
+
+def _picture(one: Mapping[str, Any]) -> Picture:
+    found = one["top"][0][0] if one["top"] else "no class"
+    ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
+    text = f"{one['name']}, labelled {one['label']}, classified as {found}"
+    return Picture(one["picture"], text, [f"labelled {one['label']}", *ranked, one["name"]], one["evidence"] or "")
 
 
 def speed(runs: Sequence[Run], names: Sequence[str]) -> Section:

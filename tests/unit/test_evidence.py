@@ -1,0 +1,81 @@
+"""Evidence: the places of an image add up to its logit, and no other network claims any."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.config.overrides import make
+from lockstep.core.evaluate import classify
+from lockstep.core.evidence import evidence
+from lockstep.core.features import Prefix, head_of
+from lockstep.core.network import Network
+from lockstep.models.efficientnet import efficientnet_lite0
+from lockstep.pages.page import spotlit
+from lockstep.recipes import get_recipe
+
+PHOTOS = get_recipe("photos").model_dump(mode="json")
+CPU = torch.device("cpu")
+IMAGE = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def averaged():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+
+
+def flattened():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 8), nn.ReLU(), nn.Flatten(), nn.Identity(), nn.Linear(512, 3))
+
+
+def two_layers():
+    return nn.Sequential(*averaged()[:4], nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+
+
+def parts(model, head="4", **changes):
+    """Return the recipe, the head's network, the layers before it, and a function from (image, label) to evidence."""
+    recipe = make(PHOTOS, {"head": head, "image_px": 64, "precision": "float32", **changes})
+    prefix = Prefix(recipe, model, (3, 64, 64), CPU)
+    network = Network(recipe.replace(precision="float32"), head_of(head, model), prefix.output, CPU)
+    network.module.eval()
+    return recipe, network, prefix, lambda image, label: evidence(network, prefix, image, label)
+
+
+@pytest.mark.parametrize(("views", "precision"), [("flip", "float32"), ("one", "float32"), ("flip", "bfloat16")])
+def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
+    published = efficientnet_lite0((3, 64, 64), 3)
+    with torch.no_grad():
+        for tensor in published.parameters():  # Random weights shrink an image to nothing within 50 layers.
+            tensor.mul_(1.5)
+    for model, head in ((averaged(), "4"), (published, "_fc")):
+        recipe, network, prefix, found = parts(model, head, test_views=views, precision=precision)
+        logits = classify(recipe, network, prefix(IMAGE))[0][0].tolist()
+        bias = network.module.get_submodule(head).bias.tolist()
+        for label in range(3):
+            assert float(found(IMAGE, label).sum() + bias[label]) == pytest.approx(
+                logits[label], abs=1e-5 if precision == "float32" else 0.02
+            )
+
+
+def test_a_place_counts_where_it_is_and_mirror_images_have_mirrored_places():
+    *_, found = parts(averaged(), test_views="one")
+    changed = IMAGE.clone()
+    changed[:, 40:48, 8:16] = 255
+    rows, columns = (found(changed, 1) != found(IMAGE, 1)).nonzero().unbind(1)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 24, 4, 8)  # a place for two pixels a side
+    *_, both = parts(averaged(), test_views="flip")
+    assert torch.allclose(both(IMAGE.flip(2), 1), both(IMAGE, 1).flip(1))
+
+
+@pytest.mark.parametrize("model", [flattened, two_layers])
+def test_other_networks_claim_nothing(model):
+    _, network, _, found = parts(model())
+    assert found(IMAGE, 0) is None
+    assert evidence(network, None, IMAGE, 0) is None
+
+
+def test_light_falls_on_what_speaks_for_the_class():
+    pixels = np.full((60, 60, 3), 200, np.uint8)
+    lit = spotlit(pixels, np.array([[1.0, -2.0], [0.0, 0.0]]))
+    assert lit[0, 0, 0] == 200
+    assert (lit[30:, 45:] == 40).all()
+    assert spotlit(pixels[..., :1], -np.ones((2, 2))).max() == 40
