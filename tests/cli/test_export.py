@@ -120,9 +120,10 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
     done = here("export", path / "model.safetensors")
     assert done.returncode == 0, done.stderr
-    first, second, *_ = done.stderr.splitlines()
-    assert first == "writing the file, then comparing it on 355 images"  # at once, as the next may take a minute
-    assert second.startswith(f"{first}: 33%, about ")
+    first, second, third, *_ = done.stderr.splitlines()
+    compared = "comparing the file with Lockstep on 355 images"
+    assert [first, second] == ["making the file", compared]  # at once, as the next line may take a minute
+    assert third.startswith(f"{compared}: 33%, about ")
     assert f"{record['accuracy']:.2%} of 355 test images" in done.stdout
     assert (tmp_path / "model.onnx").exists()
     with monkeypatch.context() as patch:

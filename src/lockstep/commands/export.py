@@ -138,9 +138,11 @@ def export(
         "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
         "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
     }  # fmt: skip
-    batch, what = min(len(images), batch_of(images.shape[1:])), f"comparing it on {len(images):,} images"
-    with progress(f"writing the file, then {what}", 3 * len(images), at_once=True) as advance:
+    with progress("making the file", 1, at_once=True):
         content = exported(classifier, facts)
+    batch = min(len(images), batch_of(images.shape[1:]))
+    what = f"comparing the file with Lockstep on {len(images):,} images"
+    with progress(what, 3 * len(images), at_once=True) as advance:
         found, rate = in_batches(loaded(content), images, batch, advance)
         own, own_rate = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
         difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)[0]).max()
