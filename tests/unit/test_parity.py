@@ -80,13 +80,24 @@ def test_recipes_and_intervals_have_the_originals_settings():
     assert (placement.summary_every, placement.save_every, placement.keep) == (100, 1000, 5)
 
 
-def test_the_log_states_global_and_tower_batch():
+def session_of(device, local_processes):
+    """Return what the lines at a start read of a session of the tutorial on four towers."""
     recipe = make(TUTORIAL, {"towers": 4})
-    session = SimpleNamespace(
-        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Alone(), device=CPU, local_processes=1,
-        reduction=Reduction(Alone(), 4), parameter_count=1_068_298, initial_weights=None,
-        splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
+    return SimpleNamespace(
+        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Alone(), device=torch.device(device),
+        local_processes=local_processes, reduction=Reduction(Alone(), 4), parameter_count=1_068_298,
+        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("local", "shown"), [(1, True), (4, False)])
+def test_a_note_says_that_towers_share_a_gpu(local, shown):
+    lines = startup_lines(session_of("cuda", local), images(10_000), Path("runs/x"))
+    assert ("4 towers take turns on 1 GPU" in dict(lines)["time"]) == shown
+
+
+def test_the_log_states_global_and_tower_batch():
+    session = session_of("cpu", 1)
     assert [name for name, _ in startup_lines(session, images(10_000), Path("runs/x"))] == BLOCK
     lines = detail_lines(session)
     assert dict(lines)["step"] == "512 images (global) = 4 towers x 128"
