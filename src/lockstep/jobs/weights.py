@@ -137,7 +137,8 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
         )
     new, left = ([name for name in names if name not in loaded] for names in (own, found))
     *_, last = (name for name, tensor in own.items() if isinstance(tensor, torch.nn.Parameter))
-    return InitialWeights(loaded, new, left, all(_layer(name) == _layer(last) for name in (*new, *left)))
+    layers = {name.rpartition(".")[0] for name in (*new, *left)}
+    return InitialWeights(loaded, new, left, layers <= {last.rpartition(".")[0]})
 
 
 def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
@@ -191,10 +192,6 @@ def raw_sha256(tensors: "Mapping[str, Tensor]") -> str:
     named = {key.partition("/"): tensor for key, tensor in tensors.items()}
     parameters = {name: tensor for (kind, _, name), tensor in named.items() if kind in ("parameter", "frozen")}
     return weights_sha256(parameters, {name: tensor for (kind, _, name), tensor in named.items() if kind == "buffer"})
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:
