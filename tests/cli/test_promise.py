@@ -13,6 +13,7 @@ from tests.contract.test_reductions import free_port as port
 from tests.runs import state_path
 
 from lockstep import hardware
+from lockstep.runs.folder import Run
 from lockstep.runs.statefile import facts_of
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
@@ -71,11 +72,15 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, al
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
         result = json.loads(first.stdout)
         assert (result["processes"], result["weights_sha256"]) == (2, alone)
+        assert ", loss = " in first.stderr
         assert second.stdout == ""
         assert [*(tmp_path / "runs").iterdir()] == [run]
         as_stopped(run)
     sessions = json.loads((run / "environment.json").read_text())
     assert [session["step"] for session in sessions] == [0, 4][: len(launchers)]
+    last = [row for row in Run(run).metrics() if row["kind"] == "step"][-1]
+    assert last["memory_bytes"] > 50 * 2**20
+    assert sum(last["split"].values()) > 0
 
 
 @NEWER_CPU

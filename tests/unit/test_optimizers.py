@@ -1,14 +1,17 @@
-"""Optimizers and the update: AdamW and Muon against references, weight decay by default, and what is not trained."""
+"""Optimizers and the update: references, weight decay by default, what is not trained, no import of the compiler."""
+
+import sys
 
 import pytest
 import torch
 
+from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.core.state import State
 from lockstep.errors import LockstepError
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.muon import orthogonalised
-from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
+from lockstep.optim.settings import DEFAULT, decay_by_name, eager, parameter_groups
 from lockstep.recipes import get_recipe
 
 
@@ -152,3 +155,45 @@ def test_no_optimizer_moves_what_the_model_does_not_train(kind):
         for values in (state.parameters, state.ema):
             still = {name for name, p in model.items() if torch.equal(values[name], p)}
             assert still == {f"fixed.{name}" for name in shapes}
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """Make every import of torch's compiler fail, which would take a start a second."""
+    for name in ("torch._dynamo", "torch._inductor", "torch._inductor.config", "torch.distributed.tensor"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_do_not_import_the_compiler(no_compiler, name):
+    weight = torch.ones(3)
+    optimizer = OPTIMIZERS[name]().build([{"params": [weight], "weight_decay": 0.0, "scale": 1.0}])
+    weight.grad = torch.ones(3)
+    with torch.no_grad():
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+    assert weight.max() < 1
+
+
+def test_an_eager_optimizer_has_the_same_bits():
+    kinds = (torch.optim.SGD, eager(torch.optim.SGD))
+    weights = [torch.linspace(-1, 1, 7).requires_grad_() for _ in kinds]
+    for kind, weight in zip(kinds, weights, strict=True):
+        optimizer = kind([weight], lr=0.1, momentum=0.9, weight_decay=0.01)
+        for _ in range(3):
+            weight.grad = weight.detach().sin()
+            with torch.no_grad():
+                optimizer.step()
+    assert torch.equal(*weights)
+    assert kinds[1].__name__ == "SGD"  # the name in profiles
+
+
+def test_deterministic_mode_does_not_import_the_compiler(no_compiler):
+    assert torch.are_deterministic_algorithms_enabled()
+    numerics.configure(1, exact=False)
+    assert not torch.are_deterministic_algorithms_enabled()
+    numerics.configure(1, exact=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
