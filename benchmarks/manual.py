@@ -13,7 +13,7 @@ from typer.main import get_command
 from lockstep.commands.program import app
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, POLICIES
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 
@@ -21,7 +21,6 @@ NAMES = {
     "dataset": [*DATASETS, IMAGE_FOLDER],
     "model": MODELS,
     "augmentation": AUGMENTATIONS,
-    "policy": POLICIES,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }

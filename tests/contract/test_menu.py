@@ -26,7 +26,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
-from lockstep.data import AUGMENTATIONS, POLICIES
+from lockstep.data import AUGMENTATIONS
 from lockstep.data.dataset import Dataset
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
@@ -44,7 +44,6 @@ MENU = {
     "optimizer": list(OPTIMIZERS),
     "schedule": [FITTING.get(name, name) for name in SCHEDULES],
     "augmentation": [FITTING.get(name, name) for name in AUGMENTATIONS],
-    "policy": [None, *POLICIES],
     "lr_factors": [{}, {"conv": 0.0, "norm": 0.0}, {"dense": 0.5}],
     "weight_decay": [{}, {"default": 0.01}, {"default": 0.01, "norm.weight": 0.1}],
     "label_smoothing": [0.0, 0.1],
@@ -133,7 +132,7 @@ def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_aft
     return straight
 
 
-@pytest.mark.parametrize("choice", chosen(), ids=lambda choice: f"{choice['optimizer']}-{choice['policy']}")
+@pytest.mark.parametrize("choice", chosen(), ids=lambda choice: f"{choice['optimizer']}-{choice['augmentation']}")
 def test_any_choice_is_one_result_on_one_and_two_processes_and_resumed(choice, dataset):
     of = recipe(**choice)
     assert validated(Recipe, tomllib.loads(of.toml())) == of

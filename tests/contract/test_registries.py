@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.data import AUGMENTATIONS, POLICIES
+from lockstep.data import AUGMENTATIONS
 from lockstep.data.transforms import Keys
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
@@ -72,15 +72,6 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
     assert torch.equal(tested[[7, 2, 9]], augmentation.test(images[[7, 2, 9]]))
     if name != "plain":
         require_function_of_seed_epoch_and_example(augmentation.train, images)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_a_function_of_seed_epoch_and_example(name, channels):
-    images = torch.randint(256, (40, 24, 32, channels), dtype=torch.uint8)
-    before = images.clone()
-    require_function_of_seed_epoch_and_example(POLICIES[name]().apply, images)
-    assert torch.equal(images, before)  # the dataset's pixels stay
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -32,7 +32,7 @@ CASES = {
     "cifar10-tutorial": {},
     "cifar10": {"progressive.sizes_px": [20, 32], "progressive.shares": [0.5, 0.5]},
     "mnist": {"model_options.dropout": 0.5},
-    "folder": {"image_px": 32, "policy": "trivial-augment"},
+    "folder": {"image_px": 32},
     "digits, AdamW": {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "label_smoothing": 0.1},
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
     "cifar10, GELU": {"model_options.activation": "gelu"},

@@ -249,7 +249,10 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"policy": "trivial-augment"}, "policy changes what the layers before the head _fc compute"),
+        (
+            {"progressive": {"sizes_px": [96], "shares": [1.0]}},
+            "progressive changes what the layers before the head _fc compute",
+        ),
         ({"augmentation.pixels": 2}, "augmentation flip-translate has more views of an image than itself and its"),
         ({"test_views": "flip-translate"}, "test_views flip-translate needs views that are not computed"),
         ({"augmentation.flip": False}, "test_views flip needs views that are not computed"),

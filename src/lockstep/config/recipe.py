@@ -16,7 +16,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
-from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, POLICIES, Augmentation, Features, Policy
+from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
@@ -46,10 +46,6 @@ def plain_name(name: str) -> str:
 
 def _full_name(precision: Any) -> Any:
     return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
-
-
-def _policy(value: Any) -> Any:
-    return None if value is None else choose("policy", POLICIES)(value)
 
 
 class Recipe(Settings):
@@ -108,9 +104,6 @@ class Recipe(Settings):
     )
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))] = Field(
         description="How images become network input."
-    )
-    policy: Annotated[Policy | None, BeforeValidator(_policy)] = Field(
-        None, description="Random operations on the training images before the augmentation."
     )
     progressive: Progressive | None = Field(None, description="Smaller images in the first part of training.")
     label_smoothing: float = Field(
@@ -209,12 +202,11 @@ class Recipe(Settings):
 
     def _check_head(self) -> None:
         """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
-        for name in ("policy", "progressive"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name} changes what the layers before the head {self.head} compute, and that is computed once: "
-                    f"leave it out, or train these layers too, with head=none"
-                )
+        if self.progressive:
+            raise ValueError(
+                f"progressive changes what the layers before the head {self.head} compute, and that is computed once: "
+                f"leave it out, or train these layers too, with head=none"
+            )
         views = self.augmentation.views
         if views is None:
             raise ValueError(
@@ -360,7 +352,7 @@ class Course:
         from lockstep.data.dataset import Pipeline
 
         recipe = self.recipe
-        return Pipeline(recipe.input, recipe.policy, recipe.arithmetic)
+        return Pipeline(recipe.input, recipe.arithmetic)
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

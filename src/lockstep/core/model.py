@@ -60,8 +60,6 @@ class Model:
         self.recipe, self.classes, self.image_shape = recipe, tuple(classes), (height, width, channels)
         self.computed = recipe if recipe.head is None else recipe.replace(precision="float32")
         try:
-            if recipe.policy:
-                recipe.policy.check(channels)
             self.shape: Shape = recipe.augmentation.shape(height, width, channels)
         except ValueError as error:
             raise LockstepError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Datasets, augmentations and policies, and their registries."""
+"""Datasets and augmentations, and their registries."""
 
 from lockstep.data.augmentations import (
     Crop as Crop,
@@ -7,7 +7,6 @@ from lockstep.data.augmentations import (
     FlipTranslate as FlipTranslate,
     Plain as Plain,
     Shift as Shift,
-    TrivialAugment as TrivialAugment,
 )
 from lockstep.settings import kinds
 
@@ -26,7 +25,3 @@ MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
 AUGMENTATIONS = kinds(Augmentation)
-
-# To add a policy, write its settings class, and add it to both.
-Policy = TrivialAugment
-POLICIES = {"trivial-augment": TrivialAugment}

@@ -1,6 +1,6 @@
-"""Augmentations and the policy: from images to the network's input. One settings class each.
+"""Augmentations: from images to the network's input. One settings class each.
 
-`transforms.py` and `operations.py` have the computation.
+`transforms.py` has the computation.
 
 Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
 depends only on (seed, epoch, example), not on the rest of its batch.
@@ -207,26 +207,6 @@ class Crop(_Normalised):
 
         crops = transforms.resized_crop(images, keys, self.scale, self.ratio, self.flip)
         return transforms.normalise(crops, self.mean, self.std)
-
-
-class TrivialAugment(Settings):
-    """One of 14 operations, at random and of random strength, for each image.
-
-    Source: Mueller and Hutter, 2021 (arXiv:2103.10158), with the wide strengths of torchvision's TrivialAugmentWide.
-    """
-
-    kind: Literal["trivial-augment"] = "trivial-augment"
-
-    def check(self, channels: int) -> None:
-        """Raise a ValueError unless the operations work on images with `channels` channels."""
-        if channels not in (1, 3):
-            raise ValueError(f"policy is for images of 1 or 3 channels, these have {channels}: set policy=none")
-
-    def apply(self, images: "Tensor", keys: "Keys") -> "Tensor":
-        """Return the images, uint8 [b, H, W, C], each after its operation."""
-        from lockstep.data import operations
-
-        return operations.apply_random(images, keys)
 
 
 class Features(_Augmentation):

@@ -18,7 +18,7 @@ from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 
 if TYPE_CHECKING:
-    from lockstep.data import Augmentation, Features, Policy
+    from lockstep.data import Augmentation, Features
 
 _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not copied to a GPU
 
@@ -27,7 +27,6 @@ class Pipeline(NamedTuple):
     """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`."""
 
     augmentation: "Augmentation | Features"
-    policy: "Policy | None" = None
     arithmetic: str = "native"
 
 
@@ -200,8 +199,6 @@ class Dataset:
         rows = to_device(keys.examples, self.labels.device)
         images = self.pixels(rows if self.images.device == rows.device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
-            if pipeline.policy:
-                images = pipeline.policy.apply(images, keys)
             images = pipeline.augmentation.train(images, keys)
             if plan.size_px:
                 images = resize(images, plan.size_px)

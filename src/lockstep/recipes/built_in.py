@@ -2,7 +2,7 @@
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant, Progressive, Staircase, Triangle
-from lockstep.data import IMAGE_FOLDER, Crop, Distort, FlipTranslate, Plain, Shift, TrivialAugment
+from lockstep.data import IMAGE_FOLDER, Crop, Distort, FlipTranslate, Plain, Shift
 from lockstep.optim import EMA, SGD, Adam, Muon
 
 _HALF = (0.5, 0.5, 0.5)  # The weights were trained on pixels in [-1, 1].
@@ -172,7 +172,7 @@ def photos() -> Recipe:
 
 
 def photos_tuned() -> Recipe:
-    """All layers of a run of `photos`, trained further with crops and a policy: in minutes, or on a GPU.
+    """All layers of a run of `photos`, trained further with crops: in minutes, or on a GPU.
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
@@ -184,7 +184,6 @@ def photos_tuned() -> Recipe:
         head=None,
         model_options={"fixed_statistics": True},
         augmentation=Crop(scale=(0.5, 1.0), mean=_HALF, std=_HALF),
-        policy=TrivialAugment(),
         label_smoothing=0.1,
         batch=32,
         epochs=8,

@@ -24,7 +24,7 @@ _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
 _GREY = {"augmentation.mean": [0.449], "augmentation.std": [0.226]}  # the means of ImageNet's three values
 # Settings of the user that may depend on three channels.
-_NEED_COLOUR = {"model", "policy", "augmentation", "augmentation.kind", *_GREY}
+_NEED_COLOUR = {"model", "augmentation", "augmentation.kind", *_GREY}
 
 
 class Fit(NamedTuple):
