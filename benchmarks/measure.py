@@ -151,16 +151,14 @@ def labels(call: Call) -> Figures:
 
 
 def unlike(call: Call) -> Figures:
-    """The share of images that a run of the folder WHAT marks, of its own test images and of those in `--data`."""
-    run = lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number)
-    classifier = lockstep.load(run)
-
-    def share(folder: Path) -> float:
-        files = sorted(path for path in (folder / "test").rglob("*") if path.is_file())
-        return statistics.mean(bool(one.unlike) for one in classifier.predict(files) if one.error is None)
-
-    other = {"accuracy of the mark: of other images": share(call.data)} if call.data else {}
-    return {"accuracy of the mark: of its own held-out images": share(Path(call.what)), **other}
+    """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
+    assert call.data is not None
+    classifier = lockstep.load(lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number))
+    figures = {}
+    for each in sorted(call.data.iterdir()):
+        found = [one.answer == "unlike" for one in classifier.predict(each)]
+        figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = statistics.mean(found)
+    return figures
 
 
 def folder(call: Call) -> Figures:
@@ -237,13 +235,13 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
 def row(name: str, values: list[float]) -> list[str]:
     """Return the row of a figure: its name, median or mean, n and range."""
     form, unit = "{:.2f}", " s"
-    if "accuracy" in name:
+    if "accuracy" in name or "marks" in name:
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith("images/s"):
         form, unit = "{:,.0f}", ""
     elif "/" in name:
         unit = " times"
-    middle = statistics.mean(values) if "accuracy" in name else statistics.median(values)
+    middle = statistics.mean(values) if unit == " %" else statistics.median(values)
     span = f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else "one run"
     return [name, f"{form.format(middle)}{unit}", str(len(values)), span]
 

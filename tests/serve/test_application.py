@@ -33,7 +33,7 @@ def classifier(trained_once):
 
 def like(classifier, **changed):
     """Return an object like `classifier`, with some other attributes."""
-    names = ("classes", "recipe", "image_shape", "origin", "pixels", "predict", "predict_pixels")
+    names = ("classes", "recipe", "image_shape", "origin", "pixels", "predict", "predict_pixels", "sure_from")
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 
 
@@ -93,8 +93,8 @@ def half_sent(port):
 
 
 def test_an_answer_is_the_record_of_predict_with_five_classes_and_the_mark_unlike(classifier):
-    expected = replace(classifier.predict(PICTURES[0], top=5), source="picture", unlike=True)
-    marked = like(classifier, predict_pixels=lambda *words: replace(classifier.predict_pixels(*words), unlike=True))
+    expected = replace(classifier.predict(PICTURES[0], top=5), source="picture", answer="unlike")
+    marked = like(classifier, predict_pixels=lambda *words: replace(classifier.predict_pixels(*words), answer="unlike"))
     with serving(marked) as port:
         assert ask(port, body=PICTURES[0])[::2] == (200, {"predictions": [expected.record()]})
     assert len(expected.top) == 5

@@ -31,7 +31,7 @@ from lockstep.runs.folder import Run
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)
 SHAPE = (3, 32, 32)
-UNLIKE = {"unlike/references", "unlike/threshold"}
+FACTS = {"unlike/references", "unlike/threshold", "sure/answers"}
 
 
 def recipe(**changes):
@@ -191,7 +191,7 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before_it(tmp_path):
     assert [path.name for path in (frozen, states[-1])] == ["frozen.safetensors", "step-000000003.safetensors"]
     assert {name.partition("/")[0] for name in load_file(states[-1])} == {"step", "parameter", "ema", "optimizer"}
     assert lockstep.load(run, 3).weights_sha256 == lockstep.load(run.model).weights_sha256
-    assert load_file(frozen).keys() | {"logits.weight", "logits.bias"} == load_file(run.model).keys() - UNLIKE
+    assert load_file(frozen).keys() | {"logits.weight", "logits.bias"} == load_file(run.model).keys() - FACTS
 
     # Killed while it wrote another one; the weights that it started from are gone.
     (run.path / "result.json").unlink()

@@ -85,8 +85,10 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
     confused = sum(bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y)
     assert len(shown) == min(5, confused) > 0
     assert "Which pixels decided is known only of a linear head" in page.text
+    assert "Which answers are sure is known only of a complete run of a linear head" in page.text
     explained = [{**one, "evidence": "data:image/png;base64,"} for one in record["right"]]
-    page = Page(runs.page([Run(path)], {**record, "mistakes": [], "right": explained}))
+    page = Page(runs.page([Run(path)], {**record, "mistakes": [], "right": explained, "sure": [(0.95, 0.8, 50, 49)]}))
+    assert f"95% 80.0% {50 / record['examples']:.1%} (50) 98.0%" in " ".join(page.text.split())
     assert page.headings[3] == "Right answers"
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 

@@ -82,20 +82,25 @@ def head_run(tmp_path_factory):
 def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
     classifier = lockstep.load(head_run / "run")
     (bad := head_run / "bad.png").write_bytes(b"no image")
-    found = [p.unlike for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
-    assert found[:6] == [True] * 6
-    assert sum(found[6:-1]) <= 2  # of 80, some of which were held out
+    found = [p.answer for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
+    assert found[:6] == ["unlike"] * 6
+    assert found[6:-1].count("unlike") <= 2  # of 80, some of which were held out
+    assert {*found[6:-1]} <= {"sure", "unlike"}  # A head tells bright from dark without a mistake.
+    strict = lockstep.load(head_run / "run", sure=0.999)
+    assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unlike"}
+    with pytest.raises(LockstepError, match="sure: got 95"):
+        lockstep.load(head_run / "run", sure=95)
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
-    assert [p.unlike for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
+    assert [p.answer for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
 
 
 def test_predict_prints_the_mark_as_text_and_json(head_run, here):
     Image.fromarray(NOISE[0]).save(head_run / "noise.png")
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
     text, record = (here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
-    assert [line.endswith("%  (unlike the training images)") for line in text.stdout.splitlines()] == [True, False]
-    assert [json.loads(line)["unlike"] for line in record.stdout.splitlines()] == [True, False, None]
+    assert [line.partition("%  ")[2] for line in text.stdout.splitlines()] == ["(unlike the training images)", "(sure)"]
+    assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == ["unlike", "sure", None]
 
 
 def test_another_run_does_not_take_the_facts(head_run):
@@ -113,5 +118,8 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
         statefile.write(changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.facts_of(own))
         with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
             lockstep.load(changed)
+    statefile.write(changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.facts_of(own))
+    with pytest.raises(LockstepError, match="is damaged: its tensor sure/answers"):
+        lockstep.load(changed)
     statefile.write(changed, weights, statefile.facts_of(own))
-    assert [p.unlike for p in lockstep.load(changed).predict(NOISE[:1])] == [None]
+    assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

@@ -22,7 +22,8 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.evidence import evidence
 from lockstep.core.model import Model
-from lockstep.core.unlike import Unlike, divided, plain_view
+from lockstep.core.sure import ANSWERS, is_sound, threshold
+from lockstep.core.unlike import Unlike, divided, every_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.jobs.weights import classifier_weights, raw_sha256
@@ -45,8 +46,10 @@ class Prediction:
         probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
         error: why the image cannot be read, or None.
-        unlike: True if the image is less like the training images than 99 % of held-out images are. None if the image
-            cannot be read, or the classifier has no facts for it: these are in the model files of recipes with `head`.
+        answer: "unlike" if the image is less like the training images than 99 % of held-out images are; else "sure" if
+            answers of this probability are right as often as the classifier was asked for, by training images that
+            were held out, and "unsure" if not. None if the image cannot be read, or the classifier has no facts for
+            it: these are in the model files of recipes with a linear `head`.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a grid over the middle
             square. With the bias of the class, the parts add up to the logit. None if it was not asked for, or the
             network is not a linear head on averages over places.
@@ -58,7 +61,7 @@ class Prediction:
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     error: str | None = None
-    unlike: bool | None = None
+    answer: Literal["sure", "unsure", "unlike"] | None = None
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
@@ -69,7 +72,7 @@ class Prediction:
             "index": self.index,
             "probability": self.probability,
             "top": [{"label": label, "probability": probability} for label, probability in self.top],
-            "unlike": self.unlike,
+            "answer": self.answer,
             "error": self.error,
         }
 
@@ -91,13 +94,18 @@ class Classifier:
         device: where it computes.
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does not state it.
+        sure_from: the least probability of a sure answer, infinity if none is; None if the file cannot tell.
     """
 
-    def __init__(self, recipe: Recipe, file: StateFile, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
         self.weights_sha256: str | None = file.facts.get("weights_sha256")
-        self._tensors, unlike = divided(file.tensors)
+        self._tensors, facts = divided(file.tensors)
+        answers = facts.pop(ANSWERS, None)
+        if answers is not None and not is_sound(answers):
+            raise _damaged(file, f"its tensor {ANSWERS} has no probabilities")
+        self.sure_from = None if answers is None else threshold(answers, sure)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -108,9 +116,9 @@ class Classifier:
         self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
         self._unlike = None
-        if unlike:
+        if facts:
             try:
-                self._unlike = Unlike(unlike, self._prefix.shape[-1] // 4 if self._prefix else 0)
+                self._unlike = Unlike(facts, self._prefix.shape[-1] // 4 if self._prefix else 0)
             except ValueError as error:
                 raise _damaged(file, error) from None
 
@@ -202,10 +210,15 @@ class Classifier:
             return Prediction(name, error="the network's output is not finite")
         # Among equal probabilities the first class counts, as in evaluation.
         shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
-        unlike = self._unlike(plain_view(inputs))[0] if self._unlike else None
         ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
         parts = self._evidence(pixels, labels[0]) if evidence else None
-        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, unlike=unlike, evidence=parts)
+        answer = self._answer(inputs, shares[0])
+        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, answer=answer, evidence=parts)
+
+    def _answer(self, inputs: Tensor, probability: float) -> Literal["sure", "unsure", "unlike"] | None:
+        if self._unlike is not None and self._unlike(every_view(inputs)[:, 0])[0]:
+            return "unlike"
+        return None if self.sure_from is None else "sure" if probability >= self.sure_from else "unsure"
 
     def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
         with self._turn, _memory_named():
@@ -261,16 +274,19 @@ def load(
     checkpoint: int | Literal["best"] | None = None,
     trust_code: bool = False,
     device: str = "auto",
+    sure: float = 0.95,
 ) -> Classifier:
     """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`.
 
     Raises: LockstepError.
     """
+    if not 0 < sure < 1:
+        raise LockstepError(f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99")
     recipe, file = weights_of(source, checkpoint)
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with _memory_named():
-        classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"))
+        classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure)
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     recorded = file.facts.get("model_source", {})

@@ -111,6 +111,7 @@ class _Service:
             "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
             "image_shape": classifier.image_shape,
         }  # fmt: skip
+        self._tells = classifier.sure_from is not None
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -124,7 +125,9 @@ class _Service:
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
         nonce = secrets.token_urlsafe(16)
-        text = self._template.render(nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, **self._facts)
+        text = self._template.render(
+            nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=self._tells, **self._facts
+        )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
     async def health(self, request: Request) -> Response:

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
-def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False, device: str = "auto") -> "Classifier":
+_ANSWERS = {None: "", "sure": "  (sure)", "unsure": "  (unsure)", "unlike": "  (unlike the training images)"}
+
+
+def load(
+    source: Source, checkpoint: Checkpoint = None, trust_code: bool = False, device: str = "auto", sure: float = 0.95
+) -> "Classifier":
     """Return the classifier of a run or a file, to use in this process.
 
         classifier = lockstep.load("runs/first")
@@ -33,6 +38,7 @@ def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False
         checkpoint: "best", or a number of steps; None for the newest.
         trust_code: True to execute the run's own model.
         device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
+        sure: share of the sure answers that shall be right, by training images that were held out.
 
     Raises:
         LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run does not have, a
@@ -40,13 +46,15 @@ def load(source: Source, checkpoint: Checkpoint = None, trust_code: bool = False
     """
     from lockstep.classify import predict as classifier  # imports torch
 
-    return classifier.load(source, step_or_best(checkpoint), trust_code, device)
+    return classifier.load(source, step_or_best(checkpoint), trust_code, device, sure)
 
 
-def load_in_own_program(source: Source, checkpoint: Checkpoint, trust_code: bool, device: str) -> "Classifier":
+def load_in_own_program(
+    source: Source, checkpoint: Checkpoint, trust_code: bool, device: str, sure: float
+) -> "Classifier":
     """Return what `load` returns. Set the recipe's flags and number of threads, before and after torch is imported."""
     numerics.prepare(1)
-    classifier = load(source, checkpoint, trust_code, device)
+    classifier = load(source, checkpoint, trust_code, device, sure)
     numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
     return classifier
 
@@ -55,6 +63,7 @@ def predict(
     source: Source,
     images: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...")],
     top: Annotated[int, typer.Option(min=1)] = 1,
+    sure: float = 0.95,
     checkpoint: Checkpoint = None,
     device: str = "auto",
     trust_code: bool = False,
@@ -65,8 +74,8 @@ def predict(
     are sorted by name. Each image is prepared as in evaluation and computed alone, so its probabilities have the same
     bits beside any others. `lockstep eval` computes batches: its probabilities may differ in low-order bits.
 
-    A run of recipe photos also marks images that are unlike its training images, as about 1 % of held-out images are.
-    The class of a marked image means little.
+    A run of recipe photos also says whether its answer is sure, unsure, or the image unlike its training images, as
+    about 1 % of held-out images are. Other runs, and those with fewer than 50 training images, do not say it.
 
     Each result is printed as soon as those before it are. A file that cannot be read is reported on stderr, the others
     go on, and the exit code is 3 at the end.
@@ -80,19 +89,20 @@ def predict(
         source: A run's folder, or model.safetensors.
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
+        sure: Share of the sure answers that shall be right, by training images that were held out.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest; of a complete run with patience the best.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
-    classifier = load_in_own_program(source, checkpoint, trust_code, device)
+    classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
     count = unreadable = 0
     for prediction in classifier.predict_each(images, top):
         count += 1
         yield prediction.record()
         if prediction.error is None:
             ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
-            yield f"{prediction.source}  {ranked}{'  (unlike the training images)' * bool(prediction.unlike)}"
+            yield f"{prediction.source}  {ranked}{_ANSWERS[prediction.answer]}"
         else:
             unreadable += 1
             print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)

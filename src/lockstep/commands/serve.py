@@ -24,13 +24,14 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     checkpoint: Checkpoint = None,
+    sure: float = 0.95,
     device: str = "auto",
     trust_code: bool = False,
 ) -> Iterator[str]:
     """Classify pictures on a page, and by POST /predict.
 
     On the page you drop pictures, or take one with the camera. It shows the most probable classes, the picture as the
-    network sees it, and whether it is unlike the training images. Only this machine can use the page, and no page of
+    network sees it, and how sure the answer is. Only this machine can use the page, and no page of
     another site, unless --host says otherwise. Ctrl-C ends it.
 
     Examples:
@@ -44,6 +45,7 @@ def serve(
         port: The port; 0 for any that is free.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest; of a complete run with patience the best.
+        sure: Share of the sure answers that shall be right, by training images that were held out.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
@@ -53,7 +55,7 @@ def serve(
     from lockstep.classify import serve as web
 
     with web.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
-        classifier = load_in_own_program(source, checkpoint, trust_code, device)
+        classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
         app = web.application(classifier, Path(str(source)).resolve().name, host)
         if host not in _LOOPBACK:
             logger.warning(f"--host {host}: everyone on the network can use this server")

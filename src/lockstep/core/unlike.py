@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.data.dataset import Dataset
 
-_PREFIX = "unlike/"  # of the names in a model file
+_PREFIX, _SURE = "unlike/", "sure/"  # of the names in a model file
 _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 2 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
@@ -28,7 +28,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
     """
     if len(train_set) < LEAST_IMAGES:
         return {}
-    features = _unit(plain_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu()))
+    features = _unit(every_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu())[:, 0])
     rows = _spread(len(features), _MOST_REFERENCES)
     references = features[rows].half()
     similarities = features @ references.double().T
@@ -39,8 +39,8 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
 
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide the `tensors` of a model file into those of the model and those of `facts`."""
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith(_PREFIX)}
+    """Divide the `tensors` of a model file into those of the model, and those of `facts` here and in core/sure.py."""
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith((_PREFIX, _SURE))}
     return {name: tensor for name, tensor in tensors.items() if name not in own}, own
 
 
@@ -61,9 +61,9 @@ class Unlike:
         return (similarities.topk(_NEIGHBOUR).values[:, -1] < self._threshold).tolist()
 
 
-def plain_view(features: Tensor) -> Tensor:
-    """Return the features of images as they are, not mirrored: float32 [n, D] of uint8 [n, 1, views, 4 * D]."""
-    return features[:, 0, 0].contiguous().view(torch.float32)
+def every_view(features: Tensor) -> Tensor:
+    """Return features as float32 [n, views, D], from uint8 [n, 1, views, 4 * D]. The first view is not mirrored."""
+    return features[:, 0].contiguous().view(torch.float32)
 
 
 def _spread(length: int, count: int) -> Tensor:

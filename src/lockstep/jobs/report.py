@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.core import sure
 from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
@@ -14,8 +15,11 @@ from lockstep.jobs.evaluate import judge
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
+from lockstep.runs import statefile
+from lockstep.runs.folder import Run
 
 _SHOWN, _RIGHT = 24, 6  # of the worst mistakes, and of the right answers
+_SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
 _BINS = 15  # of the calibration error, of equal width
 
 
@@ -50,9 +54,24 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     return {
         **record,
         "calibration": calibration(first, correct),
+        "sure": _sure(Run(spec.path), first, correct),
         "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
         "right": [_shown(session, images, probabilities, row, names) for row in right[:: len(right) // _RIGHT + 1]],
     }
+
+
+def _sure(run: Run, confidence: Tensor, correct: Tensor) -> list[tuple[float, float | None, int, int]] | None:
+    """Return (share asked for, least probability, sure images, right ones) for each of `_SURE`; None if not known."""
+    answers = statefile.read(run.model).tensors.get(sure.ANSWERS) if run.model.is_file() else None
+    if answers is None:
+        return None
+    rows = []
+    for share in _SURE:
+        least = sure.threshold(answers, share)
+        chosen = confidence >= least
+        shown = least if least <= 1 else None
+        rows.append((share, shown, int(chosen.sum()), int((chosen & correct).sum())))
+    return rows
 
 
 def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core import unlike
+from lockstep.core import sure, unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
 from lockstep.core.evidence import evidence
 from lockstep.core.group import Group
@@ -172,10 +172,14 @@ class Session:
         }
 
     def model_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the facts of the file of the classifier. That of a head can tell unlike images."""
+        """Return the tensors and the facts of the file of the classifier.
+
+        That of a head can tell unlike images, and that of a linear one sure answers.
+        """
         recipe, state = self.recipe, self.state
         tensors = {**state.frozen, **state.parameters_of(recipe.own_weights), **state.buffers}
         if self._prefix is not None:
+            tensors |= sure.facts(self.course, state, self.train_set)
             with arithmetic(recipe.arithmetic):
                 tensors |= unlike.facts(self.train_set)
         facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}

@@ -14,6 +14,8 @@ from lockstep.words import duration, listed, loss_text, plural, rate_text, size
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
+_SURE = "An answer is sure from the probability on at which training images that were held out are right often enough."
+_NOT_SURE = "Which answers are sure is known only of a complete run of a linear head with 50 training images or more."
 _EVIDENCE = "Beside each image, light shows where it speaks for the class that was found (the parts of its logit)."
 _NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
 
@@ -182,7 +184,15 @@ def calibration(record: Mapping[str, Any]) -> Section:
     )
     bins = ", ".join(f"{share:.0%} of {count:,} at {mean:.0%}" for mean, share, count in found["bins"])
     drawn = Figure(figures.reliability(found["bins"]), f"Accuracy over the probability of the predicted class: {bins}")
-    return Section("Calibration", [text], [drawn])
+    if record["sure"] is None:
+        return Section("Calibration", [text, _NOT_SURE], [drawn])
+    rows = []
+    for share, least, count, right in record["sure"]:
+        correct = f"{right / count:.1%}" if count else "-"
+        images = f"{count / record['examples']:.1%} ({count:,})"
+        rows.append([f"{share:.0%}", "-" if least is None else f"{least:.1%}", images, correct])
+    table = Table(["right, asked for", "from a probability of", f"sure {record['split']} images", "right"], rows)
+    return Section("Calibration", [text, _SURE], [drawn], table)
 
 
 def pictures(record: Mapping[str, Any]) -> list[Section]:
