@@ -7,7 +7,6 @@ show. The name of a figure decides its unit. In a case over seeds, round n train
 
 import argparse
 import os
-import random
 import shutil
 import signal
 import statistics
@@ -130,26 +129,6 @@ def photos_tuned(call: Call) -> Figures:
     return {"`photos` before: test accuracy": before["best"], "`photos-tuned`: test accuracy": result["best"]}
 
 
-def labels(call: Call) -> Figures:
-    """What `data check --labels` finds of 5 % wrong labels in the folder WHAT, which has a folder for each class."""
-    source, draw = Path(call.what).absolute(), random.Random(call.number)
-    files = sorted(path for path in source.rglob("*") if path.is_file())
-    moved = set(draw.sample(files, round(0.05 * len(files))))
-    copy, wrong = call.folder / f"copy-{call.number}", set()
-    for number, path in enumerate(files):
-        others = sorted(each.name for each in path.parent.parent.iterdir() if each != path.parent)
-        part = path.parent.parent.relative_to(source)
-        link = copy / part / (draw.choice(others) if path in moved else path.parent.name) / f"{number}{path.suffix}"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(path)
-        wrong |= {str(link.relative_to(copy))} if path in moved else set()
-    record = record_of([sys.executable, "-m", "lockstep", "data", "check", copy, "--labels", "--json"])["labels"]
-    listed = {one["path"] for one in record["doubtful"]}
-    hits = len(listed & wrong)
-    found = {"accuracy of the list (precision)": hits / max(1, len(listed)), "accuracy of recall": hits / len(wrong)}
-    return {**found, "total time": record["total_s"]}
-
-
 def unlike(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
@@ -227,7 +206,7 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
     "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
-    "photos-tuned": (photos_tuned, 1), "labels": (labels, 5), "unlike": (unlike, 1), "folder": (folder, 1),
+    "photos-tuned": (photos_tuned, 1), "unlike": (unlike, 1), "folder": (folder, 1),
     "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
 }  # fmt: skip
 

@@ -67,8 +67,6 @@ def refused(done, code, *words):
         (["export", "RUN", "-o", "d.pt2"], USAGE, ["d.pt2: programs know a format by the name of its file"]),
         (["serve", "RUN", "--port", "70000"], USAGE, ["less than or equal to 65535"]),
         (["serve", "none", "--port", "0"], USAGE, ["none does not exist"]),
-        (["data", "check", "digits", "--html", "x.html"], USAGE, ["--html needs --labels"]),
-        (["data", "check", "digits", "--labels"], USAGE, ["--labels is for folders of images"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -1,13 +1,12 @@
 """`lockstep data fetch`, `lockstep data list` and `lockstep data check`."""
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 
@@ -77,9 +76,7 @@ def list_() -> Iterator[str | dict[str, Any]]:
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME|PHOTOS")],
     data: Path | None = None,
-    labels: bool = False,
     group: str | None = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> Iterator[str | dict[str, Any]]:
     """Read every file of a dataset, and check sizes, headers and labels.
 
@@ -87,32 +84,21 @@ def check(
     several splits or classes, or alike over splits, and files that cannot be read. The exit code is 3 if it cannot be
     trained on.
 
-    --labels trains the last layer of a network, as recipe photos does, five times. It takes a minute or two for some
-    thousands of images. Most images that it lists have a wrong label or show several things: look at them. A doubtful
-    label does not change the exit code.
-
     Examples:
       lockstep data check cifar10
       lockstep data check photos
-      lockstep data check photos --labels --html doubtful.html
       lockstep data check mnist --data ~/mnist
 
     Args:
         name: Name of a dataset, or a folder with a folder for each class.
         data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache.
-        labels: Of a folder: also list the images whose label is doubtful. Classifiers that are trained on the other
-            images judge each image, in five parts.
         group: Of a folder: regular expression on an image's path, as for `lockstep train`.
-        html: With --labels: write a page of these images to a new file.
     """
-    if html and not labels:
-        raise LockstepError("--html needs --labels: add it, or leave out the option")
     folder = "/" in name or os.path.lexists(name)
-    if data if folder else labels:
-        option, what = ("--data", "datasets by name") if folder else ("--labels", "folders of images")
-        raise LockstepError(f"{option} is for {what}, and {name} is none: leave it out")
+    if folder and data:
+        raise LockstepError(f"--data is for datasets by name, and {name} is none: leave it out")
     if folder:
-        yield from _check_folder(Path(name), labels, group, html)
+        yield from _check_folder(Path(name), group)
     else:
         yield from _check_dataset(_source(name), data.absolute() if data else None)
 
@@ -130,39 +116,21 @@ def _check_dataset(source: "Source", data: Path | None) -> Iterator[str | dict[s
     yield {"dataset": source.name, "folder": folder, "files": len(source.files)}
 
 
-def _check_folder(folder: Path, labels: bool, group: str | None, html: Path | None) -> Iterator[str | dict[str, Any]]:
+def _check_folder(folder: Path, group: str | None) -> Iterator[str | dict[str, Any]]:
     """Yield the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
     from lockstep.launch.signals import handled_by, leave
     from lockstep.recipes import RECIPES
 
-    if html:
-        require_writable("--html", html)
     with handled_by(leave):
         found = survey(folder, 0.2, group)
     record = record_of(found)
     yield from lines_of(record)
-    if labels and not found.problems:
-        record["labels"] = yield from _check_labels(folder, group, html)
     yield record
     found.require_sound()
     recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
     yield f"ok: {command('train', f'{folder}/' if recipe else folder)}"
-
-
-def _check_labels(folder: Path, group: str | None, html: Path | None) -> Generator[str, None, dict[str, Any]]:
-    """Yield the doubtful labels of a folder, or write a page of them to `html`. Return the record of the job."""
-    from lockstep.commands.to_spec import labels_spec
-    from lockstep.pages.labels import lines_of, page
-
-    record = record_of(labels_spec(folder.absolute(), group))
-    if html:
-        with html.open("x", encoding="utf-8") as file:
-            file.write(page(record))
-    seen = f"pictures of them: {html}" if html else "to see them: add --html doubtful.html"
-    yield from ["", *lines_of(record), *([seen] if record["doubtful"] or html else []), ""]
-    return record
 
 
 def _source(name: str) -> "Source":

@@ -1,6 +1,6 @@
 """From the options of a command to the spec of its job: which recipe, run, data and precision they name.
 
-`train_spec`, `labels_spec` and `fields_of_run` are the only places where an option becomes a field.
+`train_spec` and `fields_of_run` are the only places where an option becomes a field.
 """
 
 import os
@@ -18,7 +18,7 @@ from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import require_folder
 from lockstep.errors import DATA, LockstepError, unknown
-from lockstep.jobs.specs import LabelsSpec, TrainSpec
+from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import logger
@@ -351,15 +351,6 @@ def train_spec(
         recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
         notes=tuple(subject.notes), details=tuple(subject.details),
     )  # fmt: skip
-
-
-def labels_spec(folder: Path, group: str | None = None) -> LabelsSpec:
-    """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
-    subject = subject_of("photos", {"group": group}, folder)
-    recipe = with_precision(subject, fitted(subject).replace(held_out=0, patience=None), "auto")
-    for note in subject.notes:
-        logger.warning(note)
-    return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)))
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

@@ -76,13 +76,7 @@ class VerifySpec(_Spec):
     start: int | None = Field(None, ge=0)
 
 
-class LabelsSpec(_Spec):
-    """Find the images of a folder whose labels are contradicted by heads that were not trained on them."""
-
-    job: ClassVar[str] = "labels"
-
-
-Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
+Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec
 
 
 class Output(NamedTuple):
