@@ -166,7 +166,7 @@ def subject_of(
         settings, source = dotted(read_file(path)), path
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         fields = _fields(str(start)) if start else {}
-    elif (path / "recipe.json").is_file():
+    elif os.path.lexists(path / "recipe.json"):
         fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
         raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
@@ -187,7 +187,7 @@ def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: P
     if isinstance(what, Recipe) or (what in RECIPES and (data or get_recipe(what).dataset != IMAGE_FOLDER)):
         return None
     path = Path(what).expanduser()
-    if not os.path.lexists(path) or path.suffix == ".toml" or (path / "recipe.json").is_file():
+    if not os.path.lexists(path) or path.suffix == ".toml" or os.path.lexists(path / "recipe.json"):
         return None
     require_folder(path)
     if data is not None and data.resolve() != path.resolve():
