@@ -127,7 +127,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
         ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),
         ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
-        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's file: call that column file"),
+        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's file: call one file"),
         ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
     ):
         trained, checked = here("train", name), here("data", "check", name)

@@ -261,8 +261,8 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call that column file, fi"]),
-        ("file,a\n", ["none names an image's class: call that column label, class, category or target"]),
+        ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call one file, fi"]),
+        ("file,a\n", ["none names an image's class: call one label, class, category or target"]),
         ("id,image,label\n", ["'id' and 'image' may each name an image's file: keep one of them"]),
         ("", ["labels.csv is empty"]),
         ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),
@@ -535,8 +535,6 @@ def test_the_report_names_everything(photos):
     assert record["duplicates"] == record["contradicting"] == [["a/3.png", "b/same.png"]]
     assert record["leaks"] == record["in_no_class"] == []
     assert (record["other_files"], len(record["problems"])) == ({"cr2": 1, "txt": 1}, 1)
-    a, b = (record["classes"][name]["train"] for name in "ab")
-    assert record["imbalance"] == round(a / b, 3)
     text = "\n".join([*lines_of(record), *record["problems"]])
     for words in ("33 images", "1 JPEG, 31 PNG", "6 to 40 pixels", "b/bad.png: not a", "a/3.png = b/same.png"):
         assert words in text

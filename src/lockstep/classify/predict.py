@@ -22,7 +22,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.evidence import evidence
 from lockstep.core.model import Model
-from lockstep.core.sure import ANSWERS, is_sound, threshold
+from lockstep.core.sure import ANSWERS, threshold
 from lockstep.core.unlike import Unlike, divided, every_view
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -103,9 +103,6 @@ class Classifier:
         self.weights_sha256: str | None = file.facts.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
         answers = facts.pop(ANSWERS, None)
-        if answers is not None and not is_sound(answers):
-            raise _damaged(file, f"its tensor {ANSWERS} has no probabilities")
-        self.sure_from = None if answers is None else threshold(answers, sure)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -115,12 +112,11 @@ class Classifier:
         model.place(device)
         self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
-        self._unlike = None
-        if facts:
-            try:
-                self._unlike = Unlike(facts, self._prefix.shape[-1] // 4 if self._prefix else 0)
-            except ValueError as error:
-                raise _damaged(file, error) from None
+        try:
+            self.sure_from = None if answers is None else threshold(answers, sure)
+            self._unlike = Unlike(facts, self._prefix.shape[-1] // 4 if self._prefix else 0) if facts else None
+        except ValueError as error:
+            raise _damaged(file, error) from None
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))

@@ -5,11 +5,8 @@ for as many fifths as have 1,000 images together, for all at once. A model file 
 so that the least probability of a sure answer can be derived for any share of right answers.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -50,16 +47,14 @@ def facts(course: Course, state: State, train_set: Dataset) -> dict[str, Tensor]
     return {ANSWERS: torch.cat(answers).cpu()}
 
 
-def is_sound(answers: Tensor) -> bool:
-    """Return whether a tensor of a file can be that of `facts`."""
-    return answers.dtype == torch.float32 and answers.ndim == 1 and bool((answers.abs() <= 1.001).all())
-
-
 def threshold(answers: Tensor, share: float) -> float:
     """Return the least probability from which on at least `share` of the `answers` are right; infinity if none is.
 
     One more wrong answer is counted than there are, so that few answers promise little.
+    Raises: ValueError if `answers` cannot be those of `facts`.
     """
+    if answers.dtype != torch.float32 or answers.ndim != 1 or not (answers.abs() <= 1.001).all():
+        raise ValueError(f"its tensor {ANSWERS} has no probabilities")
     ordered = answers[answers.abs().argsort(descending=True, stable=True)]
     wrong = (ordered < 0).cumsum(0) + 1
     fits = (wrong <= (1 - share) * torch.arange(2, len(ordered) + 2)).nonzero()
@@ -71,17 +66,12 @@ def _fold_of(train_set: Dataset) -> Tensor:
     labels, numbers = train_set.labels.cpu().numpy(), dict[bytes, int]()
     units = train_set.groups
     if units is None:
-        units = torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in _rows(train_set)])
+        rows = (train_set.pixels(slice(row, row + 1)).cpu().numpy() for row in range(len(train_set)))
+        units = torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
     _, firsts, unit_of = np.unique(units.numpy(), return_index=True, return_inverse=True)
     folds = np.empty(len(firsts), np.int64)
     folds[np.argsort(labels[firsts], kind="stable")] = np.arange(len(firsts)) % _FOLDS
     return torch.from_numpy(folds[unit_of])
-
-
-def _rows(train_set: Dataset) -> Iterator[NDArray[np.uint8]]:
-    """Yield the features of each image."""
-    for row in range(len(train_set)):
-        yield train_set.pixels(slice(row, row + 1)).cpu().numpy()
 
 
 def _trained(

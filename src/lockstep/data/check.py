@@ -23,23 +23,16 @@ _PLAIN = 16  # set bits, below which two looks are never alike
 
 
 def record_of(found: Survey) -> Record:
-    """Return everything that is known of the folder, as JSON values.
-
-    Sizes are of the images as they are stored, in pixels. `imbalance` is the number of training images in the largest
-    class, divided by that in the smallest; None if a class has none.
-    """
+    """Return everything that is known of the folder, as JSON values. Sizes are of images as stored, in pixels."""
     scan = found.scan
     splits = {name: Counter(photo.class_name for photo in found.splits.get(name, ())) for name in SPLITS}
     splits = {name: counts for name, counts in splits.items() if name in found.splits}
-    training = [splits.get("train", Counter())[name] for name in found.classes]
-    least = min(training, default=0)
     readable = [photo for photo in scan.photos if not photo.cause]
     return {
         "folder": str(scan.root),
         "images": len(scan.photos),
         "splits": {split: counts.total() for split, counts in splits.items()},
         "classes": {name: {split: counts[name] for split, counts in splits.items()} for name in found.classes},
-        "imbalance": round(max(training) / least, 3) if least else None,
         "width": _range([photo.width for photo in readable]),
         "height": _range([photo.height for photo in readable]),
         "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
@@ -91,8 +84,6 @@ def lines_of(record: Record) -> list[str]:
     for name in ("width", "height"):
         if sizes := record[name]:
             lines.append(f"  {name:10}  {sizes['min']} to {sizes['max']} pixels, median {sizes['median']:g}")
-    if record["imbalance"]:
-        lines.append(f"  imbalance   the largest class has {record['imbalance']:.1f} times the images of the smallest")
     lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json lists all)")
     lines.append(f"  alike       {len(record['near_duplicates']):,} (images that look like one of another split)")
     lines.append(f"  ignored     {sum(record['other_files'].values()):,} (files that are not read as images)")

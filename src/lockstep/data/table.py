@@ -16,10 +16,9 @@ from lockstep.errors import LockstepError
 from lockstep.files import read_bytes
 from lockstep.words import listed, noted
 
-_FILE, _CLASS = ("file", "filename", "image", "id", "path"), ("label", "class", "category", "target")
-_ALSO = {  # field of a row -> other names of its column
-    "file": ("filepath", "imageid", "imagename", "imagepath"), "class": ("labels", "classname"),
-}  # fmt: skip
+# The names of a column; messages give the first ones.
+_FILE = ("file", "filename", "image", "id", "path", "filepath", "imageid", "imagename", "imagepath")
+_CLASS = ("label", "class", "category", "target", "labels", "classname")
 _MAX_BYTES = 1 << 28
 _SHOWN = 20  # columns in a message
 
@@ -67,12 +66,12 @@ def _positions(name: str, header: Sequence[str]) -> list[int | None]:
     shown = f"{name} has the columns {', '.join(map(repr, header[:_SHOWN]))}" if any(header) else f"{name} is empty"
     positions = []
     for what, words in (("file", _FILE), ("class", _CLASS), ("split", ("split",)), ("group", ("group",))):
-        found = [place for place, word in enumerate(plain) if word in (*words, *_ALSO.get(what, ()))]
+        found = [place for place, word in enumerate(plain) if word in words]
         if len(found) > 1:
             several = listed([repr(header[place]) for place in found])
             raise LockstepError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
         if not found and len(words) > 1:
-            raise LockstepError(f"{shown}, and none names an image's {what}: call that column {listed(words, 'or')}")
+            raise LockstepError(f"{shown}, and none names an image's {what}: call one {listed(words[:4], 'or')}")
         positions.append(found[0] if found else None)
     return positions
 
