@@ -36,7 +36,7 @@ def survey_of(sides, grey):
         ([33, 33, 33], [True, True, True], "folder", {"image_px": 64, **GREY}),
         ([500, 500, 500], [True, True, True], "folder", {"image_px": 64, **GREY}),
         ([10, 95, 500], [False, False, False], "folder", {"image_px": 64}),
-        ([10, 96, 96], [False, True, True], "photos", {"weight_decay.default": 0.071}),
+        ([10, 96, 96], [False, True, True], "photos", {"weight_decay.default": 0.71}),
     ],
 )
 def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, settings):
@@ -44,13 +44,13 @@ def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, setti
     assert (fit.recipe, fit.settings) == (recipe, settings)
 
 
-def test_the_weight_decay_of_photos_follows_the_number_of_classes_unless_it_is_stated():
-    found = survey_of([96, 96], [False, False])
+def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stated():
+    found = survey_of([96] * 101, [False] * 101)
     assert fitting(found, {"weight_decay": {}}).settings == fitting(found, {"model": "a:b"}, "photos").settings == {}
     found.classes = tuple(map(str, range(43)))
     fit = fitting(found, {}, "photos")
-    assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.00071})
-    assert "weight_decay.default=0.00071, because there are 43 classes" in fit.note()
+    assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
+    assert "weight_decay.default=0.0047, because there are 43 classes and 100 training images" in fit.note()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
 
 def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path):
     big = write(tmp_path / "big", {"a": range(4), "b": range(4, 8)}, side=100)
-    assert made(str(big)) == get_recipe("photos").replace(weight_decay={"default": 0.071}) == made("photos", data=big)
+    assert made(str(big)) == get_recipe("photos").replace(weight_decay={"default": 0.41}) == made("photos", data=big)
     assert made("folder", (), big).name == made(str(big), {"model": "digits"}).name == "folder"
 
 

@@ -16,9 +16,9 @@ _SMALL_PX = 32  # Sizes from 33 to 63 cost more than 64, where the network's fir
 # Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones, and a narrower network
 # learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12 %) in less than a third of the time.
 _LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
-# The weight decay at which the probabilities of `photos` are right falls with the number of classes, and hardly depends
-# on the number of images. Measured on 2, 5, 10 and 43 classes, with 30 to 600 images each.
-_DECAY, _DECAY_POWER = 0.2, 1.5
+# The weight decay at which the probabilities of `photos` are right falls with the number of classes, and with the root
+# of the number of training images. Measured on 2, 5, 5, 10 and 43 classes, with 244 to 6,000 images.
+_DECAY = 2.0
 _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
@@ -62,8 +62,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     why = f"{colours} and their median shorter side is {side:g} pixels"
     own_network = "model" in stated and "head" not in stated  # trained whole: the head of `photos` is not its head
     if recipe == PHOTOS or (recipe is None and not grey and side >= _PHOTO_PX and not own_network):
-        classes = f"there are {len(found.classes)} classes"
-        decay = {"weight_decay.default": float(f"{_DECAY / len(found.classes) ** _DECAY_POWER:.2g}")}
+        classes = f"there are {len(found.classes)} classes and {count:,} training images"
+        decay = {"weight_decay.default": float(f"{_DECAY / (len(found.classes) * count**0.5):.2g}")}
         # Another network has features of another size.
         stays = {"model", "weight_decay", *decay} & stated.keys()
         return Fit(PHOTOS, {} if stays else decay, f"{why}; {classes}" if recipe is None else classes)
