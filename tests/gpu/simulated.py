@@ -135,7 +135,7 @@ def simulating() -> Iterator[Waits]:
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
         stack.enter_context(
-            mock.patch.object(session, "train", lambda *args, **options: watched(waits, *args, **options))
+            mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
         )
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # so that `waits` sees gradients too
         yield waits
