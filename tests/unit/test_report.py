@@ -152,7 +152,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lin
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (7, [0, 7, 14, 21, 24])])
 def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(monkeypatch, every, steps):
-    """A step takes 4 s. The log file has its own lines; details are for it, and for who asks for them."""
+    """A step takes 4 s. Details go to the log file, and to the console with --verbose."""
     now, stream, asked = [0.0], io.StringIO(), io.StringIO()
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     log = a_log([console.listener_on(stream, every), console.listener_on(asked, 10, verbose=True)])

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 # 0.33 or more.
 _ALIKE = 0.25
 _LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, are equal too often.
-_PLAIN = 16  # set bits, below which two looks are never alike
+_PLAIN = 16  # Two looks with fewer set bits are never alike.
 
 
 def record_of(found: Survey) -> Record:
@@ -49,7 +49,7 @@ def record_of(found: Survey) -> Record:
 
 
 def near_duplicates(found: Survey) -> list[list[str]]:
-    """Return pairs of paths [in one split, in a later one] of images that look alike and are no equal files.
+    """Return pairs of paths [in one split, in a later one] of images that look alike but differ in bytes.
 
     Each image of the later split is compared with its most similar one.
     """
