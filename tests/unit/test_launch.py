@@ -22,19 +22,20 @@ from lockstep.settings import validated
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cores", "placement", "most"),
+    ("gpus", "cores", "placement", "most", "of_a_head"),
     [
-        (0, 2, {}, 2),
-        (0, 2, {"processes": 3}, 2),
-        (2, 16, {}, 2),  # one for each GPU
-        (2, 16, {"device": "cpu"}, 16),
-        (4, 16, {"device": "cuda:0,2"}, 2),
+        (0, 2, {}, 2, 1),
+        (0, 2, {"processes": 3}, 2, 1),
+        (2, 16, {}, 2, 2),  # one for each GPU
+        (2, 16, {"device": "cpu"}, 16, 1),
+        (4, 16, {"device": "cuda:0,2"}, 2, 2),
     ],
 )
-def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, placement, most):
+def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, placement, most, of_a_head):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert capacity(get_recipe("digits"), Placement(**placement)) == most
+    assert capacity(get_recipe("photos"), Placement(**placement)) == of_a_head
 
 
 @pytest.mark.parametrize(

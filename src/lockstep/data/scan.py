@@ -117,12 +117,12 @@ def require_folder(path: Path) -> None:
     """Raise a LockstepError that says what `path` is unless it is a folder."""
     if path.is_dir():
         return
-    problem = "is a file" if path.exists() else "does not exist"
+    problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
     if path.is_symlink() and not path.exists():
-        problem = f"is a link to {os.readlink(path)}, which does not exist: correct the link"
+        problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     elif path.exists() and _suffix(path.name) in _ARCHIVES:
-        problem = "is an archive: unpack it"
-    raise LockstepError(f"{path} {problem}: give a folder that holds a folder of images for each class", DATA)
+        problem = f"{path} is an archive: unpack it"
+    raise LockstepError(f"{problem}: give a folder that holds a folder of images for each class", DATA)
 
 
 def _split_folders(result: Scan) -> dict[str, str]:

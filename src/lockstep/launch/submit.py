@@ -94,7 +94,10 @@ def _is_descriptor_1(stream: IO[str]) -> bool:
 
 
 def capacity(recipe: Recipe, placement: Placement) -> int:
-    """Return how many processes this host has devices for. Raises: LockstepError if it lacks the GPUs asked for."""
+    """Return how many processes of this host gain time. Raises: LockstepError if it lacks the GPUs asked for.
+
+    On a CPU, the step of a head takes less time than its exchange, and one process computes features with all cores.
+    """
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
@@ -102,7 +105,7 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
             f"choose --processes 1 to {gpus}, or --device cpu",
             ENVIRONMENT,
         )
-    return gpus or max(1, hardware.cores() // recipe.threads_per_tower)
+    return gpus or (1 if recipe.head else max(1, hardware.cores() // recipe.threads_per_tower))
 
 
 def outer_world() -> World:

@@ -160,8 +160,8 @@ def decay_by_name(
     named = {name: coefficient for name, coefficient in decay.items() if name != DEFAULT}
     for name in named:
         if name not in parameters:
-            hint = ". For a model with other names: --set weight_decay={}, and --set weight_decay.default=C for decay"
-            raise LockstepError(unknown("parameter in weight_decay", name, parameters) + hint)
+            hint = "for a model with other names: --set weight_decay={}, and --set weight_decay.default=C for decay"
+            raise LockstepError(f"{unknown('parameter in weight_decay', name, parameters)} ({hint})")
         if not parameters[name].requires_grad:
             raise LockstepError(f"weight_decay names {name}, which the model marks as not trainable: leave it out")
     dimensions = optimizer.decays_by_default if DEFAULT in decay else ()

@@ -161,7 +161,7 @@ def photos() -> Recipe:
         test_views="flip",
         towers=4,
         batch=256,
-        epochs=60,
+        epochs=25,
         min_steps=250,
         optimizer=SGD(momentum=0.9, nesterov=True),
         lr=0.1,
