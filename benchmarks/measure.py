@@ -26,6 +26,8 @@ from benchmarks.kinds import kind, slug
 from lockstep.data.dataset import Dataset
 from lockstep.data.readers import load_cifar10, load_mnist
 from lockstep.recipes import get_recipe
+from lockstep.runs.folder import Run
+from lockstep.settings import dotted
 
 Figures = dict[str, float]
 TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")
@@ -211,6 +213,16 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
 }  # fmt: skip
 
 
+def trains(folder: Path) -> dict[str, Any]:
+    """Return the recipe that the last run in `folder` trained, by what differs from the built-in one; {} for none."""
+    if not (runs := sorted(folder.glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)):
+        return {}
+    recipe = Run.open(runs[-1].parent).recipe().replace(seed=0)
+    own, built_in = (dotted(one.model_dump(mode="json")) for one in (recipe, get_recipe(recipe.name)))
+    changes = {name: value for name, value in own.items() if value != built_in.get(name)}
+    return {"trains": {"recipe": recipe.name, "changes": changes, "digest": recipe.digest()}}
+
+
 def row(name: str, values: list[float]) -> list[str]:
     """Return the row of a figure: its name, median or mean, n and range."""
     form, unit = "{:.2f}", " s"
@@ -239,6 +251,7 @@ def main() -> None:
         for number in range(args.rounds or count):
             rounds.append(measured(Call(args.what, number, Path(args.data) if args.data else None, place)))
             print(number, rounds[-1], flush=True)
+        of_recipe = trains(place)
     finally:
         shutil.rmtree(place)
     names = dict.fromkeys(name for each in rounds for name in each)
@@ -246,6 +259,7 @@ def main() -> None:
     own = "" if args.case in ("overhead", "start") else f"-{slug(Path(args.what).name)}"
     rows = [row(*item) for item in values.items()]
     facts = {"kind": kind(), "figures": {name: spread(each) for name, each in values.items()}, "rounds": rounds}
+    facts |= of_recipe
     save(f"{args.case}{own}", {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts})
     print(*map("  ".join, rows), sep="\n")
 

@@ -11,8 +11,6 @@ ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
 
-_MANY = 12  # names in a message
-
 
 class LockstepError(Exception):
     """An error that the user can fix. The message says what we got, what is allowed and what to do.
@@ -44,12 +42,11 @@ def printable(text: str, keep: str = "") -> str:
 def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
-    `shown` are the names that the message lists, by default all; many are listed only if none is near. A name that
-    ends in `.got` is nearest.
+    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
     """
     allowed = sorted(allowed)
     near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
     listed = allowed if shown is None else sorted(shown)
-    parts = [f"did you mean {' or '.join(near)}?"] if near else []
-    parts += [f"Allowed: {', '.join(listed)}"] if not near or len(listed) <= _MANY else []
-    return f"unknown {what} {got!r}: {' '.join(parts)}"
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"
+    return f"unknown {what} {got!r}: {hint}{rest}".strip()

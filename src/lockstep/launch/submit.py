@@ -94,10 +94,7 @@ def _is_descriptor_1(stream: IO[str]) -> bool:
 
 
 def capacity(recipe: Recipe, placement: Placement) -> int:
-    """Return how many processes of this host gain time. Raises: LockstepError if it lacks the GPUs asked for.
-
-    On a CPU, the step of a head takes less time than its exchange, and one process computes features with all cores.
-    """
+    """Return how many processes gain time here: of a head on CPUs, one. Raises: LockstepError if GPUs are missing."""
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(

@@ -146,8 +146,8 @@ def folder() -> Recipe:
 def photos() -> Recipe:
     """A new last layer for EfficientNet-lite0 on a folder of photos of your own: in seconds.
 
-    Measured: hymenoptera, 2 classes: 94.77 %; flowers, 5: 92.15 %; apples, 5: 81.45 %; grocery, 43: 82.33 % (mean of
-    5 seeds), with calibration errors of 2.24 %, 2.07 %, 6.12 % and 2.16 %.
+    Measured: hymenoptera, 2 classes: 94.77 %; flowers, 5: 92.17 %; apples, 5: 81.45 %; grocery, 43: 82.05 % (mean of
+    5 seeds), with calibration errors of 2.24 %, 2.23 %, 6.12 % and 1.76 %.
     `python -m benchmarks.measure photos DIR`
     """
     return Recipe(
@@ -177,8 +177,7 @@ def photos_tuned() -> Recipe:
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
-    Measured: hymenoptera: 93.46 % after 94.77 % of `photos`, so no gain (2 seeds, 2 cores of an AMD EPYC). With a
-    policy that is gone, flowers gained: 94.02 % after 92.12 % (one seed).
+    Measured: not yet with today's `photos`. `python -m benchmarks.measure photos-tuned DIR`
     """
     return photos().replace(
         name="photos-tuned",
