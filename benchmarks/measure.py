@@ -119,9 +119,9 @@ def photos(call: Call) -> Figures:
     """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty caches."""
     result = train(call, call.what, "--seed", call.number)
     error = float(lockstep.report(result["run"], quiet=True).html.split("calibration error: ")[1].split("%")[0]) / 100
-    found = {"`photos`: test accuracy": result["best"], "accuracy of probabilities (calibration error)": error}
-    start = "with another seed" if call.number else "of the first start"
-    return {**found, f"`photos`: total time {start}": result["total_s"]}
+    name, start = Path(call.what).name, "with another seed" if call.number else "of the first start"
+    found = {f"{name}: test accuracy": result["best"], f"{name}: accuracy of probabilities (calibration error)": error}
+    return {**found, f"{name}: total time {start}": result["total_s"]}
 
 
 def photos_tuned(call: Call) -> Figures:
