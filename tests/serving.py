@@ -104,7 +104,7 @@ def archive(name: str, body: bytes, *bases: str) -> Archive:
 
 def toy(body: bytes, *bases: str, name: str = "toy.tar.gz") -> Source:
     """Return a dataset of two files in one archive."""
-    return Source("toy", 2, (("a.bin",), ("b.bin",)), ("toy-files",), (archive(name, body, *bases),))
+    return Source("toy", (("a.bin",), ("b.bin",)), ("toy-files",), (archive(name, body, *bases),))
 
 
 _NOISE = hashlib.shake_128(b"toy").digest(100_000)  # does not compress

@@ -6,9 +6,7 @@ import os
 import platform
 import re
 import sys
-import time
 import warnings
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,21 +117,3 @@ def peak_memory_bytes(device: "torch.device") -> int:
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def gpu_utilisation(device: "torch.device") -> float | None:
-    """Return the percentage of the last sampling period (a second or less) in which a GPU computed.
-
-    None on a CPU, and without NVIDIA's driver or the package nvidia-ml-py.
-    """
-    return _gpu_percent(device, int(time.monotonic())) if device.type == "cuda" else None
-
-
-@lru_cache(1)  # A query takes time, so the driver is asked at most once a second.
-def _gpu_percent(device: "torch.device", second: int) -> float | None:
-    import torch
-
-    try:
-        return float(torch.cuda.utilization(device))
-    except Exception:  # torch and the package raise errors without a common base class
-        return None

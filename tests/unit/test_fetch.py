@@ -61,7 +61,7 @@ def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server,
     for name, body in bodies.items():
         server.files[name] = lambda handler, body=body: handler.send(body, Content_Encoding="gzip")
     archives = tuple(archive(name, body, server.url) for name, body in bodies.items())
-    source = Source("toy", 2, (("one.gz",), ("two.gz",)), ("toy",), archives)
+    source = Source("toy", (("one.gz",), ("two.gz",)), ("toy",), archives)
     assert fetch.fetch(source, destination)
     assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
     assert (destination / "one.gz").stat().st_mode & 0o044

@@ -6,7 +6,8 @@ from tests.contract.test_registries import SHAPES
 from torch import nn
 from torch.nn import functional
 
-from lockstep.kernels import fused, reference, winograd
+from lockstep import hardware
+from lockstep.kernels import fused, kinds, reference, winograd
 from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.winograd import Winograd
@@ -175,9 +176,51 @@ def test_winograd_is_used_where_it_is_faster(monkeypatch):
         (x.bfloat16(), large.bfloat16()), (x.half(), weight.half()), (x.to("meta"), weight),
     ):  # fmt: skip
         assert not winograd.applies(images, filters)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
-    assert not winograd.applies(x.bfloat16(), weight.bfloat16())
-    assert winograd.applies(x, weight)
+
+
+ZEN_4 = {"vendor_id": "AuthenticAMD", "cpu family": "25", "flags": "avx2 avx512f avx512_bf16"}
+KINDS = {
+    "Zen 4": (ZEN_4, False, {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
+    "Zen 5": (ZEN_4 | {"cpu family": "26"}, True, {"float32 3x3", "bfloat16 3x3"}),
+    "AMX": ({"vendor_id": "GenuineIntel", "flags": "avx512f amx_tile"}, False, {"float32 3x3", "float32 5x5"}),
+    "ARM": ({"Features": "asimd"}, False, {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
+}
+
+
+@pytest.fixture
+def of_kind(monkeypatch):
+    """A function that lets the kernels choose as on a CPU of a kind."""
+
+    def choose(name):
+        monkeypatch.setattr(hardware, "cpuinfo", lambda key: KINDS[name][0].get(key, ""))
+        kinds.kind.cache_clear()
+
+    yield choose
+    kinds.kind.cache_clear()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kind_of_a_cpu_decides_library_and_scheme(of_kind, name):
+    of_kind(name)
+    _, onednn, filters = KINDS[name]
+    assert kinds.kind().onednn == onednn
+    assert {f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in kinds.kind().winograd} == filters
+    assert f"products by {'oneDNN' if onednn else 'MKL'}" in str(kinds.kind())
+    for side, dtype in ((3, torch.float32), (5, torch.float32), (3, torch.bfloat16), (5, torch.bfloat16)):
+        x, weight = torch.empty(1, 64, 9, 10, dtype=dtype), torch.empty(64, 64, side, side, dtype=dtype)
+        assert winograd.applies(x, weight) == (f"{dtype} {side}x{side}".removeprefix("torch.") in filters)
+
+
+def test_both_libraries_compute_the_same_products(of_kind):
+    torch.manual_seed(0)
+    x, weight = channels_last(4, 64, 10, 10, dtype=torch.float32), channels_last(96, 64, 3, 3, dtype=torch.float32)
+    found = []
+    for name in ("Zen 4", "Zen 5"):
+        of_kind(name)
+        y = conv(x, weight, (1, 1, 1, 1))
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(one.detach().abs().max()))
 
 
 def evaluated_model(name, dtype=torch.float32):

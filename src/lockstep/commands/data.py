@@ -1,4 +1,4 @@
-"""`lockstep data fetch`, `lockstep data list` and `lockstep data check`."""
+"""`lockstep data fetch` and `lockstep data check`."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
 
     Args:
-        name: Name of a dataset, as `lockstep data list` shows it.
+        name: Name of a dataset: cifar10 or mnist.
         data: Download into DIR/NAME. Default: LOCKSTEP_DATA/NAME, or the user's cache.
     """
     from lockstep.data import catalog, fetch as module
@@ -45,32 +45,6 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
         downloaded = not paths and module.fetch(source, folder)
     yield {"dataset": name, "folder": str(folder), "downloaded": downloaded}
     yield f"{name} is {'in' if downloaded else 'already in'} {folder}"
-
-
-def list_() -> Iterator[str | dict[str, Any]]:
-    """List the datasets and their folders on this machine.
-
-    Examples:
-      lockstep data list
-      lockstep data list --json
-    """
-    from lockstep.data import DATASETS
-    from lockstep.data.catalog import SOURCES, present
-    from lockstep.words import size
-
-    record = {}
-    yield f"{'dataset':14} {'images':>7}  {'download':>9}  folder"
-    for source in (SOURCES[name] for name in DATASETS if name in SOURCES):
-        paths = present(source, None)
-        folder = str(paths[0].parent) if paths else None
-        download = size(source.size_bytes) if source.archives else "none"
-        absent = f"none yet: {command('data', 'fetch', source.name)}" if source.archives else "comes with lockstep"
-        yield f"{source.name:14} {source.images:7}  {download:>9}  {folder or absent}"
-        record[source.name] = {
-            "images": source.images, "download_bytes": source.size_bytes, "folder": folder,
-            "here": folder is not None or not source.archives,
-        }  # fmt: skip
-    yield record
 
 
 def check(

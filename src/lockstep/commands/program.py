@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from lockstep.commands.data import check, fetch, list_
+from lockstep.commands.data import check, fetch
 from lockstep.commands.doctor import doctor
 from lockstep.commands.evaluate import evaluate
 from lockstep.commands.export import export
@@ -51,7 +51,6 @@ Examples:
   lockstep verify runs/mine             compute its last steps again, and compare every bit
   lockstep doctor                       check that this machine computes the right bits
   lockstep recipes                      list recipes with measured results
-  lockstep data list                    list datasets
   lockstep --install-completion         complete commands with the Tab key
 
 \b
@@ -100,11 +99,11 @@ class _Train(TyperCommand):
 
 
 _OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
-DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "list": shell(list_), "check": shell(check)}
+DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "check": shell(check)}
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Download, list and check datasets.
+    help="""Download and check datasets.
 
 `train` and `eval` download their dataset on first use, unless --data names its folder. Two environment
 variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's cache). LOCKSTEP_MIRROR is an
@@ -112,7 +111,6 @@ address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its fil
 
 \b
 Examples:
-  lockstep data list
   lockstep data fetch cifar10
   lockstep data check cifar10""",
 )
@@ -121,7 +119,7 @@ runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Delete run
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS), (runs, RUNS_COMMANDS)):
     for name, function in commands.items():
         group.command(name, **(_OF_TRAIN if name == "train" else {}))(function)
-app.add_typer(data, name="data", short_help="Download, list and check datasets.")
+app.add_typer(data, name="data", short_help="Download and check datasets.")
 app.add_typer(runs, name="runs", short_help="Delete runs.")
 
 

@@ -197,9 +197,7 @@ class Processes(Group):
         return self.gather(torch.tensor(hardware.host())).tolist()
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Begin `work`: on CPUs in a thread of its own, beside what this process computes."""
-        if not self.overlaps:
-            return super().start(work)
+        """Begin `work` in a thread of its own, beside what this process computes."""
         if self._begun is None:  # A new thread for each part of a vector would cost a percent of a step.
             self._begun = SimpleQueue()
             # A daemon, so that a process can end while another one does not answer.

@@ -47,8 +47,10 @@ class Reduction:
         self._nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
         self._peers = [process for process in range(group.processes) if process != group.process]
         self._by_tree = kind == "tree" and bool(self._peers)
-        self.in_parts = self._by_tree and group.overlaps
-        self._levels = _levels(group.process, group.hosts(), self._nodes, towers) if self._by_tree else []
+        hosts = group.hosts() if self._by_tree else []
+        # Between the processes of one host, an exchange beside the computation would take its cores.
+        self.in_parts = group.overlaps and len({*hosts}) > 1
+        self._levels = _levels(group.process, hosts, self._nodes, towers) if self._by_tree else []
         self._sum = {"tree": None, "central": self._central, "allreduce": self._allreduce}[kind]
         self._sums: list[Tensor] = []  # of this process's nodes but the last one
         self._left: list[Tensor] = []  # of the nodes to the left of the last tower, to which its vector is added
@@ -89,7 +91,7 @@ class Reduction:
             values = dict(zip(self._nodes[self._group.process], self._own(vector, part), strict=True))
             self._add(self._levels, values, total, number)
 
-        self._begun.append(self._group.start(exchange))
+        self._begun.append(self._group.start(exchange) if self.in_parts else exchange)
 
     def _own(self, vector: "Tensor", part: slice) -> "list[Tensor]":
         """Return this part of each node of this process, in place. `vector` is its last tower's."""

@@ -129,7 +129,7 @@ class VectorBuilder:
     ) -> None:
         """Call `on_part` for each part of `layout`, in order; without it, the vector is filled in one piece."""
         self.values = torch.empty(layout.length, device=device)
-        self._layout, self._on_part = layout, on_part
+        self._on_part = on_part
         self._parts = layout.parts if on_part else [layout.whole]
         self._gradients: dict[int, Tensor] = {}
         self._finite: list[Tensor] = []  # of each part that is filled, bool []

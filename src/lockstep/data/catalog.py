@@ -38,22 +38,15 @@ class Source:
 
     Attributes:
         name: the dataset's name in DATASETS.
-        images: the number of images in all splits.
         files: for each file that the reader needs, the names that it may have.
         subfolders: subfolders of a data folder that may hold the files.
         archives: the files to download; empty for a dataset that comes with a package.
     """
 
     name: str
-    images: int
     files: tuple[tuple[str, ...], ...] = ()
     subfolders: tuple[str, ...] = ()
     archives: tuple[Archive, ...] = ()
-
-    @property
-    def size_bytes(self) -> int:
-        """The number of bytes that a download transfers."""
-        return sum(archive.size_bytes for archive in self.archives)
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
@@ -89,9 +82,9 @@ _IDX_ARCHIVES = tuple(
     )
 )
 _ALL = (
-    Source("digits", 1_797),
-    Source("cifar10", 60_000, _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
-    Source("mnist", 70_000, _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
+    Source("digits"),
+    Source("cifar10", _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
+    Source("mnist", _IDX_FILES, ("mnist", "MNIST/raw"), _IDX_ARCHIVES),
 )
 SOURCES = {source.name: source for source in _ALL}
 

@@ -6,7 +6,6 @@ Those of the math module are the system library's, whose last bit may differ.
 from decimal import Decimal, localcontext
 
 _DIGITS = 34  # Twice as many as a float has, so that the rounding of a result to a float is the correct one.
-_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 
 
 def exp(x: float) -> float:
@@ -29,18 +28,8 @@ def power(x: float, exponent: float) -> float:
 
 def cos(x: float) -> float:
     """Return the cosine of `x` radians, in [-7, 7]."""
-    return _cos(Decimal(x))
-
-
-def sin(x: float) -> float:
-    """Return the sine of `x` radians, in [-7, 7]."""
     with localcontext(prec=_DIGITS):
-        return _cos(_PI / 2 - Decimal(x))
-
-
-def _cos(x: Decimal) -> float:
-    with localcontext(prec=_DIGITS):
-        square, term, total, n = x * x, Decimal(1), Decimal(1), 0
+        square, term, total, n = Decimal(x) ** 2, Decimal(1), Decimal(1), 0
         while abs(term) > Decimal(10) ** -_DIGITS:
             n += 2
             term *= -square / (n * (n - 1))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.kernels import portable
+from lockstep.kernels.kinds import kind, matmul
 from lockstep.kernels.reference import Padding
 
 # By r and m; infinity is implied.
@@ -42,26 +43,23 @@ _CHUNK_BYTES = 9 * 2**19  # of the larger of a layer's transformed tensors: abou
 def applies(x: Tensor, weight: Tensor) -> bool:
     """Return whether Winograd's scheme is faster for the convolution of `x` [b, C, H, W] by `weight`, and exact enough.
 
-    It is for 3x3 and 5x5 filters and 64 channels or more on a CPU. An exception is bfloat16: in 5x5 filters the
-    transforms would lose 7 % of the result's norm, and where a CPU has matrix units (AMX), they make the products so
-    fast that the transforms would take most of the time. Portable arithmetic does not use it, because its transforms
-    are not exact.
+    It is for 3x3 and 5x5 filters and 64 channels or more on a CPU, if its kind gains. Portable arithmetic does not use
+    it, because its transforms are not exact.
     """
+    dtype = torch.float32 if x.dtype == torch.float64 else x.dtype  # In float64, tests see an error in the formula.
     return (
         x.device.type == "cpu"
         and not portable.is_active()
         and weight.shape[2] == weight.shape[3]
         and min(weight.shape[:2]) >= 64
-        and x.dtype != torch.float16
-        and not (x.dtype == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_tile", False))
-        and len(_tiles(weight)) > 0
+        and (dtype, weight.shape[2]) in kind().winograd
     )
 
 
 def _tiles(weight: Tensor) -> list[int]:
     """Return each m that is exact enough for the filters `weight`."""
     side, low = weight.shape[2], weight.dtype == torch.bfloat16
-    return [m for m in _POINTS.get(side, ()) if not low or m + side - 1 <= _LARGEST_OF_BFLOAT16]
+    return [m for m in _POINTS[side] if not low or m + side - 1 <= _LARGEST_OF_BFLOAT16]
 
 
 class Winograd:
@@ -95,7 +93,7 @@ class Winograd:
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
         """Write the convolution of `x` [b, C, H, W] to `out` [b, K, *out]. Return the tensor that `backward` needs."""
         tiles = self._transformed(x)
-        values = self._output_transform @ torch.bmm(tiles, self._filters).view(self._t**2, -1)
+        values = matmul(self._output_transform, matmul(tiles, self._filters).view(self._t**2, -1))
         for in_grid, in_values in self._parts(out, values):
             in_grid.copy_(in_values)
         return tiles
@@ -107,12 +105,13 @@ class Winograd:
         values = (gradient.new_empty if whole else gradient.new_zeros)(self.tile**2, b * prod(self._tiles) * k)
         for in_grid, in_values in self._parts(gradient, values):
             in_values.copy_(in_grid)
-        products = (self._output_transform.t() @ values).view(self._t**2, -1, k)
-        grad_filters = torch.bmm(tiles.transpose(1, 2), products)
+        products = matmul(self._output_transform.t(), values).view(self._t**2, -1, k)
+        grad_filters = matmul(tiles.transpose(1, 2), products)
         grad_weight = self._filter_transform.t().to(self._dtype) @ grad_filters.view(self._t**2, -1)
         if not needs_input_grad:
             return None, grad_weight
-        grad_tiles = self._input_transform.t() @ torch.bmm(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
+        tiles = matmul(products, self._filters.transpose(1, 2)).view(self._t**2, -1)
+        grad_tiles = matmul(self._input_transform.t(), tiles)
         return self._assembled(grad_tiles), grad_weight
 
     def weight_gradient(self, flat: Tensor) -> Tensor:
@@ -155,7 +154,7 @@ class Winograd:
             border.zero_()
         inside.copy_(x.permute(0, 2, 3, 1))
         tiles = self._cut(whole, 0, 0, self._t, self._t).reshape(self._t**2, -1)
-        return (self._input_transform @ tiles).view(self._t**2, -1, self._channels[0])
+        return matmul(self._input_transform, tiles).view(self._t**2, -1, self._channels[0])
 
     def _assembled(self, tiles: Tensor) -> Tensor:
         """Add up the overlapping `tiles` [t * t, tiles * C] to [b, C, H, W]: the transpose of cutting into tiles."""

@@ -100,7 +100,6 @@ class Live(Plain):
             f"loss {event.loss:.3f}",
             f"acc {event.accuracy:.1%}",
             f"{_steps_per_s(event) if event.images_per_s is None else f'{event.images_per_s:,.0f} img'}/s",
-            *([] if event.gpu_utilisation is None else [f"gpu {event.gpu_utilisation:.0f}%"]),
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",
         )

@@ -33,9 +33,6 @@ class StepEvent:
     images_per_s: float | None  # mean over the same time; None if a step computes no image, but features of images
     split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
     memory_bytes: int  # of process 0. result.json has the most memory that each process held.
-    # percentage of the last sampling period, a second or less, in which the GPU computed. None on a CPU, and where
-    # NVIDIA's driver or the package nvidia-ml-py is missing.
-    gpu_utilisation: float | None
     loss_scale: float | None = None  # scale of the loss in float16, else None
     # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The losses may then not
     # be finite.

@@ -14,7 +14,7 @@ from lockstep.core.monitor import Mark, Monitor, mean_parts
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
-from lockstep.hardware import gpu_utilisation, memory_bytes
+from lockstep.hardware import memory_bytes
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
@@ -101,7 +101,6 @@ class Log(Observer):
             "accuracy": float(metrics.correct) / recipe.batch,
             "learning_rate": learning_rate,
             "memory_bytes": memory_bytes(self._device),
-            "gpu_utilisation": gpu_utilisation(self._device),
             "loss_scale": state.loss_scale if recipe.precision == "float16" else None,
             "skipped": skipped,
         }
