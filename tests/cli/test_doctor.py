@@ -28,7 +28,7 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert done.returncode == 4
     assert "computes other bits" in done.stderr
     assert "--no-portable" in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cpu", "gpu", "bits", "bits"]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cpu", "native", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout

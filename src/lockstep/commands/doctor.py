@@ -39,7 +39,7 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
     yield f"cpu   {processor}, {plural(cores, 'core')}, torch {torch.__version__}"
-    yield f"cpu   in native arithmetic: {kind()}"
+    yield f"native {kind()}"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
     weights = {}
     for processes in (1, 2):
