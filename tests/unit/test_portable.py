@@ -12,13 +12,35 @@ from torch.nn import functional
 from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
 from lockstep.kernels import rounding
-from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, elementary, is_active, native, products
+from lockstep.kernels.portable import (
+    NotPortableError,
+    Portable,
+    arithmetic,
+    elementary,
+    is_active,
+    native,
+    products,
+    units,
+)
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
 from lockstep.kernels.portable.units import Float32, Geometry, Int8
 from lockstep.recipes import get_recipe
 
-UNITS = [Int8(), Float32()]
+
+class Amx(Int8):
+    """8-bit integers as oneDNN's AMX kernels add them: in float32, with the offset still in the sum."""
+
+    longest = 0
+
+    def _convolved(self, x, offset, weight, at, power):
+        self.longest = max(self.longest, weight[0].numel())
+        numbers = at.stride, at.padding, at.dilation, at.groups
+        raw = functional.conv2d(x.float(), weight.float(), None, *numbers)
+        return (raw - offset * weight.float().sum((1, 2, 3))[:, None, None]) * 2.0**power
+
+
+UNITS = [Int8(), Float32(), Amx()]
 COMPLEX = torch.ones(2, dtype=torch.complex64)
 
 
@@ -38,11 +60,12 @@ def on_each_unit(monkeypatch):
     def compute(function):
         results = []
         for one in UNITS:
-            monkeypatch.setattr(products, "unit", lambda one=one: one)
+            monkeypatch.setattr(products, "unit", lambda at=None, one=one: one)
             results.append(function())
         flat = [[x for x in (r if isinstance(r, tuple) else (r,)) if x is not None] for r in results]
-        for first, second in zip(*flat, strict=True):
-            assert torch.equal(first.contiguous().view(torch.int32), second.contiguous().view(torch.int32))
+        for first, *others in zip(*flat, strict=True):
+            for other in others:
+                assert torch.equal(first.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
         return results[0]
 
     return compute
@@ -59,7 +82,7 @@ def geometries(count):
         side, step = draw.choice([1, 2, 3, 5]), draw.choice([1, 1, 2])
         stride, padding = draw.choice([1, 1, 2, 3]), draw.randint(0, step * (side - 1) + 1)
         height, width = (draw.randint(step * (side - 1) + 3, 14) for _ in range(2))
-        at = Geometry([stride] * 2, [padding] * 2, [step] * 2, groups)
+        at = Geometry((stride,) * 2, (padding,) * 2, (step,) * 2, groups)
         yield (draw.choice([1, 2, 9]), inputs, outputs, height, width), side, at
 
 
@@ -81,6 +104,46 @@ def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on
             assert relative(one, right.detach()) < 2e-2, (number, at)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "sides", "groups", "longest"),
+    [
+        (64, 24, (4, 4), 1, 2048), (65, 24, (4, 4), 1, 1040), (128, 24, (4, 4), 1, 2048), (129, 24, (4, 4), 1, 0),
+        (256, 24, (3, 3), 1, 0), (400, 24, (5, 3), 1, 0), (512, 32, (3, 3), 1, 0), (3, 3, (45, 45), 3, 2025),
+        (3, 3, (46, 46), 3, 0),
+    ],
+)  # fmt: skip
+def test_convolutions_of_the_largest_slices_are_exact_on_each_side_of_the_limit(
+    on_each_unit, monkeypatch, inputs, outputs, sides, groups, longest
+):
+    """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix product."""
+    monkeypatch.setattr(products, "_FEW_OUTPUTS", 0)
+    monkeypatch.setattr(UNITS[-1], "longest", 0)
+    at = Geometry((1, 1), (1, 1), (1, 1), groups)
+    x = 1.0 - seeded(2, inputs, sides[0] + 2, sides[1] + 4).abs().mul_(2.0**-8)
+    weight = 1.0 - seeded(outputs, inputs // groups, *sides, seed=1).abs().mul_(2.0**-8)
+    found = on_each_unit(lambda: products.convolution(x, weight, at))
+    assert UNITS[-1].longest == longest
+    assert relative(found, functional.conv2d(x.double(), weight.double(), None, 1, 1, 1, groups)) < 1e-3
+
+
+def test_a_unit_that_fails_for_grouped_convolutions_is_used_for_all_others(monkeypatch):
+    def wrong_in_groups(self, x, offset, weight, at, power):
+        return right(self, x, offset, weight, at, power).add_(at.groups > 1)
+
+    right = Int8._convolved
+    monkeypatch.setattr(Int8, "_convolved", wrong_in_groups)
+    monkeypatch.setattr(units, "_by_speed", lambda: UNITS[:2])
+    units._unit.cache_clear()
+    try:
+        chosen = units.kinds_by_unit()
+    finally:
+        units._unit.cache_clear()
+    assert chosen == {
+        "8-bit integers": ["matrix products", "convolutions", "strided convolutions"],
+        "float32": ["grouped convolutions", "grouped strided convolutions"],
+    }
+
+
 @pytest.mark.parametrize(("terms", "bound"), [(100, 2e-3), (5000, 2e-3), (300_000, 1e-4)])
 def test_matrix_products_are_exact_on_each_unit_and_near_float64(on_each_unit, terms, bound):
     a, b = seeded(40, terms) + 0.1, seeded(terms, 30, seed=1)
@@ -91,7 +154,7 @@ def test_matrix_products_are_exact_on_each_unit_and_near_float64(on_each_unit, t
 def test_long_sums_of_the_largest_products_do_not_overflow(on_each_unit):
     """A chunk of these sums is beyond what float32 holds."""
     x, gradient = torch.full((130, 300, 8, 8), 0.97), torch.full((130, 280, 8, 8), 0.93)
-    at = Geometry([1, 1], [0, 0], [1, 1])
+    at = Geometry((1, 1), (0, 0), (1, 1))
     _, found, bias = on_each_unit(
         lambda: products.convolution_backward(gradient, x, torch.ones(280, 300, 1, 1), at, [False, True, True])
     )
@@ -100,7 +163,7 @@ def test_long_sums_of_the_largest_products_do_not_overflow(on_each_unit):
 
 
 def test_values_that_are_not_finite_stay_so():
-    at = Geometry([1, 1], [1, 1], [1, 1])
+    at = Geometry((1, 1), (1, 1), (1, 1))
     x = seeded(2, 3, 5, 5)
     x[0, 0, 0, 0] = math.inf
     y = products.convolution(x, seeded(4, 3, 3, 3), at)
@@ -115,7 +178,7 @@ def test_values_that_are_not_finite_stay_so():
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
 def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(on_each_unit, powers, groups):
-    at = Geometry([1, 1], [1, 1], [1, 1], groups)
+    at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x, weight = seeded(6, 8, 8, 8).clamp(-1, 1), seeded(64 if groups < 8 else 8, 8 // groups, 3, 3, seed=1).clamp(-1, 1)
     gradient = seeded(6, len(weight), 8, 8, seed=2).clamp(-1, 1)
 

@@ -48,16 +48,8 @@ def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
     return torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
 
 
-def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    return torch.sub(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.sub(x, y * alpha)
-
-
 def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Any:
     return torch.sub(y if isinstance(y, Tensor) else torch.tensor(y, dtype=x.dtype), x * alpha)
-
-
-def _lerp(x: Tensor, end: Tensor, weight: Any) -> Any:
-    return x + (end - x) * weight
 
 
 def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
@@ -98,16 +90,13 @@ def _sum(x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = Fals
     return total(x, dims, keepdim=keepdim).to(dtype or x.dtype)
 
 
-def _cumulative_sum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    if x.is_floating_point():
-        raise NotImplementedError
-    return torch.cumsum(x, dim, dtype=dtype)
+def _of_integers(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def compute(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if x.is_floating_point():
+            raise NotImplementedError
+        return function(x, *args, **kwargs)
 
-
-def _scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    if x.is_floating_point():
-        raise NotImplementedError
-    return torch.scatter_add(x, dim, index, source)
+    return compute
 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -126,10 +115,6 @@ def _variance(
     return (total(centred * centred, dims, keepdim=keepdim) / divisor).to(x.dtype)
 
 
-def _std(*args: Any, **kwargs: Any) -> Tensor:
-    return elementary.sqrt(_variance(*args, **kwargs))
-
-
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
@@ -137,10 +122,6 @@ def _vector_norm(
         raise NotImplementedError
     wide = x.float()
     return elementary.sqrt(total(wide * wide, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return total(a * b).to(a.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -227,14 +208,18 @@ def _resizing(old: int, new: int) -> Tensor:
 
 
 PORTABLE: dict[str, Callable[..., Any]] = {
-    "add": _add, "sub": _subtract, "rsub": _reverse_subtract, "lerp": _lerp, "addcmul": _addcmul,
-    "addcdiv": _addcdiv, "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
+    "add": _add, "sub": lambda x, y, alpha=1: torch.sub(x, y * alpha), "rsub": _reverse_subtract,
+    "lerp": lambda x, end, weight: x + (end - x) * weight, "addcmul": _addcmul, "addcdiv": _addcdiv,
+    "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
     "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(), "exp": _of_float64(elementary.exp),
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "arange": _arange, "sum": _sum, "cumsum": _cumulative_sum, "scatter_add": _scatter_add,
-    "mean": _mean, "var": _variance, "std": _std, "linalg_vector_norm": _vector_norm, "dot": _dot,
+    "arange": _arange, "sum": _sum, "cumsum": _of_integers(torch.cumsum),
+    "scatter_add": _of_integers(torch.scatter_add),
+    "mean": _mean, "var": _variance, "linalg_vector_norm": _vector_norm,
+    "std": lambda *args, **kwargs: elementary.sqrt(_variance(*args, **kwargs)),
+    "dot": lambda a, b: total(a * b).to(a.dtype),
     "_foreach_norm": _norms, "_foreach_add": _foreach_add,
     "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
@@ -257,17 +242,11 @@ _WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute no
 def implementation(operation: Any) -> Callable[..., Any] | None:
     """Return the function that computes an operation of torch portably, or None if there is none."""
     namespace, _, name = operation._schema.name.partition("::")
-    if namespace in _WITHOUT_BITS:
-        return operation  # type: ignore[no-any-return]
     base = name if name.endswith("__") else name.removesuffix("_")
-    if namespace != "aten":
-        return None
-    if base in EXACT:
+    if namespace in _WITHOUT_BITS or (namespace == "aten" and base in EXACT):
         return operation  # type: ignore[no-any-return]
-    function = PORTABLE.get(base)
-    if function is None:
-        return None
-    if base == "_foreach_add" and not operation._schema.is_mutable:
+    function = PORTABLE.get(base) if namespace == "aten" else None
+    if function is None or (base in IN_PLACE and not operation._schema.is_mutable):
         return None
     if base in ("add", "sub", "_foreach_add"):
         # Without a factor, they are single operations.
@@ -279,7 +258,7 @@ def implementation(operation: Any) -> Callable[..., Any] | None:
 
         return add
     if base in IN_PLACE:
-        return function if operation._schema.is_mutable else None
+        return function
     return lambda *args, **kwargs: _into(operation, function, args, kwargs)
 
 

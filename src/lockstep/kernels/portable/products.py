@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices, assembled, exponent_of, sliced
-from lockstep.kernels.portable.units import Geometry, unit
+from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53
@@ -53,7 +53,11 @@ def convolution_backward(
         return tuple(nan)  # type: ignore[return-value]
     grad_x = _input_gradient(upstream, filters, x.shape, at) if filters else None
     upstream = upstream.signed()
-    grad_weight = _weight_gradient(upstream, images.signed(), weight.shape, at) if images else None
+    grad_weight = None
+    if images:
+        pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
+        power = _power(upstream, images)
+        grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
@@ -83,16 +87,18 @@ def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     """Return the convolution of slices [2, b, C, H, W] by slices [2, K, C / groups, h, w]."""
     outputs, _, *sides = weight.parts.shape[1:]
-    if at.groups > 1 and not at.groups == outputs == x.parts.shape[2]:
+    seen = weight.parts[0, 0].numel()
+    is_long = seen > MOST_CONVOLUTION_TERMS
+    if at.groups > 1 and (is_long or not at.groups == outputs == x.parts.shape[2]):
         # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
         pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
         one = at._replace(groups=1)
         return torch.cat([_convolution(x._replace(parts=a), weight._replace(parts=b), one) for a, b in pairs], 1)
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
-    batch, (positions, seen) = x.parts.shape[1], (size[0] * size[1], weight.parts[0, 0].numel())
+    batch, positions = x.parts.shape[1], size[0] * size[1]
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
-    if at.groups > 1 or not (few or outputs >= _MANY_CHANNELS):
-        return unit().convolution(x, weight, at, _power(x, weight))
+    if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS):
+        return unit(at).convolution(x, weight, at, _power(x, weight))
     matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
     result = torch.empty((batch, *size, outputs), dtype=torch.float32)
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
@@ -124,11 +130,11 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
     """Return the gradient of the input of `shape`: a convolution of the output's gradient by turned filters."""
     outputs, inputs, *sides = filters.parts.shape[1:]
     reach = [d * (n - 1) for d, n in zip(at.dilation, sides, strict=True)]
-    padding = [r - p for r, p in zip(reach, at.padding, strict=True)]
+    padding = tuple(r - p for r, p in zip(reach, at.padding, strict=True))
     if min(padding) < 0:  # Some positions of the filter see nothing but the border.
         (top, left), (height, width) = at.padding, shape[2:]
         bordered = torch.Size((*shape[:2], height + 2 * top, width + 2 * left))
-        gradient = _input_gradient(upstream, filters, bordered, at._replace(padding=[0, 0]))
+        gradient = _input_gradient(upstream, filters, bordered, at._replace(padding=(0, 0)))
         return gradient[:, :, top : top + height, left : left + width]
     grouped = filters.parts.flip(3, 4).view(2, at.groups, outputs // at.groups, inputs, *sides).transpose(2, 3)
     turned = grouped.reshape(2, at.groups * inputs, outputs // at.groups, *sides)
@@ -139,15 +145,8 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
         (rows, columns), (height, width) = at.stride, parts.shape[3:]
         whole[..., : rows * height : rows, : columns * width : columns] = parts
         upstream = Slices(whole, upstream.exponent, upstream.offset)
-    backwards = Geometry([1, 1], padding, at.dilation, at.groups)
+    backwards = Geometry((1, 1), padding, at.dilation, at.groups)
     return _convolution(upstream, Slices(turned, filters.exponent, filters.offset), backwards)
-
-
-def _weight_gradient(upstream: Slices, images: Slices, shape: torch.Size, at: Geometry) -> Tensor:
-    """Return the gradient of the weight of `shape` [K, C / groups, h, w]."""
-    pairs = zip(upstream.parts.chunk(at.groups, 2), images.parts.chunk(at.groups, 2), strict=True)
-    power = _power(upstream, images)
-    return torch.cat([_group_gradient(*pair, shape[2:], at, power) for pair in pairs])
 
 
 def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: int) -> Tensor:
@@ -164,7 +163,7 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
     positions = size[1] * max(size[0], rows)
     assert positions <= MOST_INT32_TERMS, f"an image of {positions} positions"
     count = max(1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions))
-    along_rows = Geometry([1, at.stride[1]], [0, at.padding[1]], [1, at.dilation[1]])
+    along_rows = Geometry((1, at.stride[1]), (0, at.padding[1]), (1, at.dilation[1]))
     sums: list[Tensor] = []
     for g, x in zip(torch.split(upstream, count, 1), torch.split(images, count, 1), strict=True):
         if direct:

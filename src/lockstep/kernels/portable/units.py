@@ -1,14 +1,15 @@
-"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest one is used.
+"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest exact one is used.
 
 A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high slices and `mixed`
 the sum of both products of a high and a low slice. Both are exact integers, each rounded once to float32, and so is
-their sum.
+their sum. The products of a convolution are short enough for float32 sums, in which oneDNN adds on CPUs with AMX.
 """
 
-import time
+import math
+import timeit
 from collections.abc import Sequence
-from functools import cache
-from math import prod
+from contextlib import suppress
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
 
-_TIMED_CALLS = 3
+MOST_CONVOLUTION_TERMS = 1 << 11  # of products of at most 127 * 64, where one slice has its offset: below 2**24
 _INSIDE = range(-64, 65)  # powers of two by which no sum of an int32 product leaves the range of float32
 _ZERO = torch.zeros((), dtype=torch.float64)
 
@@ -26,15 +27,15 @@ _ZERO = torch.zeros((), dtype=torch.float64)
 class Geometry(NamedTuple):
     """The numbers of a two-dimensional convolution: stride, padding and dilation along (rows, columns), and groups."""
 
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int = 1
 
     @staticmethod
     def of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> "Geometry":
         """Return the geometry from torch's numbers, of which one may stand for both directions."""
-        stride, padding, dilation = ([*n, *n][:2] for n in (stride, padding, dilation))
+        stride, padding, dilation = (tuple([*n, *n][:2]) for n in (stride, padding, dilation))
         return Geometry(stride, padding, dilation, groups)
 
     def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
@@ -44,10 +45,12 @@ class Geometry(NamedTuple):
 
 
 class Int8:
-    """8-bit integers with 32-bit sums, by oneDNN. Slices of 7 bits never saturate, also without VNNI.
+    """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also without VNNI.
 
     The operators are torch's, for quantised networks: with a scale of 1 they compute integers.
     """
+
+    name = "8-bit integers"
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
@@ -56,20 +59,17 @@ class Int8:
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
+        terms = math.prod(weight.parts.shape[2:])
+        assert terms <= MOST_CONVOLUTION_TERMS
         weight, inside = weight.signed(), power if power in _INSIDE else 0
-        terms = prod(weight.parts.shape[2:])
         # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
         (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
         padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
-        x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=[0, 0])
-        if at.groups == 1:
-            assert 2 * terms <= MOST_INT32_TERMS
+        x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=(0, 0))
+        if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
             both = torch.cat((x.high, x.low), 1), torch.cat((weight.low, weight.high), 1)
             mixed = self._convolved(both[0], x.offset, both[1], at, inside)
-        else:
-            if terms > MOST_TERMS:
-                raise NotImplementedError
-            # Each product is exact in float32, so their sum is rounded once.
+        else:  # Each product is exact in float32, so their sum is rounded once.
             mixed = self._convolved(x.high, x.offset, weight.low, at, inside)
             mixed.add_(self._convolved(x.low, x.offset, weight.high, at, inside))
         high = self._convolved(x.high, x.offset, weight.high, at, inside + 7)
@@ -100,6 +100,8 @@ def _dense(x: Tensor) -> Tensor:
 class Float32:
     """Products and sums in float32, exact for at most 4096 terms; longer sums are added in float64."""
 
+    name = "float32"
+
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
         pairs = zip(torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True)
@@ -107,8 +109,8 @@ class Float32:
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
-        dtype = torch.float32 if prod(weight.parts.shape[2:]) <= MOST_TERMS else torch.float64
-        (x_high, x_low), (w_high, w_low) = (one.signed().parts.to(dtype) for one in (x, weight))
+        assert math.prod(weight.parts.shape[2:]) <= MOST_CONVOLUTION_TERMS
+        (x_high, x_low), (w_high, w_low) = (one.signed().parts.float() for one in (x, weight))
         shape = None, at.stride, at.padding, at.dilation, at.groups
         with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
             mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
@@ -118,62 +120,75 @@ class Float32:
 
 Unit = Int8 | Float32
 
-# Images, weight and geometry of the convolutions that a unit must compute exactly. The first one is timed.
-_CASES = (
-    ((16, 64, 16, 16), (64, 64, 3, 3), Geometry([1, 1], [1, 1], [1, 1])),
-    ((2, 400, 7, 5), (24, 400, 5, 3), Geometry([2, 1], [2, 0], [1, 2])),
-    ((2, 24, 9, 9), (24, 1, 3, 3), Geometry([2, 2], [1, 1], [1, 1], 24)),
-)
+_SIDE, _OUTPUTS = 4, 24  # of the filters that units are checked with
+_MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
+_CHANNELS = 3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS  # on both sides of each limit
+_PLAIN = Geometry((1, 1), (1, 1), (1, 1))
+_KINDS = {"matrix products": None, "convolutions": _PLAIN, "strided convolutions": _PLAIN._replace(stride=(2, 2))}
+_KINDS |= {f"grouped {kind}": at._replace(groups=2) for kind, at in _KINDS.items() if at}
+
+
+def unit(at: Geometry | None = None) -> Unit:
+    """Return the unit for matrix products, or for convolutions with the stride, dilation and grouping of a geometry.
+
+    It is the fastest one that is exact there. The first call for each of these kinds checks it, in milliseconds. The
+    choice changes no bit. Raises: LockstepError if no unit is exact.
+    """
+    return _unit(at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None)
+
+
+def kinds_by_unit() -> dict[str, list[str]]:
+    """Return what each unit computes on this machine, by the unit's name. The fastest unit is the first."""
+    chosen = {kind: unit(at).name for kind, at in _KINDS.items()}
+    return {one.name: [kind for kind, name in chosen.items() if name == one.name] for one in _by_speed()}
 
 
 @cache
-def unit() -> Unit:
-    """Return the fastest unit of this machine, by the time of a convolution. The choice changes no bit.
-
-    A unit whose results are not exact is not used. Raises: LockstepError if there is none.
-    """
-    times = {}
-    for one in (Int8(), Float32()):
-        try:
-            if all(_is_exact(one, *case) for case in _CASES):
-                times[one] = min(_seconds(one) for _ in range(_TIMED_CALLS))
-        except (RuntimeError, AttributeError):  # Torch is built without oneDNN, or the CPU is not one of oneDNN's.
-            continue
-    if not times:
-        raise LockstepError(
-            "portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
-            "would train other weights. Give --no-portable (arithmetic=native)",
-            ENVIRONMENT,
-        )
-    return min(times, key=lambda one: times[one])
-
-
-def _is_exact(one: Unit, images: Sequence[int], weight: Sequence[int], at: Geometry) -> bool:
-    """Return whether a unit computes a convolution and a product of the largest slices with the bits of float64."""
-    x, w = _slices(images), _slices(weight)
-    (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, w))
-    high, *mixed = (
-        functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
-        for a, b in ((x_high, w_high), (x_high, w_low), (x_low, w_high))
+def _unit(at: Geometry | None) -> Unit:
+    for one in _by_speed():
+        with suppress(RuntimeError):  # oneDNN does not compute this kind.
+            if _is_exact(one, at):
+                return one
+    raise LockstepError(
+        "portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
+        "would train other weights. Give --no-portable (arithmetic=native)",
+        ENVIRONMENT,
     )
-    exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
-    a, b = x.signed().high.flatten(1), w.signed().high.flatten()
-    b = b.repeat(-(-a.shape[1] // len(b)))[: a.shape[1], None]
-    same = torch.equal(one.convolution(x, w, at, 0).view(torch.int32), exact.view(torch.int32))
-    return same and torch.equal(one.product(a, b).double(), a.double() @ b.double())
 
 
-def _slices(shape: Sequence[int]) -> Slices:
-    """Return large slices of `shape` [n, C, H, W], channels last: uint8 with an offset, as those of images are."""
-    n, channels, height, width = shape
+@cache
+def _by_speed() -> list[Unit]:
+    """Return the units that work here, the fastest one first, by the time of a convolution."""
+    times: dict[Unit, float] = {}
+    x, weight = _slices(16, 64, 16, 16), _slices(64, 64, 3, 3).signed()
+    for one in (Int8(), Float32()):
+        compute = partial(one.convolution, x, weight, _PLAIN, 0)
+        with suppress(RuntimeError, AttributeError):  # Torch is built without oneDNN, or this CPU is not one of its.
+            times[one] = min(timeit.repeat(compute, number=1, repeat=3))
+    return sorted(times, key=lambda one: times[one])
+
+
+def _is_exact(one: Unit, at: Geometry | None) -> bool:
+    """Return whether a unit computes products of the largest slices with the bits of float64."""
+    if at is None:
+        a, b = (_slices(n, 3 * MOST_TERMS, 1, 1).signed().high.flatten(1) for n in (4, 8))
+        return torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double())
+    size = [step * (_SIDE - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)]
+    for channels in _CHANNELS if at.groups == 1 else (at.groups,):
+        x, weight = _slices(2, channels, *size), _slices(_OUTPUTS, channels // at.groups, _SIDE, _SIDE)
+        (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, weight))
+        high, *mixed = (
+            functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
+            for a, b in ((x_high, w_high), (x_high, w_low), (x_low, w_high))
+        )
+        exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
+        if not torch.equal(one.convolution(x, weight, at, 0).view(torch.int32), exact.view(torch.int32)):
+            return False
+    return True
+
+
+def _slices(n: int, channels: int, height: int, width: int) -> Slices:
+    """Return large slices [2, n, C, H, W], channels last: uint8 with an offset, as those of images are."""
     values = torch.arange(2 * n * channels * height * width).view(2, n, height, width, channels)
     parts = torch.where(values * 2654435761 % 7 < 5, 127, values * 40503 % 128).to(torch.uint8)
     return Slices(parts.permute(0, 1, 4, 2, 3), 0, 64)
-
-
-def _seconds(one: Unit) -> float:
-    images, weight, at = _CASES[0]
-    x, w = _slices(images), _slices(weight).signed()
-    began = time.perf_counter()
-    one.convolution(x, w, at, 0)
-    return time.perf_counter() - began
