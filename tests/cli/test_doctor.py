@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 from lockstep import hardware
+from lockstep.kernels.portable import units
 
 doctor = import_module("lockstep.commands.doctor")  # the package has the command by this name
 
@@ -24,11 +25,16 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     results = {1: doctor._SHA256, 2: "0" * 64}
     monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]})
     monkeypatch.setattr(hardware, "gpu_problem", lambda: "the driver is too old")
+    kinds = {"8-bit integers": ["matrix products"], "float32": ["convolutions"]}
+    monkeypatch.setattr(units, "kinds_by_unit", lambda: kinds)
     done = here("doctor")
     assert done.returncode == 4
     assert "computes other bits" in done.stderr
     assert "--no-portable" in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["cpu", "native", "gpu", "bits", "bits"]
+    first_words = [line.split()[0] for line in done.stdout.splitlines()]
+    assert first_words == ["cpu", "native", "portable", "portable", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
+    assert "portable matrix products: 8-bit integers, the fastest here" in done.stdout
+    assert "portable convolutions: float32, as 8-bit integers failed the check" in done.stdout
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout

@@ -23,8 +23,8 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     """Check that this machine computes the right bits.
 
     `digits` is trained for some steps on one and on two processes. Both must end with the weights that every machine
-    computes. Before that, the command prints the processor, and the GPUs or why torch sees none. The exit code is
-    4 if the bits are wrong, or if the processes cannot connect or compute.
+    computes. Before that, the command prints the processor, the GPUs or why torch sees none, and the units of
+    portable arithmetic. The exit code is 4 if the bits are wrong, or if the processes cannot connect or compute.
 
     Examples:
       lockstep doctor
@@ -35,11 +35,17 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     import torch
 
     from lockstep.kernels.kinds import kind
+    from lockstep.kernels.portable.units import kinds_by_unit
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
     yield f"cpu   {processor}, {plural(cores, 'core')}, torch {torch.__version__}"
     yield f"native {kind()}"
+    units, why = kinds_by_unit(), "the fastest here"
+    for unit, kinds in units.items():
+        if kinds:
+            yield f"portable {', '.join(kinds)}: {unit}, {why}"
+        why = f"as {unit} failed the check"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
     weights = {}
     for processes in (1, 2):
@@ -49,7 +55,7 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     right = {*weights.values()} == {_SHA256}
     yield {
         "processor": processor, "cores": cores, "torch": torch.__version__, "gpus": gpus, "gpu_problem": problem,
-        "weights_sha256": weights, "right": right,
+        "units": units, "weights_sha256": weights, "right": right,
     }  # fmt: skip
     if not right:
         raise LockstepError(
