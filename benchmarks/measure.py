@@ -126,9 +126,10 @@ def photos(call: Call) -> Figures:
 
 def photos_tuned(call: Call) -> Figures:
     """The recipe `photos-tuned` on the folder WHAT, from a run of `photos`."""
-    before = train(call, call.what, "--name", f"start-{call.number}")
+    name, before = Path(call.what).name, train(call, call.what, "--name", f"start-{call.number}")
     result = train(call, "photos-tuned", "--data", call.what, "--init", before["run"], "--seed", call.number)
-    return {"`photos` before: test accuracy": before["best"], "`photos-tuned`: test accuracy": result["best"]}
+    first, then = (f"{name}: test accuracy {recipe}" for recipe in ("of `photos`", "after `photos-tuned`"))
+    return {first: before["best"], then: result["best"]}
 
 
 def unlike(call: Call) -> Figures:

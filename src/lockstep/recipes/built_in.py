@@ -177,7 +177,8 @@ def photos_tuned() -> Recipe:
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
-    Measured: not yet with today's `photos`. `python -m benchmarks.measure photos-tuned DIR`
+    Measured: hymenoptera: 95.42 % after 94.77 % of `photos`; flowers: 94.70 % after 92.26 % (one seed).
+    `python -m benchmarks.measure photos-tuned DIR`
     """
     return photos().replace(
         name="photos-tuned",
