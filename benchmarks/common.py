@@ -52,11 +52,11 @@ def step_s(
 ) -> float:
     """Train with a tower in each process. Return the mean seconds of the `timed` steps after five others."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--processes", processes, "--towers", processes, "--steps", 5 + timed, "--log-every", 1]
+        words = ["--processes", processes, "--towers", processes, "--steps", 6 + timed, "--log-every", 5]
         words += ["--summary-every", 0, "--runs", folder, *data_option(data), "--json"]
         run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words], **(variables or {}))["run"]
         rows = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
-        return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][5:])
+        return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][2:])
 
 
 def bare(data: Path | None, processes: int, steps: int) -> float:
