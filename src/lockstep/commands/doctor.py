@@ -23,8 +23,8 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     """Check that this machine computes the right bits.
 
     `digits` is trained for some steps on one and on two processes. Both must end with the weights that every machine
-    computes. Before that, the command prints the processor, the GPUs or why torch sees none, and the units of
-    portable arithmetic. The exit code is 4 if the bits are wrong, or if the processes cannot connect or compute.
+    computes. Before that, the command prints the processor, what native and portable arithmetic compute with, and GPUs
+    or why torch sees none. The exit code is 4 if the bits are wrong, or if the processes cannot connect or compute.
 
     Examples:
       lockstep doctor

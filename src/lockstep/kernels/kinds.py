@@ -35,8 +35,9 @@ class Kind(NamedTuple):
 def kind() -> Kind:
     """Return the kind of this CPU."""
     flags, amd = hardware.cpu()["flags"].split(), hardware.cpuinfo("vendor_id") == "AuthenticAMD"
-    # MKL gives AMD its AVX2 kernels, which use half of these units.
-    onednn = amd and int(hardware.cpuinfo("cpu family")) >= _ZEN_5 and "avx512f" in flags
+    # MKL gives AMD its AVX2 kernels, which use half of these units. The operator is no public one of torch.
+    wide_amd = amd and int(hardware.cpuinfo("cpu family")) >= _ZEN_5 and "avx512f" in flags
+    onednn = wide_amd and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     winograd = {(torch.float32, 3)}
     if not onednn:  # oneDNN computes 5x5 filters there in less time than the transforms take.
         winograd.add((torch.float32, 5))
