@@ -11,7 +11,7 @@ from benchmarks.manual import every_command
 
 from lockstep.recipes import RECIPES
 
-DATA = [["data", *rest] for rest in ([], ["fetch"], ["list"], ["check"])]
+DATA = [["data", *rest] for rest in ([], ["fetch"], ["check"])]
 COMMANDS = [[], ["train"], ["eval"], ["recipes"], ["show"], *DATA]
 
 

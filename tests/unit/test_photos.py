@@ -262,7 +262,7 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
     ("text", "words"),
     [
         ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call one file, fi"]),
-        ("file,a\n", ["none names an image's class: call one label, class, category or target"]),
+        ("file,a\n", ["none names an image's class: call one label, class, category, target or labels"]),
         ("id,image,label\n", ["'id' and 'image' may each name an image's file: keep one of them"]),
         ("", ["labels.csv is empty"]),
         ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),

@@ -100,7 +100,7 @@ def _check_folder(folder: Path, group: str | None) -> Iterator[str | dict[str, A
     with handled_by(leave):
         found = survey(folder, 0.2, group)
     record = record_of(found)
-    yield from lines_of(record) if found.scan.photos else ()
+    yield from lines_of(record) if record["classes"] else ()
     yield record
     found.require_sound()
     recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.

@@ -169,7 +169,7 @@ def subject_of(
     elif os.path.lexists(path / "recipe.json"):
         fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
-        raise LockstepError(f"there is no folder {path}: {_ALLOWED}")
+        raise LockstepError(f"there is no folder {path}: {_ALLOWED}", DATA)
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.

@@ -2,8 +2,8 @@
 
 A model file holds the features of a few hundred training images. The score of an image is the cosine similarity of its
 features to the third most similar ones. The threshold is the score that 99 % of the training images reach, each
-compared with the others only. A held-out image of the same kind is like a training image that was left out, so about
-1 % of such images are below the threshold.
+compared with the others only, but never the lowest score, which may be that of an odd image. A held-out image of the
+same kind is like a training image that was left out, so about 1 % of such images are below the threshold.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from lockstep.data.dataset import Dataset
 
 _PREFIX, _SURE = "unlike/", "sure/"  # of the names in a model file
 _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
-LEAST_IMAGES = 50  # With fewer, more than 2 % of held-out images can be marked.
+LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
 _MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
 _NEIGHBOUR, _SHARE = 3, 0.99
@@ -35,7 +35,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
     similarities[rows, torch.arange(len(rows))] = -torch.inf  # An image is not its own neighbour.
     scores = similarities.topk(_NEIGHBOUR).values[:, -1].sort().values
     below = int((len(scores) + 1) * (1 - _SHARE) + 1e-9)
-    return {_REFERENCES: references, _THRESHOLD: scores[max(0, below - 1)].float()}
+    return {_REFERENCES: references, _THRESHOLD: scores[max(1, below - 1)].float()}
 
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -122,6 +122,8 @@ def require_folder(path: Path) -> None:
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     elif path.exists() and _suffix(path.name) in _ARCHIVES:
         problem = f"{path} is an archive: unpack it"
+    elif path.is_file() and _suffix(path.name) == ".csv":
+        problem = f"{path} is a table: give the folder of its images"
     raise LockstepError(f"{problem}: give a folder that holds a folder of images for each class", DATA)
 
 

@@ -71,7 +71,7 @@ def _positions(name: str, header: Sequence[str]) -> list[int | None]:
             several = listed([repr(header[place]) for place in found])
             raise LockstepError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
         if not found and len(words) > 1:
-            raise LockstepError(f"{shown}, and none names an image's {what}: call one {listed(words[:4], 'or')}")
+            raise LockstepError(f"{shown}, and none names an image's {what}: call one {listed(words[:5], 'or')}")
         positions.append(found[0] if found else None)
     return positions
 
