@@ -211,19 +211,6 @@ def one_hash(here: Machine) -> Any:
     return found
 
 
-def reductions(here: Machine) -> Any:
-    """Check that tree and central give one hash on two processes, over NCCL and over Gloo."""
-    if here.gpus:
-        here.need_gpus(2)
-    found = {
-        kind: here.train(f"by-{kind}", "digits", "--no-portable", "--processes", 2, "--reduction", kind)
-        for kind in ("tree", "central")
-    }
-    hashes = {kind: result["weights_sha256"] for kind, result in found.items()}
-    assert len({*hashes.values()}) == 1, hashes
-    return hashes
-
-
 def restart(here: Machine) -> Any:
     """A run that is killed and resumed has the hash of one that was not."""
     words = ("--no-portable", "--processes", 1, "--steps", 400, "--save-every", 20)
@@ -268,7 +255,6 @@ CHECKS: dict[str, Callable[[Machine], Any]] = {
     **{f"recipe {name}": recipes(name) for name in RECIPES},
     **{f"CPU and GPU {name}": against_cpu(name) for name in NATIVE},
     "one hash": one_hash,
-    "reductions": reductions,
     "restart": restart,
     "speed": speed,
     "portable is refused": portable_is_refused,

@@ -1,8 +1,10 @@
 """A run on several processes, as threads of the test's process: each runs the real loop, and they meet in memory."""
 
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TypeVar
 
 import torch
@@ -83,6 +85,12 @@ class MemoryGroup(Group):
 
     def hosts(self) -> list[int]:
         return self._hosts or [0] * self.processes
+
+    def share(self, length: int) -> SimpleNamespace:
+        own = self.hosts()[self.process]
+        every = enumerate(self._meeting.exchange(self.process, torch.full((length,), math.nan)))
+        vectors = {process: vector for process, vector in every if self.hosts()[process] == own}
+        return SimpleNamespace(vectors=vectors, meet=lambda: self._meeting.exchange(self.process, None))
 
     def send_from_first(self, tensor: Tensor) -> None:
         tensor.copy_(self._meeting.exchange(self.process, tensor.clone())[0])

@@ -106,7 +106,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     model.place(CPU)
     last = course.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
-    tower, reduction = Tower(course, model.network), Reduction(group, of.towers, "tree", CPU)
+    tower, reduction = Tower(course, model.network), Reduction(group, of.towers)
     for _ in updates(dataset, tower, reduction, state, Log(course), poll_flags=poll) if last else ():
         pass
     assert state.step == last

@@ -26,6 +26,7 @@ from lockstep.errors import PeerLostError
 
 CPU = torch.device("cpu")
 LENGTH = 1003  # not divisible by 2, 3 or 4
+MESSAGES = "tree, without memory in common"
 
 
 def vector(tower: int, length: int = LENGTH) -> torch.Tensor:
@@ -38,12 +39,18 @@ def bits(total: torch.Tensor) -> str:
 
 def alone(towers: int, length: int = LENGTH) -> str:
     """The bits of the sum on one process."""
-    return bits(Reduction(Alone(), towers, "tree", CPU)(vector(t, length) for t in range(towers)))
+    return bits(Reduction(Alone(), towers)(vector(t, length) for t in range(towers)))
+
+
+def reduction_of(members, towers, kind):
+    if kind == MESSAGES:
+        members.share, kind = lambda length: None, "tree"
+    return Reduction(members, towers, kind)
 
 
 def reduced(members, kind, towers):
     """Return the bits of two sums: the second one reuses the buffers of the first."""
-    reduction = Reduction(members, towers, kind, CPU)
+    reduction = reduction_of(members, towers, kind)
     assert reduction.exact == (kind != "allreduce")
     return [bits(reduction(vector(t) for t in reduction.owned)) for _ in range(2)]
 
@@ -54,7 +61,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("kind", [*REDUCTIONS, MESSAGES])
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_any_number_of_processes_has_the_bits_of_one(processes, kind):
     for towers in range(processes, 10):
@@ -69,9 +76,9 @@ def test_any_number_of_processes_has_the_bits_of_one(processes, kind):
         assert ends == [ends[0]] * processes
 
 
-def in_parts(members, towers, ends):
+def in_parts(members, towers, ends, kind="tree"):
     """Return the bits of two sums, of which the last vector is completed in parts that end at `ends`, from its end."""
-    reduction = Reduction(members, towers, "tree", CPU)
+    reduction = reduction_of(members, towers, kind)
     assert reduction.in_parts
 
     def vectors():
@@ -98,8 +105,9 @@ HOSTS = {
 def test_processes_on_any_hosts_and_vectors_in_any_parts_have_the_bits_of_one(hosts):
     for towers in range(len(hosts), 10):
         for ends in ([], [1], [500, 700], [2, 3, 4]):  # A part may be smaller than the number of processes.
-            found = on_replicas(len(hosts), partial(in_parts, towers=towers, ends=ends), hosts)
-            assert found == [[alone(towers)] * 2] * len(hosts), (towers, ends)
+            for kind in ("tree", MESSAGES):
+                found = on_replicas(len(hosts), partial(in_parts, towers=towers, ends=ends, kind=kind), hosts)
+                assert found == [[alone(towers)] * 2] * len(hosts), (towers, ends, kind)
 
 
 def child(folder: str) -> None:
@@ -111,12 +119,10 @@ def child(folder: str) -> None:
     world = World.from_environment()
     process = world.process
     members = group.connect(process, world.processes, CPU, meet(world, "cpu"), Monitor())
-    gloo = group.Processes(CPU, Monitor(), dist.new_group(backend="gloo"))  # as beside a group of GPUs
-    found = {kind: reduced(members, kind, 7) for kind in REDUCTIONS}
+    found = {kind: reduced(members, kind, 7) for kind in (*REDUCTIONS, MESSAGES)}
     with pytest.MonkeyPatch.context() as patch:  # Only between hosts, vectors go in parts.
         patch.setattr(members, "hosts", lambda: [*range(world.processes)])
         found["in parts"] = in_parts(members, 7, [500, 700])
-    found["beside"] = reduced(gloo, "central", 7)
     table = members.gather(torch.full((2, 3), float(process), dtype=torch.float64))
     found["gather"] = table[:, 0, 0].tolist()
     texts = (b"from process 0", b"")
@@ -138,71 +144,48 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
     ]
     assert [process.wait(timeout=120) for process in children] == [0] * 2
     found = json.loads((tmp_path / "found.json").read_text())
-    for kind in ("tree", "central", "in parts", "beside"):
+    for kind in ("tree", MESSAGES, "in parts"):
         assert found[kind] == [alone(7)] * 2, kind
     assert found["gather"] == [0, 1]
     assert found["broadcast"] == ["from process 0", ""]
 
 
-def messages(processes, kind, length, hosts=()):
-    """Return the messages of each process, [name, values, peer], for two towers in each: one node of the tree."""
+def noted(members, kind, towers, length):
+    """Return the messages of this process: [name, values, peer]."""
+    found = []
+    exchange, add = members.exchange, members.all_reduce
 
-    def noted(members):
-        found = []
-        exchange, send, add = members.exchange, members.send_from_first, members.all_reduce
+    def noted_exchange(sends, receives):
+        found.extend(["send", tensor.numel(), peer] for peer, tensor in sends)
+        found.extend(["receive", tensor.numel(), peer] for peer, tensor in receives)
+        exchange(sends, receives)
 
-        def noted_exchange(sends, receives):
-            found.extend(["send", tensor.numel(), peer] for peer, tensor in sends)
-            found.extend(["receive", tensor.numel(), peer] for peer, tensor in receives)
-            exchange(sends, receives)
-
-        members.exchange = noted_exchange
-        members.send_from_first = lambda tensor: found.append(["broadcast", tensor.numel(), 0]) or send(tensor)
-        members.all_reduce = lambda tensor: found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
-        reduction = Reduction(members, 2 * processes, kind, CPU)
-        reduction(vector(t, length) for t in reduction.owned)
-        return found
-
-    return on_replicas(processes, noted, hosts)
+    members.exchange = noted_exchange
+    members.all_reduce = lambda tensor: found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
+    reduction = reduction_of(members, towers, kind)
+    reduction(vector(t, length) for t in reduction.owned)
+    return found
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_a_value_crosses_a_link_once_for_each_host(width):
-    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals."""
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_value_crosses_a_link_once_for_each_host(width, memory):
+    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals.
+
+    Within a host it sends as much to each process, if they have no memory in common.
+    """
     hosts = [process // width for process in range(2 * width)]
-    for process, found in enumerate(messages(2 * width, "tree", 1600, hosts)):
-        across = [values for name, values, peer in found if name == "send" and hosts[peer] != hosts[process]]
-        assert across == [800 // width] * 2
-        within = [values for name, values, peer in found if name == "send" and hosts[peer] == hosts[process]]
-        assert within == [1600 // width] * 2 * (width - 1)
+    kind = "tree" if memory else MESSAGES
+    found = on_replicas(2 * width, lambda members: noted(members, kind, 4 * width, 1600), hosts)
+    for process, messages in enumerate(found):
+        sent = [(hosts[peer] == hosts[process], values) for name, values, peer in messages if name == "send"]
+        assert [values for within, values in sent if not within] == [800 // width] * 2
+        assert [values for within, values in sent if within] == [1600 // width] * 2 * (width - 1) * (not memory)
 
 
-def test_the_messages_of_the_other_reductions():
-    """central: whole vectors go to process 0, which broadcasts their sum."""
-    first, *others = messages(4, "central", LENGTH)
-    broadcast = ["broadcast", LENGTH, 0]
-    assert first == [["receive", LENGTH, peer] for peer in range(1, 4)] + [broadcast]
-    assert others == [[["send", LENGTH, 0], broadcast]] * 3
-    assert messages(4, "allreduce", LENGTH) == [[["all_reduce", LENGTH, None]]] * 4
-
-
-def test_central_of_gpus_exchanges_on_the_cpu_over_gloo(monkeypatch):
-    """A stand-in for torch.distributed records the group of each message, so no GPU is needed."""
-    made, carried = [], []
-    fake = {
-        "get_rank": lambda: 0,
-        "get_world_size": lambda: 2,
-        "new_group": lambda backend, timeout: made.append(backend) or "gloo beside nccl",
-        "P2POp": lambda operation, tensor, peer, backend: carried.append((backend, tensor.device.type)),
-        "batch_isend_irecv": lambda operations: [],
-        "broadcast": lambda tensor, src, group: carried.append((group, tensor.device.type)),
-    }
-    for name, function in fake.items():
-        monkeypatch.setattr(group.dist, name, function)
-    meta = torch.device("meta")  # a device other than the CPU that every build of torch has
-    total = Reduction(group.Processes(meta, Monitor()), 4, "central", meta)(vector(tower) for tower in range(2))
-    assert total.device == meta
-    assert (made, carried) == (["gloo"], [("gloo beside nccl", "cpu")] * 2)
+def test_allreduce_is_one_call_of_the_backend():
+    found = on_replicas(4, lambda members: noted(members, "allreduce", 8, LENGTH))
+    assert found == [[["all_reduce", LENGTH, None]]] * 4
 
 
 def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(monkeypatch):

@@ -13,10 +13,9 @@ from lockstep.settings import Settings
 if TYPE_CHECKING:
     from lockstep.config.recipe import Recipe
 
-# name -> a description for several processes. With one process only central differs from the others.
+# name -> a description for several processes. With one process they are the same.
 REDUCTIONS = {
     "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
-    "central": "process 0 adds all vectors on its CPU, in the canonical tree, and sends the total back; exact",
     "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
 }
 
@@ -48,7 +47,7 @@ class Placement(Settings):
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
     )
-    reduction: str = Field("tree", description="How towers are added: tree, central, or allreduce (not exact).")
+    reduction: str = Field("tree", description="How towers are added: tree, or allreduce (not exact).")
     log_every: int | None = Field(
         None, ge=1, description="Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds."
     )
@@ -122,6 +121,6 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(
-            "reduction 'allreduce' does not keep the bits: choose tree or central, "
-            "or give up exactness in the recipe with --set exact=false"
+            "reduction 'allreduce' does not keep the bits: choose tree, or "
+            "give up exactness in the recipe with --set exact=false"
         )

@@ -5,6 +5,7 @@ here. All other additions are made in tree.py and reduction.py, so no choice of 
 channels) can change a bit.
 """
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from lockstep import hardware
 from lockstep.core.monitor import Monitor
+from lockstep.core.shared import Memory, Shared
 from lockstep.errors import PeerLostError
 
 # Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
@@ -43,6 +45,10 @@ class Group:
     def hosts(self) -> list[int]:
         """Return a number for the host of each process: equal ones for processes of the same host."""
         return [0] * self.processes
+
+    def share(self, length: int) -> Shared | None:
+        """Return memory of `length` float32 values for each process of this host; None if they have none in common."""
+        return None
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work`, which exchanges. Return a function that waits until it is done, and raises what it raised.
@@ -70,10 +76,6 @@ class Group:
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with the backend's own sum over all processes, whose order of additions is its own."""
-
-    def on_cpu(self) -> "Group":
-        """Return the same processes, to exchange tensors on the CPU."""
-        return self
 
     def patient(self) -> "Group":
         """Return the same processes, which wait for each other as long as it takes, for example to read a dataset."""
@@ -196,6 +198,20 @@ class Processes(Group):
         """Return a number for the host of each process."""
         return self.gather(torch.tensor(hardware.host())).tolist()
 
+    def share(self, length: int) -> Shared | None:
+        """Return memory of `length` float32 values for each process of this host; None if they have none in common."""
+        if self._device.type != "cpu" or not hasattr(os, "memfd_create"):
+            return None
+        memory, hosts = Memory(length), self.hosts()
+        table = self.gather(torch.tensor([os.getpid(), memory.file, memory.secret])).tolist()
+        here = [process for process, host in enumerate(hosts) if host == hosts[self.process]]
+        found = {process: memory.open(*table[process]) for process in here}
+        opened = {process: each for process, each in found.items() if each is not None}
+        everywhere = self.gather(torch.tensor(opened.keys() == found.keys())).all()
+        os.close(memory.file)
+        others = [table[process][0] for process in here if process != self.process]
+        return Shared(self.process, opened, others, self._limit_s) if everywhere else None
+
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work` in a thread of its own, beside what this process computes."""
         if self._begun is None:  # A new thread for each part of a vector would cost a percent of a step.
@@ -226,17 +242,12 @@ class Processes(Group):
         with self._waiting():
             dist.all_reduce(tensor, group=self._backend)
 
-    def on_cpu(self) -> "Processes":
-        """Return the same processes, connected by gloo. On GPUs this is a second group, not yet run on one."""
-        return self if self._device.type == "cpu" else self._by_gloo(self._limit_s)
-
     def patient(self) -> "Processes":
         """Return the same processes, which wait for each other as long as it takes."""
-        return self if self._limit_s == PATIENT_S else self._by_gloo(PATIENT_S)
-
-    def _by_gloo(self, limit_s: float) -> "Processes":
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
-        return Processes(torch.device("cpu"), self.monitor, group, limit_s)
+        if self._limit_s == PATIENT_S:
+            return self
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENT_S))
+        return Processes(torch.device("cpu"), self.monitor, group)
 
     def close(self) -> None:
         """Wait for the other processes, then leave. A process that leaves early can make the others fail."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep.core.tree import Node, add_leaves, add_nodes, cover, path
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from lockstep.core.group import Group
+    from lockstep.core.shared import Shared
 
 
 class Reduction:
@@ -22,11 +22,10 @@ class Reduction:
     `kind` is a name in `config.placement.REDUCTIONS`:
 
     tree: The processes of a host add their nodes, then hosts add the sums of theirs (`_levels`). In either step each
-        member owns a slice of the vector: it receives this slice of all other members' nodes, adds them, and in the
-        end sends the sum to all of them. So a value crosses a link once for each host, not once for each process, if
-        the towers of a host are one node. The vector goes in parts, while the last tower still computes.
-    central: All vectors are copied to the CPU. Process 0 receives all nodes there, adds them and sends the total back,
-        which is copied to the device. Not yet run on a GPU.
+        member owns a slice of the vector: it gets this slice of all other members' nodes, adds them, and in the end
+        gives the sum to all of them. So a value crosses a link once for each host, not once for each process, if the
+        towers of a host are one node. Between hosts the vector goes in parts, while the last tower still computes. The
+        processes of a host have memory in common, if the vectors are on the CPU; all others send messages.
     allreduce: The backend's own sum, in another order of additions.
 
     Attributes:
@@ -36,26 +35,24 @@ class Reduction:
         in_parts: whether to call `begin_part` for each part of the last vector, as soon as it is known.
     """
 
-    def __init__(self, group: "Group", towers: int, kind: str = "tree", device: "torch.device | None" = None) -> None:
-        """Reduce over the processes of `group`, whose vectors and totals are on `device`, by default the CPU."""
+    def __init__(self, group: "Group", towers: int, kind: str = "tree") -> None:
+        """Reduce over the processes of `group`."""
         self.exact = kind != "allreduce"
         self.processes = group.processes
         self.owned = owned(towers, group.processes, group.process)
-        self._on_cpu = kind == "central"
-        self._group = group.on_cpu() if self._on_cpu else group
-        self._towers, self._device = towers, device
+        self._group, self._towers = group, towers
         self._nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
-        self._peers = [process for process in range(group.processes) if process != group.process]
-        self._by_tree = kind == "tree" and bool(self._peers)
+        self._by_tree = self.exact and group.processes > 1
         hosts = group.hosts() if self._by_tree else []
         # Between the processes of one host, an exchange beside the computation would take its cores.
         self.in_parts = group.overlaps and len({*hosts}) > 1
         self._levels = _levels(group.process, hosts, self._nodes, towers) if self._by_tree else []
-        self._sum = {"tree": None, "central": self._central, "allreduce": self._allreduce}[kind]
         self._sums: list[Tensor] = []  # of this process's nodes but the last one
         self._left: list[Tensor] = []  # of the nodes to the left of the last tower, to which its vector is added
         self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged
         self._buffers: dict[object, Tensor] = {}
+        self._shared: Shared | None = None  # with each process's nodes, and its slice of the sum
+        self._asked = False  # whether the processes have memory in common
 
     def __call__(self, vectors: "Iterable[Tensor]") -> "Tensor":
         """Return the total [n] of all towers' float32 vectors [n], with the same bits in every process.
@@ -63,7 +60,7 @@ class Reduction:
         `vectors` yields the vectors of this process's towers in order. Each is added in place as soon as the tree
         allows, so few vectors are in memory at a time. Raises: PeerLostError.
         """
-        leaves = (vector.cpu() for vector in vectors) if self._on_cpu else iter(vectors)
+        leaves = iter(vectors)
         *nodes, last = self._nodes[self._group.process]
         self._sums = [add_leaves(node, leaves) for node in nodes]
         self._left = [add_leaves(node, leaves) for node in path(last)]
@@ -75,10 +72,13 @@ class Reduction:
                 wait()
             total = self._buffer("total", vector.shape, vector)
         else:
-            own = self._own(vector, slice(0, vector.numel()))
-            total = self._sum(own) if self._sum and self._peers else own[0]  # One process owns the tree's root.
+            total, *others = self._own(vector, slice(0, vector.numel()))  # One process owns the tree's root.
+            for value in others:
+                total.add_(value)
+            if not self.exact:
+                self._group.all_reduce(total)
         self._sums, self._left, self._begun = [], [], []  # So no vector stays in memory.
-        return total if self._device is None else total.to(self._device)
+        return total
 
     def begin_part(self, vector: "Tensor", part: slice) -> None:
         """Begin to exchange `part` of the vector of this process's last tower. All processes have the same parts.
@@ -86,12 +86,22 @@ class Reduction:
         The values of the part change.
         """
         number, total = len(self._begun), self._buffer("total", vector.shape, vector)[part]
+        shared = self._in_common(vector.numel(), part)
 
         def exchange() -> None:
             values = dict(zip(self._nodes[self._group.process], self._own(vector, part), strict=True))
-            self._add(self._levels, values, total, number)
+            self._add(self._levels, values, total, number, shared)
 
         self._begun.append(self._group.start(exchange) if self.in_parts else exchange)
+
+    def _in_common(self, length: int, part: slice) -> "list[Tensor]":
+        """Return memory [nodes + 1, values of the part] of each member of the first level; [] if they have none."""
+        members, rows = self._levels[0].members, max(map(len, self._nodes)) + 1
+        if not self._asked:
+            self._asked, self._shared = True, self._group.share(rows * length)
+        if not self._shared or not self._shared.vectors.keys() >= {*members}:
+            return []
+        return [self._shared.vectors[member].view(rows, length)[:, part] for member in members]
 
     def _own(self, vector: "Tensor", part: slice) -> "list[Tensor]":
         """Return this part of each node of this process, in place. `vector` is its last tower's."""
@@ -100,48 +110,48 @@ class Reduction:
             value = left[part].add_(value)
         return [*(node[part] for node in self._sums), value]
 
-    def _add(self, levels: "Sequence[_Level]", values: "dict[Node, Tensor]", total: "Tensor", part: int) -> None:
-        """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n]."""
+    def _add(
+        self, levels: "list[_Level]", values: "dict[Node, Tensor]", total: "Tensor", part: int, shared: "list[Tensor]"
+    ) -> None:
+        """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n].
+
+        The members of the first level use `shared`, see `_in_common`; without it, they send messages.
+        """
         if not levels:
             total.copy_(add_nodes((0, self._towers), values))
             return
         level, *inner = levels
         slices = level.slices(total.numel())
         own, others = slices[level.place], [i for i in range(len(level.members)) if i != level.place]
-        theirs = [(i, node) for i in others for node in level.nodes[i]]
-        rows = self._buffer((part, len(levels)), (len(theirs), own.stop - own.start), total)
-        self._group.exchange(
-            sends=[(level.members[i], value[slices[i]]) for i in others for value in values.values()],
-            receives=[(level.members[i], row) for (i, _), row in zip(theirs, rows, strict=True)],
-        )
-        here = {node: value[own] for node, value in values.items()}
-        here |= {node: row for (_, node), row in zip(theirs, rows, strict=True)}
-        self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part)
-        self._group.exchange(
-            sends=[(level.members[i], total[own]) for i in others],
-            receives=[(level.members[i], total[slices[i]]) for i in others],
-        )
-
-    def _central(self, own: "list[Tensor]") -> "Tensor":
-        group, length = self._group, own[0].numel()
-        total = self._buffer("total", (length,), own[0])
-        if group.process == 0:
-            peer_nodes = [(peer, node) for peer in self._peers for node in self._nodes[peer]]
-            rows = self._buffer("received", (len(peer_nodes), length), own[0])
-            group.exchange([], [(peer, row) for (peer, _), row in zip(peer_nodes, rows, strict=True)])
-            values = dict(zip(self._nodes[0], own, strict=True))
-            values |= dict(zip([node for _, node in peer_nodes], rows, strict=True))
-            total.copy_(add_nodes((0, self._towers), values))
+        theirs = [(i, number, node) for i in others for number, node in enumerate(level.nodes[i])]
+        if shared:
+            for number, value in enumerate(values.values()):
+                shared[level.place][number].copy_(value)
+            self._meet()
+            rows = [shared[i][number, own] for i, number, _ in theirs]
         else:
-            group.exchange([(0, value) for value in own], [])
-        group.send_from_first(total)
-        return total
+            rows = list(self._buffer((part, len(levels)), (len(theirs), own.stop - own.start), total))
+            self._group.exchange(
+                sends=[(level.members[i], value[slices[i]]) for i in others for value in values.values()],
+                receives=[(level.members[i], row) for (i, *_), row in zip(theirs, rows, strict=True)],
+            )
+        here = {node: value[own] for node, value in values.items()}
+        here |= {node: row for (*_, node), row in zip(theirs, rows, strict=True)}
+        self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part, [])
+        if shared:
+            shared[level.place][-1, own].copy_(total[own])
+            self._meet()
+            for i in others:
+                total[slices[i]].copy_(shared[i][-1, slices[i]])
+        else:
+            self._group.exchange(
+                sends=[(level.members[i], total[own]) for i in others],
+                receives=[(level.members[i], total[slices[i]]) for i in others],
+            )
 
-    def _allreduce(self, own: "list[Tensor]") -> "Tensor":
-        for value in own[1:]:
-            own[0].add_(value)
-        self._group.all_reduce(own[0])
-        return own[0]
+    def _meet(self) -> None:
+        assert self._shared
+        self._shared.meet()
 
     def _buffer(self, name: object, shape: Sequence[int], like: "Tensor") -> "Tensor":
         """Return a buffer that is kept between steps: new memory costs a page fault for each 4 KiB."""

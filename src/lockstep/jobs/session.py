@@ -65,7 +65,7 @@ class Session:
         self.recipe, self.placement, self.group, self.device = recipe, placement, ctx.group, ctx.device
         self._ctx = ctx
         ctx.monitor.use(ctx.device)
-        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction, ctx.device)
+        self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
         hosts = ctx.group.hosts()
         self.local_processes = hosts.count(hosts[ctx.group.process])
         self._readers = ctx.group.patient()
