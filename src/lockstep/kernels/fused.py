@@ -68,6 +68,7 @@ class _Chunks(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
     ) -> Tensor:
         ctx.convolution, ctx.epilogue, ctx.saved = _Convolution(x, weight, padding, bias), epilogue, []
+        ctx.shape = x.shape[1:]
         result = _forward(ctx.convolution, x, epilogue, ctx.saved)
         ctx.save_for_backward(result)
         return result
@@ -75,16 +76,15 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        convolution, grads_input = ctx.convolution, []
-        (result,) = ctx.saved_tensors
-        parts = (torch.split(whole, convolution.images) for whole in (gradient, result))
-        for upstream, out, (conv_saved, epilogue_saved) in zip(*parts, ctx.saved, strict=True):
+        convolution, (result,) = ctx.convolution, ctx.saved_tensors
+        grad_input = _empty(gradient, ctx.shape if ctx.needs_input_grad[0] else (0,) * 3)
+        parts = (torch.split(whole, convolution.images) for whole in (gradient, result, grad_input))
+        for upstream, out, grad, (conv_saved, epilogue_saved) in zip(*parts, ctx.saved, strict=True):
             grad_output = ctx.epilogue.backward(upstream, out, epilogue_saved, convolution.shape)
-            grad_input = convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])
-            if grad_input is not None:
-                grads_input.append(grad_input)
+            if (part := convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])) is not None:
+                grad.copy_(part)
         grad_weight, grad_bias = convolution.gradients()
-        return torch.cat(grads_input) if grads_input else None, grad_weight, grad_bias, None, None
+        return grad_input if ctx.needs_input_grad[0] else None, grad_weight, grad_bias, None, None
 
 
 class _Epilogue:

@@ -5,12 +5,15 @@ docs/results.md has the figures behind them.
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from lockstep import hardware
+from lockstep.kernels import portable, reference
 
 _ZEN_5 = 26  # AMD's first CPU family with 512-bit units at full width
 
@@ -19,25 +22,30 @@ class Kind(NamedTuple):
     """What a CPU computes best.
 
     Attributes:
-        onednn: whether oneDNN, in place of MKL, computes products of float32 matrices.
+        dense: whether oneDNN, in place of MKL, computes dense layers in float32.
+        onednn: whether it computes Winograd's products and transforms in float32, too.
         winograd: the dtypes and sides of filters that Winograd's scheme makes faster.
     """
 
+    dense: bool
     onednn: bool
     winograd: set[tuple[torch.dtype, int]]
 
     def __str__(self) -> str:
         filters = sorted(f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in self.winograd)
-        return f"float32 products by {'oneDNN' if self.onednn else 'MKL'}, Winograd's scheme for {', '.join(filters)}"
+        libraries = ["oneDNN" if chosen else "MKL" for chosen in (self.dense, self.onednn)]
+        float32 = "float32 dense layers by {}, Winograd's products by {}".format(*libraries)
+        return f"{float32}, Winograd's scheme for {', '.join(filters)}"
 
 
 @cache
 def kind() -> Kind:
     """Return the kind of this CPU."""
-    flags, amd = hardware.cpu()["flags"].split(), hardware.cpuinfo("vendor_id") == "AuthenticAMD"
-    # MKL gives AMD its AVX2 kernels, which use half of these units. The operator is no public one of torch.
-    wide_amd = amd and int(hardware.cpuinfo("cpu family")) >= _ZEN_5 and "avx512f" in flags
-    onednn = wide_amd and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    flags = hardware.cpu()["flags"].split()
+    # MKL gives AMD its AVX2 kernels. The operator is no public one of torch.
+    amd = hardware.cpuinfo("vendor_id") == "AuthenticAMD" and "avx512f" in flags
+    dense = amd and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    onednn = dense and int(hardware.cpuinfo("cpu family")) >= _ZEN_5
     winograd = {(torch.float32, 3)}
     if not onednn:  # oneDNN computes 5x5 filters there in less time than the transforms take.
         winograd.add((torch.float32, 5))
@@ -45,7 +53,7 @@ def kind() -> Kind:
     # bfloat16, the transforms would lose 7 % of the result's norm.
     if "amx_tile" not in flags:
         winograd.add((torch.bfloat16, 3))
-    return Kind(onednn, winograd)
+    return Kind(dense, onednn, winograd)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -54,5 +62,33 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return torch.matmul(a, b)
     if a.ndim == 3:
         return torch.stack([matmul(*pair) for pair in zip(a, b, strict=True)])
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, None, "none", [], "")
+    return _onednn(a, b.mT)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return `x` [b, n] times `weight` [m, n], plus `bias` [m]: [b, m], as torch's linear does."""
+    by_torch = reference.is_used() or portable.is_active() or x.device.type != "cpu" or x.dtype != torch.float32
+    if by_torch or not kind().dense:
+        return functional.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call, no-any-return]
+    return _onednn(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return _onednn(gradient, weight.t()), _onednn(gradient.t(), x.t()), gradient.sum(0)
+
+
+def _onednn(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
+    """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed by oneDNN."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")
     return product

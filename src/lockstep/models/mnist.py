@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
-from lockstep.models.layers import at_least, conv_relu, flatten_hwc, glorot_uniform
+from lockstep.models.layers import Dense, at_least, conv_relu, flatten_hwc, glorot_uniform
 
 
 class Mnist(nn.Module):
@@ -21,9 +21,9 @@ class Mnist(nn.Module):
         self.conv1 = glorot_uniform(nn.Conv2d(channels, 64, 5))
         self.conv2 = glorot_uniform(nn.Conv2d(64, 256, 3))
         self.conv3 = glorot_uniform(nn.Conv2d(256, 512, 3))
-        self.dense1 = glorot_uniform(nn.Linear(512 * pooled, 2048))
-        self.dense2 = glorot_uniform(nn.Linear(2048, 1024))
-        self.logits = glorot_uniform(nn.Linear(1024, classes))
+        self.dense1 = glorot_uniform(Dense(512 * pooled, 2048))
+        self.dense2 = glorot_uniform(Dense(2048, 1024))
+        self.logits = glorot_uniform(Dense(1024, classes))
         self.dropout = nn.Dropout(dropout)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
         for name in ("dense1", "dense2"):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.layers import LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
+from lockstep.models.layers import Dense, LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
 
 
 class Tutorial(nn.Module):
@@ -19,9 +19,9 @@ class Tutorial(nn.Module):
         pooled = -(-height // 4) * -(-width // 4)
         self.conv1 = truncated_normal(nn.Conv2d(channels, 64, 5, padding=2), std=5e-2, bias=0.0)
         self.conv2 = truncated_normal(nn.Conv2d(64, 64, 5, padding=2), std=5e-2, bias=0.1)
-        self.local3 = truncated_normal(nn.Linear(64 * pooled, 384), std=0.04, bias=0.1)
-        self.local4 = truncated_normal(nn.Linear(384, 192), std=0.04, bias=0.1)
-        self.softmax_linear = truncated_normal(nn.Linear(192, classes), std=1 / 192, bias=0.0)
+        self.local3 = truncated_normal(Dense(64 * pooled, 384), std=0.04, bias=0.1)
+        self.local4 = truncated_normal(Dense(384, 192), std=0.04, bias=0.1)
+        self.softmax_linear = truncated_normal(Dense(192, classes), std=1 / 192, bias=0.0)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "local3", "local4")})
         self.norm = LocalResponseNorm(64, radius=4, alpha=0.001 / 9.0)
 
