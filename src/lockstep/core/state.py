@@ -74,11 +74,8 @@ class State:
 
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
-        return State(self._recipe, self.marked(), self.buffers, self._flat.device, self.frozen)
-
-    def marked(self) -> dict[str, Tensor]:
-        """Return views of the parameters, by name, that require a gradient if those of the model do."""
-        return {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
+        marked = {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
+        return State(self._recipe, marked, self.buffers, self._flat.device, self.frozen)
 
     @property
     def loss_scale(self) -> float:
@@ -168,12 +165,11 @@ class State:
         others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/", BEST)))
         return digest(itertools.chain(flat, others)).hex()[:18]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors of the state on the CPU, by name: the content of a checkpoint."""
-        return {name: t.cpu().clone() for name, t in self.named().items()}
-
     def named(self) -> dict[str, Tensor]:
-        """Return all tensors of the state by name. Updates change them in place, except counts and the loss scale."""
+        """Return all tensors of the state by name: the content of a checkpoint.
+
+        Updates change them in place, except counts and the loss scale.
+        """
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
@@ -207,7 +203,7 @@ class State:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
+        """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are another model's."""
         self._require_form_of(tensors)
         best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
         self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}

@@ -1,6 +1,6 @@
 """State files: the checkpoints of a run, and its model. One format, and nothing in it can execute code.
 
-    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.tensors()
+    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.named()
     checkpoints/frozen.safetensors           those of them before a head, which no update changes: once for all steps
     model.safetensors                        a classifier's weights
 
