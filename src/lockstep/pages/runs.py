@@ -253,8 +253,4 @@ def provenance(run: Run) -> Section:
 
 def _ends(line: Line) -> list[str]:
     """Return the first and the last value of a line; of a point, the only one."""
-    return [_number(y) for _, y in dict.fromkeys([line.points[0], line.points[-1]])]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return ["" if y is None else f"{y:.4g}" for _, y in dict.fromkeys([line.points[0], line.points[-1]])]
