@@ -3,10 +3,9 @@
 import contextlib
 import json
 import logging
-import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file
 
-_BATCH_VALUES = 1 << 22
 _EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 _SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
@@ -80,11 +78,6 @@ def in_float32(classifier: Classifier) -> Compute:
             return logits.softmax(1).numpy()
 
     return run
-
-
-def batch_of(shape: Sequence[int]) -> int:
-    """Return how many images of `shape` a runtime is given at a time: it takes new memory for each large batch."""
-    return max(1, _BATCH_VALUES // math.prod(shape))
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
+_BATCH_VALUES = 1 << 22  # that a runtime is given at a time: it takes new memory for each large batch
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def export(
     require_writable("--output", file, force)
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-    from lockstep.classify.export import batch_of, exported, in_float32, loaded
+    from lockstep.classify.export import exported, in_float32, loaded
     from lockstep.classify.predict import load, run_of
     from lockstep.jobs.session import read_splits, splits_of
 
@@ -140,7 +141,7 @@ def export(
     }  # fmt: skip
     with progress("making the file", 1, at_once=True):
         content = exported(classifier, facts)
-    batch = min(len(images), batch_of(images.shape[1:]))
+    batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with progress(what, 3 * len(images), at_once=True) as advance:
         found, rate = in_batches(loaded(content), images, batch, advance)
