@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.fx
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -25,13 +24,11 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
-from lockstep.data.pixels import Rows
+from lockstep.data.pixels import Bytes, Rows
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
-
-Bytes = NDArray[np.uint8]
 
 
 class Head(nn.Module):
