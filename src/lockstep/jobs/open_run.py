@@ -88,11 +88,7 @@ class OpenRun:
         details = [*detail_lines(session), *placement_lines(session)]
         if self.folder is None:
             return
-        given = {
-            "processes": session.group.processes,
-            "data": str(placement.data) if placement.data else None,
-            "init": str(placement.init) if placement.init else None,
-        }
+        given = {"processes": session.group.processes, **placement.model_dump(mode="json", include={"data", "init"})}
         self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
         log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
