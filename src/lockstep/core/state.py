@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
 from lockstep.core.network import lr_factors, untrained_layers
 from lockstep.core.vector import is_finite, named_views
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
@@ -257,18 +257,3 @@ def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint whose weights are the best that it knows, which may be of an earlier step."""
     best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)} | best
-
-
-class StatesDifferError(LockstepError):
-    """A process's state does not have the same bits as the others'."""
-
-    def __init__(self, step: int, digests: Sequence[object]) -> None:
-        """`digests` are those of all processes after `step` updates. The most frequent one is taken as right."""
-        right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
-        wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
-        super().__init__(
-            f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
-            f"{step} steps the state differs. Nothing was saved since it was last equal. Usual causes: faulty memory, "
-            f"or a model whose output depends on more than its weights and input. Continue with --resume",
-            ENVIRONMENT,
-        )
