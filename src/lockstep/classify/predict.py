@@ -20,7 +20,6 @@ from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_o
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
-from lockstep.core.evidence import evidence
 from lockstep.core.model import Model
 from lockstep.core.sure import ANSWERS, threshold
 from lockstep.core.unlike import Unlike, divided, every_view
@@ -211,8 +210,10 @@ class Classifier:
         return None if self.sure_from is None else "sure" if probability >= self.sure_from else "unsure"
 
     def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
+        if self._prefix is None:
+            return None
         with self._turn, _memory_named():
-            parts = evidence(self._network, self._prefix, torch.from_numpy(pixels)[None], label)
+            parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], label)
         return None if parts is None else parts.numpy()
 
     @torch.no_grad()

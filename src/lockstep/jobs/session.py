@@ -16,7 +16,6 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import sure, unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
-from lockstep.core.evidence import evidence
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
@@ -310,8 +309,8 @@ class Session:
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evidence(self, image: Tensor, label: int) -> Tensor | None:
-        """Return `core.evidence.evidence` by the weights that were evaluated last."""
-        return evidence(self.network, self._prefix, image, label)
+        """Return `Prefix.evidence` by the weights that were evaluated last; None without a head."""
+        return None if self._prefix is None else self._prefix.evidence(self.network, image, label)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""
