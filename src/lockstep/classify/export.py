@@ -17,8 +17,8 @@ from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.data.decode import REDUCING_GAP
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.words import extra, size
+from lockstep.errors import DATA, LockstepError
+from lockstep.words import size
 
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 
@@ -34,7 +34,7 @@ _FILTER_REACH = 1.5  # output pixels from the first one's edge, of the two from 
 def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
-    Raises: LockstepError if a package is missing, the network cannot be exported, or it is too large.
+    Raises: LockstepError if the network cannot be exported, or is too large.
     """
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
@@ -45,12 +45,9 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     with _quiet(), torch.no_grad(), _refused(classifier):
         graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
-        with _packages_named():
-            import onnxscript  # noqa: F401  # which torch.onnx needs
-
-            made = torch.onnx.export(
-                program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
-            )
+        made = torch.onnx.export(
+            program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
+        )
         assert made is not None
         proto = made.model_proto  # made anew at each access
         for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
@@ -60,8 +57,8 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
 
 def loaded(content: bytes) -> Compute:
     """Return the function that onnxruntime computes from an exported file."""
-    with _packages_named():
-        import onnxruntime
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -78,17 +75,6 @@ def in_float32(classifier: Classifier) -> Compute:
             return logits.softmax(1).numpy()
 
     return run
-
-
-@contextlib.contextmanager
-def _packages_named() -> Iterator[None]:
-    """Turn the lack of the packages for ONNX into a LockstepError."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise LockstepError(
-            f"ONNX files need the package {error.name}, which is not installed: {extra('export')}", ENVIRONMENT
-        ) from None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
-from lockstep.commands.shell import Checkpoint, Source, in_shell, require_writable
+from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, printable
@@ -109,7 +109,8 @@ def export(
     file = Path(output) if output is not None else Path(f"{named.stem if named.is_file() else named.name}.onnx")
     if file.suffix.lower() != ".onnx":
         raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
-    require_writable("--output", file, force)
+    require_writable(file, force)
+    require_extra("export", ("onnx", "onnxscript", "onnxruntime"))
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     from lockstep.classify.export import exported, in_float32, loaded
