@@ -308,11 +308,6 @@ class Course:
     examples: int
     steps: int
 
-    @property
-    def epochs(self) -> float:
-        """Return how often the run sees each training example."""
-        return self.epoch(self.steps)
-
     def epoch(self, step: int) -> float:
         """Return how many epochs are complete before `step`, as a fraction."""
         return step * self.recipe.batch / self.examples
