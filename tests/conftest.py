@@ -43,8 +43,6 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
-_REAL_DATA = os.environ.get("LOCKSTEP_DATA")
-
 # To list the fonts of a machine takes matplotlib a second, so all tests share one list.
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
 
@@ -64,14 +62,6 @@ def _poisoned_random_generators():
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """Return the folder of the real CIFAR-10 and MNIST."""
-    if not _REAL_DATA:
-        pytest.skip("LOCKSTEP_DATA does not name the real data")
-    return Path(_REAL_DATA).absolute()
 
 
 @pytest.fixture(scope="session")
