@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from tests import synthetic  # noqa: E402
+from tests.disturbed import STEPS  # noqa: E402
 
 numerics.configure(1, exact=True)
 
@@ -220,6 +221,18 @@ def trained_once(made_once):
         return folder / "runs/a", json.loads((folder / "record.json").read_text())
 
     return run
+
+
+@pytest.fixture
+def alone(trained_once):
+    """The sha256 of the run of `SHORT`, on one process."""
+    return trained_once(*SHORT)[1]["weights_sha256"]
+
+
+@pytest.fixture
+def undisturbed(trained_once):
+    """The sha256 of the run that tests of faults disturb."""
+    return trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
 
 
 @pytest.fixture

@@ -55,13 +55,6 @@ SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
 
 
-@pytest.fixture
-def alone(trained_once):
-    """The sha256 of the run on one process."""
-    _, record = trained_once(*SHORT)
-    return record["weights_sha256"]
-
-
 @pytest.mark.parametrize(
     "launchers", [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)], ids=["plain", "Slurm, Open MPI"]
 )
