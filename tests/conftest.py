@@ -110,6 +110,13 @@ def run_program(*args: object, cwd: Path, **environment: str) -> subprocess.Comp
     return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
+def finished(process: subprocess.Popen) -> str:
+    """What a program printed. It must end well."""
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out
+
+
 @pytest.fixture
 def program(tmp_path):
     """Return program(*args) -> CompletedProcess: it runs the real program in the test's folder and waits."""
