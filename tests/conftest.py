@@ -29,6 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from tests import synthetic  # noqa: E402
+from tests.disturbed import STEPS  # noqa: E402
 
 numerics.configure(1, exact=True)
 
@@ -42,8 +43,6 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 # Every request to another machine fails at once, because no proxy listens at this port.
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-
-_REAL_DATA = os.environ.get("LOCKSTEP_DATA")
 
 # To list the fonts of a machine takes matplotlib a second, so all tests share one list.
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
@@ -64,14 +63,6 @@ def _poisoned_random_generators():
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    """Return the folder of the real CIFAR-10 and MNIST."""
-    if not _REAL_DATA:
-        pytest.skip("LOCKSTEP_DATA does not name the real data")
-    return Path(_REAL_DATA).absolute()
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +108,13 @@ def run_program(*args: object, cwd: Path, **environment: str) -> subprocess.Comp
     process = start(*args, cwd=cwd, **environment)
     out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+
+def finished(process: subprocess.Popen) -> str:
+    """What a program printed. It must end well."""
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out
 
 
 @pytest.fixture
@@ -230,6 +228,18 @@ def trained_once(made_once):
         return folder / "runs/a", json.loads((folder / "record.json").read_text())
 
     return run
+
+
+@pytest.fixture
+def alone(trained_once):
+    """The sha256 of the run of `SHORT`, on one process."""
+    return trained_once(*SHORT)[1]["weights_sha256"]
+
+
+@pytest.fixture
+def undisturbed(trained_once):
+    """The sha256 of the run that tests of faults disturb."""
+    return trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
 
 
 @pytest.fixture

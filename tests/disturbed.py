@@ -42,12 +42,26 @@ def write_model(folder, name, condition="False", action="pass", *, at_build="pas
     (folder / f"{name}.py").write_text(_MODEL.format(condition=condition, action=action, at_build=at_build))
 
 
+def read_until(stream, text):
+    """Read what a program prints up to a line with this text."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return
+    pytest.fail("the run has ended: " + "".join(lines))
+
+
 def until_step(process, step):
     """Read what a program prints up to the line of this step."""
-    for line in process.stdout:
-        if f": step {step}," in line:
-            return
-    pytest.fail(f"the run has ended: {process.communicate()[1]}")
+    read_until(process.stdout, f": step {step},")
+
+
+def kill(process, *, workers_only=False):
+    """Kill a program with its worker processes, or these alone."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    for victim in children if workers_only else [psutil.Process(process.pid), *children]:
+        victim.kill()
 
 
 def begin(started, processes, *options, steps=STEPS, **environment):

@@ -41,8 +41,7 @@ def gpus() -> int:
         return 0
     import torch
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `gpu_problem` tells what torch warns of.
+    with warnings.catch_warnings(action="ignore"):  # `gpu_problem` tells what torch warns of.
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -65,11 +65,6 @@ def duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def extra(name: str) -> str:
-    """Return the command that installs an extra of this package, which is in no index, in words."""
-    return f"pip install '.[{name}]' in the folder of Lockstep's source"
-
-
 def size(count: int) -> str:
     """Return a number of bytes as `12 kB`, `1.2 MB` or `1.2 GB`."""
     if count >= 1e9:

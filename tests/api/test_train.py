@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.conftest import SHORT, popen
+from tests.conftest import SHORT, finished, popen
 
 import lockstep
 from lockstep.data.readers import load_digits as load
@@ -36,13 +36,6 @@ def script(folder: Path, code: str, **environment: str) -> subprocess.Popen:
     path = folder / "scripts/go.py"
     path.write_text(code)
     return popen(path, cwd=folder, **environment)
-
-
-def finished(process: subprocess.Popen) -> str:
-    """What a program printed. It must end well."""
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return out
 
 
 @pytest.mark.slow

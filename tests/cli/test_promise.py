@@ -25,12 +25,9 @@ NEWER_CPU = pytest.mark.skipif(
 PURE = """
 import torch
 from helper import WIDTH
-class Net(torch.nn.Module):
-    def __init__(self, inputs, classes):
-        super().__init__()
-        self.layer = torch.nn.Linear(inputs, classes)
+class Net(torch.nn.Linear):
     def forward(self, images):
-        return self.layer(images.flatten(1)) * WIDTH
+        return super().forward(images.flatten(1)) * WIDTH
 def build(shape, classes):
     return Net(shape[0] * shape[1] * shape[2], classes)
 """
@@ -53,13 +50,6 @@ def launched(cwd: Path, names: dict[str, str], *args: object, **others: dict[str
 PLAIN = {"RANK": "{number}", "WORLD_SIZE": "2"}
 SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{number}", "SLURM_JOB_ID": "7"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
-
-
-@pytest.fixture
-def alone(trained_once):
-    """The sha256 of the run on one process."""
-    _, record = trained_once(*SHORT)
-    return record["weights_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,9 @@ def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, wid
 
 INFINITE = """
 import torch
-class Net(torch.nn.Module):
-    def __init__(self, inputs, classes):
-        super().__init__()
-        self.layer = torch.nn.Linear(inputs, classes)
+class Net(torch.nn.Linear):
     def forward(self, images):
-        logits = self.layer(images.flatten(1))
+        logits = super().forward(images.flatten(1))
         bright = images.mean((1, 2, 3))[:, None] > 0.32
         return logits if self.training else torch.where(bright, logits * float("inf"), logits)
 def build(shape, classes):

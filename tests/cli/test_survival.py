@@ -6,15 +6,9 @@ import time
 
 import psutil
 import pytest
-from tests.disturbed import RUN, STEPS, begin, end, gone, resume, write_model
+from tests.disturbed import RUN, begin, end, gone, resume, write_model
 
 from lockstep.runs import statefile
-
-
-@pytest.fixture
-def undisturbed(trained_once):
-    """The sha256 of the run the tests below disturb."""
-    return trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     model.fit(dataset)
     state = model.state(CPU)
     if first is not None:
-        state.load(first.tensors())
+        state.load(first.named())
     model.place(CPU)
     last = course.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731

@@ -10,23 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.cli.test_promise import NEWER_CPU, OLDER, as_stopped
 from tests.conftest import _outside
 from tests.namespaces import INTERFACE
 
-STEPS = 12
+STEPS = 12  # of the run `alone`
 SCRIPT = Path(__file__).parents[2] / "examples/clusters/ssh_torchrun.sh"
 TRAIN = ("train", "digits", "--steps", STEPS, "--name", "x", "--json")
 PORT = 29500
 SECONDS = 240  # for programs that share two cores with other tests
-
-
-@pytest.fixture
-def alone(trained_once):
-    """The sha256 of the run on one process."""
-    _, record = trained_once("--steps", STEPS, "--processes", 1)
-    return record["weights_sha256"]
 
 
 def plain(process):

@@ -9,9 +9,9 @@ import json
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.conftest import start
+from tests.conftest import finished, start
+from tests.disturbed import kill, until_step
 from tests.runs import fit_here
 
 from lockstep.config.overrides import make
@@ -41,10 +41,7 @@ def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **p
 
 
 def train(cwd: Path, *args: object) -> dict:
-    process = start("train", *args, "--json", cwd=cwd)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
+    return json.loads(finished(start("train", *args, "--json", cwd=cwd)).splitlines()[-1])
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:
@@ -105,14 +102,8 @@ def test_an_early_stop_is_one_result_after_kill_9_on_another_number_of_processes
     killed = start(
         "train", *PATIENT, "--processes", 2, "--log-every", 1, "--save-every", 1, "--name", "two", cwd=tmp_path
     )
-    for line in killed.stdout:
-        if f"step {one['best_step']}," in line:
-            break
-    else:
-        pytest.fail(killed.stderr.read())
-    children = psutil.Process(killed.pid).children(recursive=True)
-    for victim in [psutil.Process(killed.pid), *children]:
-        victim.kill()
+    until_step(killed, one["best_step"])
+    kill(killed)
     killed.communicate()
     assert not (tmp_path / "runs/two/result.json").exists()
     two = train(tmp_path, tmp_path / "runs/two", "--resume", "--processes", 3, "--save-every", 1, "--keep", 100)

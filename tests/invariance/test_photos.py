@@ -2,9 +2,9 @@
 
 import json
 
-import psutil
 import pytest
-from tests.conftest import start
+from tests.conftest import finished, start
+from tests.disturbed import kill, read_until
 from tests.images import bright_and_dark
 
 pytestmark = pytest.mark.slow
@@ -18,24 +18,7 @@ def train(cwd, *options):
 
 
 def result(process):
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
-
-
-def kill(process, *, workers_only=False):
-    children = psutil.Process(process.pid).children(recursive=True)
-    for victim in children if workers_only else [psutil.Process(process.pid), *children]:
-        victim.kill()
-
-
-def read_until(stream, text):
-    lines = []
-    for line in stream:
-        lines.append(line)
-        if text in line:
-            return
-    pytest.fail("".join(lines))
+    return json.loads(finished(process).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

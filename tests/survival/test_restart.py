@@ -8,7 +8,6 @@ import pytest
 from tests.disturbed import (
     HANGS,
     RUN,
-    STEPS,
     begin,
     end,
     gone,
@@ -24,12 +23,6 @@ from tests.disturbed import (
 from lockstep.runs.statefile import checkpoints_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-def undisturbed(trained_once):
-    """The sha256 of the run the tests below disturb."""
-    return trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Evidence: the places of an image add up to its logit, and no other network claims any."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import classify
-from lockstep.core.evidence import evidence
 from lockstep.core.features import Prefix, head_of
 from lockstep.core.network import Network
 from lockstep.models.efficientnet import efficientnet_lite0
@@ -37,7 +38,7 @@ def parts(model, head="4", **changes):
     prefix = Prefix(recipe, model, (3, 64, 64), CPU)
     network = Network(recipe.replace(precision="float32"), head_of(head, model), prefix.output, CPU)
     network.module.eval()
-    return recipe, network, prefix, lambda image, label: evidence(network, prefix, image, label)
+    return recipe, network, prefix, partial(prefix.evidence, network)
 
 
 @pytest.mark.parametrize(("views", "precision"), [("flip", "float32"), ("one", "float32"), ("flip", "bfloat16")])
@@ -68,9 +69,7 @@ def test_a_place_counts_where_it_is_and_mirror_images_have_mirrored_places():
 
 @pytest.mark.parametrize("model", [flattened, two_layers])
 def test_other_networks_claim_nothing(model):
-    _, network, _, found = parts(model())
-    assert found(IMAGE, 0) is None
-    assert evidence(network, None, IMAGE, 0) is None
+    assert parts(model())[-1](IMAGE, 0) is None
 
 
 def test_light_falls_on_what_speaks_for_the_class():

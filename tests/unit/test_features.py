@@ -40,11 +40,6 @@ def recipe(**changes):
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache/lockstep/pixels"
-
-
-@pytest.fixture
 def photos(tmp_path):
     return bright_and_dark(tmp_path / "photos", 16)
 

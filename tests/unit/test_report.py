@@ -40,7 +40,7 @@ def a_log(listeners, steps=25):
 
 
 def step_of(log, step, metrics=None, **state):
-    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0))
+    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), skipped=False)
 
 
 class Recorder(Listener):

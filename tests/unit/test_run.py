@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -76,11 +76,9 @@ def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
         except LockstepError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=program) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(program)
     assert (len(runs), len(errors)) == (1, 7), errors
     assert all("another program is training in" in error for error in errors)
     runs[0].close()

@@ -9,7 +9,6 @@ from tests.replicas import on_replicas
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.state import StatesDifferError
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
@@ -55,7 +54,6 @@ def test_a_process_that_parted_is_named_before_a_save(victim):
         built.require_equal_states()
 
     for error in on_replicas(3, checked):
-        assert isinstance(error, StatesDifferError), error
         assert f"process {victim} of 3 no longer computes the same bits as the others: after 0 steps" in str(error)
 
 

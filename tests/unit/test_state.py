@@ -36,11 +36,11 @@ def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     uninterrupted, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
     advance(uninterrupted, 5)
     advance(first, 3)
-    second.load(first.tensors())
+    second.load(first.named())
     assert second.step == 3
     advance(second, 2, first=3)
     assert second.weights_sha256() == uninterrupted.weights_sha256()
-    resumed, expected = second.tensors(), uninterrupted.tensors()
+    resumed, expected = second.named(), uninterrupted.named()
     assert resumed.keys() == expected.keys()
     assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
 
@@ -52,14 +52,14 @@ def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffer
         for name in sorted(group):
             digest.update(group[name].numpy().tobytes())
     assert s.weights_sha256() == digest.hexdigest()
-    names = s.tensors().keys()
+    names = s.named().keys()
     assert {"step", "parameter/conv1.weight", "ema/conv1.weight", "buffer/norm1.running_mean"} <= names
     assert not any("process" in name or "module." in name for name in names)
 
 
 @pytest.mark.parametrize("name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"])
 def test_a_checkpoint_of_another_model_is_rejected_before_anything_is_loaded(name):
-    s, tensors = state(), state(seed=1).tensors()
+    s, tensors = state(), state(seed=1).named()
     before = s.weights_sha256()
     tensors[name] = tensors[name].flatten()[:1]  # a shape that copy_ would broadcast
     with pytest.raises(

@@ -35,7 +35,7 @@ class Training:
         self.session.state.step = step
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
-        saver.save(self.run.checkpoints, self.session.state.tensors(), self.session.facts())
+        saver.save(self.run.checkpoints, self.session.state.named(), self.session.facts())
         saver.prune(self.run.checkpoints, keep)
 
     def end(self):

@@ -3,10 +3,9 @@
 import contextlib
 import json
 import logging
-import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,14 @@ from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.data.decode import REDUCING_GAP
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.words import extra, size
+from lockstep.errors import DATA, LockstepError
+from lockstep.words import size
 
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file
 
-_BATCH_VALUES = 1 << 22
 _EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 _SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
@@ -36,7 +34,7 @@ _FILTER_REACH = 1.5  # output pixels from the first one's edge, of the two from 
 def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
-    Raises: LockstepError if a package is missing, the network cannot be exported, or it is too large.
+    Raises: LockstepError if the network cannot be exported, or is too large.
     """
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
@@ -47,12 +45,9 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     with _quiet(), torch.no_grad(), _refused(classifier):
         graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
-        with _packages_named():
-            import onnxscript  # noqa: F401  # which torch.onnx needs
-
-            made = torch.onnx.export(
-                program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
-            )
+        made = torch.onnx.export(
+            program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
+        )
         assert made is not None
         proto = made.model_proto  # made anew at each access
         for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
@@ -62,8 +57,8 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
 
 def loaded(content: bytes) -> Compute:
     """Return the function that onnxruntime computes from an exported file."""
-    with _packages_named():
-        import onnxruntime
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     running = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -82,22 +77,6 @@ def in_float32(classifier: Classifier) -> Compute:
     return run
 
 
-def batch_of(shape: Sequence[int]) -> int:
-    """Return how many images of `shape` a runtime is given at a time: it takes new memory for each large batch."""
-    return max(1, _BATCH_VALUES // math.prod(shape))
-
-
-@contextlib.contextmanager
-def _packages_named() -> Iterator[None]:
-    """Turn the lack of the packages for ONNX into a LockstepError."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise LockstepError(
-            f"ONNX files need the package {error.name}, which is not installed: {extra('export')}", ENVIRONMENT
-        ) from None
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporter's notes, which are for those who write it."""
@@ -105,8 +84,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

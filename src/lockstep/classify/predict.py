@@ -20,7 +20,6 @@ from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_o
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
-from lockstep.core.evidence import evidence
 from lockstep.core.model import Model
 from lockstep.core.sure import ANSWERS, threshold
 from lockstep.core.unlike import Unlike, divided, every_view
@@ -45,11 +44,11 @@ class Prediction:
         label, index: the name of the most probable class, and its number. None if the image cannot be read.
         probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
-        error: why the image cannot be read, or None.
         answer: "unlike" if the image is less like the training images than 99 % of held-out images are; else "sure" if
             answers of this probability are right as often as the classifier was asked for, by training images that
             were held out, and "unsure" if not. None if the image cannot be read, or the classifier has no facts for
             it: these are in the model files of recipes with a linear `head`.
+        error: why the image cannot be read, or None.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a grid over the middle
             square. With the bias of the class, the parts add up to the logit. None if it was not asked for, or the
             network is not a linear head on averages over places.
@@ -60,21 +59,15 @@ class Prediction:
     index: int | None = None
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
-    error: str | None = None
     answer: Literal["sure", "unsure", "unlike"] | None = None
+    error: str | None = None
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
-        return {
-            "source": str(self.source),
-            "label": self.label,
-            "index": self.index,
-            "probability": self.probability,
-            "top": [{"label": label, "probability": probability} for label, probability in self.top],
-            "answer": self.answer,
-            "error": self.error,
-        }
+        ranked = [{"label": label, "probability": probability} for label, probability in self.top]
+        own = {name: value for name, value in vars(self).items() if name != "evidence"}
+        return own | {"source": str(self.source), "top": ranked}
 
 
 class Classifier:
@@ -217,26 +210,20 @@ class Classifier:
         return None if self.sure_from is None else "sure" if probability >= self.sure_from else "unsure"
 
     def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
+        if self._prefix is None:
+            return None
         with self._turn, _memory_named():
-            parts = evidence(self._network, self._prefix, torch.from_numpy(pixels)[None], label)
+            parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], label)
         return None if parts is None else parts.numpy()
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
 
-        They are classified as in an evaluation: in its batches, and repeats fill up the last one.
+        They are classified together, as a batch of an evaluation.
         """
-        size = min(self.recipe.eval_batch, len(images))
         inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
-        rows = []
-        for start in range(0, len(inputs), size):
-            index = torch.arange(start, start + size)
-            counted = index < len(inputs)
-            chunk = inputs[index.clamp(max=len(inputs) - 1)].to(self.device)
-            logits, _ = classify(self.recipe, self._network, chunk, counted.to(self.device))
-            rows.append(_softmax(logits)[counted])
-        return torch.cat(rows).numpy()
+        return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""

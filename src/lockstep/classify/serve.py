@@ -4,10 +4,8 @@ Whatever it refuses, it refuses with a sentence.
 """
 
 import asyncio
-import base64
 import contextlib
 import errno
-import io
 import logging
 import os
 import secrets
@@ -39,7 +37,7 @@ from lockstep.classify.predict import Classifier, Prediction
 from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.launch.signals import handled_by
-from lockstep.pages.page import spotlit
+from lockstep.pages.page import address, spotlit
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -221,9 +219,7 @@ class _Service:
         """Return the URL of a PNG of what preprocessing leaves of an image: all, or its centre."""
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        seen, file = pixels[top : top + height, left : left + width], io.BytesIO()
-        Image.fromarray(seen[..., 0] if seen.shape[2] == 1 else seen).save(file, "PNG")
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return address(pixels[top : top + height, left : left + width], "PNG")
 
 
 class _OwnPagesOnly:

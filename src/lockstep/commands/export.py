@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
-from lockstep.commands.shell import Checkpoint, Source, in_shell, require_writable
+from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
 from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, printable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
+_BATCH_VALUES = 1 << 22  # that a runtime is given at a time: it takes new memory for each large batch
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,11 @@ def export(
     file = Path(output) if output is not None else Path(f"{named.stem if named.is_file() else named.name}.onnx")
     if file.suffix.lower() != ".onnx":
         raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
-    require_writable("--output", file, force)
+    require_writable(file, force)
+    require_extra("export", ("onnx", "onnxscript", "onnxruntime"))
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-    from lockstep.classify.export import batch_of, exported, in_float32, loaded
+    from lockstep.classify.export import exported, in_float32, loaded
     from lockstep.classify.predict import load, run_of
     from lockstep.jobs.session import read_splits, splits_of
 
@@ -140,7 +142,7 @@ def export(
     }  # fmt: skip
     with progress("making the file", 1, at_once=True):
         content = exported(classifier, facts)
-    batch = min(len(images), batch_of(images.shape[1:]))
+    batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with progress(what, 3 * len(images), at_once=True) as advance:
         found, rate = in_batches(loaded(content), images, batch, advance)

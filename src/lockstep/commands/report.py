@@ -93,7 +93,7 @@ def report(
         raise LockstepError("report: give a run")
     own = opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
     path = own if output is None else Path(output)
-    require_writable("--output", path, force or output is None)
+    require_writable(path, force or output is None)
     if empty := [run for run in opened if not run.steps]:
         raise empty[0].no_checkpoint()
     record, lacking = None, None

@@ -1,7 +1,6 @@
 """`lockstep serve`."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +8,12 @@ import typer
 
 from lockstep import numerics
 from lockstep.commands.predict import load_in_own_program
-from lockstep.commands.shell import Checkpoint, Source
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.commands.shell import Checkpoint, Source, require_extra
 from lockstep.messages import logger
-from lockstep.words import extra, plural
+from lockstep.words import plural
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERY = ("0.0.0.0", "::")  # every address of this machine
-_EXTRA = ("starlette", "uvicorn", "python_multipart")
 
 
 def serve(
@@ -49,8 +46,7 @@ def serve(
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
-    if missing := [name for name in _EXTRA if find_spec(name) is None]:
-        raise LockstepError(f"serve needs {', '.join(missing)}: {extra('serve')}", ENVIRONMENT)
+    require_extra("serve", ("starlette", "uvicorn", "python_multipart"))
     numerics.prepare(1)  # before torch is imported
     from lockstep.classify import serve as web
 

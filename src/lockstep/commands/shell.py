@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
@@ -189,13 +190,17 @@ def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str
     return record
 
 
-def require_writable(option: str, path: Path, force: bool | None = None) -> None:
-    """Raise a LockstepError, before anything is computed, if `option` cannot write the file `path`.
+def require_extra(name: str, modules: Sequence[str]) -> None:
+    """Raise a LockstepError, before anything is computed, unless the `modules` of an extra are installed."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        # The package with its extras is in no index.
+        install = f"pip install '.[{name}]' in the folder of Lockstep's source"
+        raise LockstepError(f"{name} needs {', '.join(missing)}: {install}", ENVIRONMENT)
 
-    One that is there is overwritten with `force`; None: the command cannot overwrite.
-    """
+
+def require_writable(path: Path, force: bool) -> None:
+    """Raise a LockstepError, before anything is computed, if --output cannot be `path`, or is there and not `force`."""
     if not force and os.path.lexists(path):
-        other = "move it away" if force is None else "--force" if in_shell() else "force=True"
-        raise LockstepError(f"{option} {path}: this file exists already: give a new one, or {other}")
+        raise LockstepError(f"--output {path}: this file exists already: give a new one, or --force")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise LockstepError(f"{option} {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
+        raise LockstepError(f"--output {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)

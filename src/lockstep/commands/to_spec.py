@@ -225,9 +225,7 @@ def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mappin
 
     A run to continue, with the recipe `stated`, keeps its choice. Imports torch if the host has a GPU driver.
     """
-    if recipe.precision != "auto":
-        return recipe
-    if stated:
+    if stated and recipe.precision == "auto":
         return recipe.replace(precision=stated["precision"])
     recipe, note = resolve(recipe, device)
     subject.details += [note] if note else []

@@ -19,7 +19,6 @@ _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
 }
-_COUNTED = {"checkpoints": "checkpoint"}
 
 
 def verify(
@@ -69,7 +68,7 @@ def verify(
 def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result in words."""
     counts, same = record["compared"], record["same"]
-    compared = [plural(counts[what], name) for what, name in _COUNTED.items() if what in counts]
+    compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []
     compared += ["the SHA-256 of the result"] if "weights_sha256" in counts else []
     verdict = "the same bits" if same else "not the same bits"
     yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"

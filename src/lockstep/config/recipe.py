@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -25,7 +24,7 @@ from lockstep.settings import Settings, choose, dotted
 from lockstep.words import listed
 
 if TYPE_CHECKING:
-    from lockstep.data.dataset import Pipeline, Plan
+    from lockstep.data.dataset import Plan
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
@@ -309,11 +308,6 @@ class Course:
     examples: int
     steps: int
 
-    @property
-    def epochs(self) -> float:
-        """Return how often the run sees each training example."""
-        return self.epoch(self.steps)
-
     def epoch(self, step: int) -> float:
         """Return how many epochs are complete before `step`, as a fraction."""
         return step * self.recipe.batch / self.examples
@@ -331,28 +325,17 @@ class Course:
             step, steps=self.steps, batch=recipe.batch, tower_batch=recipe.tower_batch, examples=self.examples
         )
 
-    def size_px(self, step: int) -> int | None:
-        """Return the side of the images of `step` in pixels, or None if images keep their size."""
-        progressive = self.recipe.progressive
-        return progressive.size_px(step, self.steps) if progressive else None
-
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""
-        from lockstep.data.dataset import Plan
+        # This imports torch, which must not happen before numerics.prepare.
+        from lockstep.data.dataset import Pipeline, Plan
 
         recipe = self.recipe
+        size_px = recipe.progressive.size_px(step, self.steps) if recipe.progressive else None
         return Plan.at(
             seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=self.examples,
-            pipeline=self._pipeline, size_px=self.size_px(step),
+            pipeline=Pipeline(recipe.input, recipe.arithmetic), size_px=size_px,
         )  # fmt: skip
-
-    @cached_property
-    def _pipeline(self) -> "Pipeline":
-        # These import torch, which must not happen before numerics.prepare.
-        from lockstep.data.dataset import Pipeline
-
-        recipe = self.recipe
-        return Pipeline(recipe.input, recipe.arithmetic)
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

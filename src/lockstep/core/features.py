@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.fx
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -25,13 +24,11 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure
 from lockstep.core.reduction import owned
 from lockstep.data.dataset import Dataset
-from lockstep.data.pixels import Rows
+from lockstep.data.pixels import Bytes, Rows
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
-
-Bytes = NDArray[np.uint8]
 
 
 class Head(nn.Module):
@@ -105,6 +102,21 @@ class Prefix:
             return None
         # The mean is rounded to the network's precision.
         return last.float() if torch.allclose(last.float().mean((2, 3)), features, 0.01, 1e-3) else None
+
+    @torch.no_grad()
+    def evidence(self, network: Network, image: Tensor, label: int) -> Tensor | None:
+        """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of `label`: float64 [h, w].
+
+        `network` is the head with its trained weights. The places form a grid over the image, and the logit is a mean
+        over them, so that they and the bias add up to it. With test_views=flip, it is the mean of the image's grid and
+        of its mirror image's, mirrored back. None if the head is not linear, or its features are no means over places.
+        """
+        head = network.module.get_submodule(str(network.recipe.head))
+        if type(head) is not nn.Linear or (places := self.places(image)) is None:
+            return None
+        parts = torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double()) / places[0, 0].numel()
+        views = [parts[0]] if network.recipe.test_views == "one" else [parts[0], parts[1].flip(-1)]
+        return torch.stack(views).mean(0).cpu()
 
     def _every_view(self, images: Tensor) -> Tensor:
         """Return the network's input for images as they are, then for their mirror images if there are two views."""

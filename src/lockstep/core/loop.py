@@ -7,7 +7,7 @@ from torch import Tensor
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
-from lockstep.core.tower import NonFiniteError, Tower
+from lockstep.core.tower import NonFiniteError, Tower, named_towers
 from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset, Plan
 
@@ -76,7 +76,9 @@ def updates(
                 requested, non_finite = metrics.read()
             monitor.warming_up = False
             if non_finite and not state.may_skip:
-                raise NonFiniteError(non_finite, step)
+                raise NonFiniteError(
+                    f"the loss or a gradient of {named_towers(non_finite)} is not finite at step {step}"
+                )
             gradients.div_(recipe.batch * state.loss_scale)
             learning_rate = course.learning_rate(step)
             with monitor.doing("report"):

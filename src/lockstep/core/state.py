@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
 from lockstep.core.network import lr_factors, untrained_layers
 from lockstep.core.vector import is_finite, named_views
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
@@ -74,11 +74,8 @@ class State:
 
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
-        return State(self._recipe, self.marked(), self.buffers, self._flat.device, self.frozen)
-
-    def marked(self) -> dict[str, Tensor]:
-        """Return views of the parameters, by name, that require a gradient if those of the model do."""
-        return {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
+        marked = {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
+        return State(self._recipe, marked, self.buffers, self._flat.device, self.frozen)
 
     @property
     def loss_scale(self) -> float:
@@ -168,12 +165,11 @@ class State:
         others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/", BEST)))
         return digest(itertools.chain(flat, others)).hex()[:18]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return copies of all tensors of the state on the CPU, by name: the content of a checkpoint."""
-        return {name: t.cpu().clone() for name, t in self.named().items()}
-
     def named(self) -> dict[str, Tensor]:
-        """Return all tensors of the state by name. Updates change them in place, except counts and the loss scale."""
+        """Return all tensors of the state by name: the content of a checkpoint.
+
+        Updates change them in place, except counts and the loss scale.
+        """
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
@@ -207,7 +203,7 @@ class State:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `tensors()` returned. Raises: LockstepError if names or shapes are those of another model."""
+        """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are another model's."""
         self._require_form_of(tensors)
         best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
         self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}
@@ -261,18 +257,3 @@ def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint whose weights are the best that it knows, which may be of an earlier step."""
     best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)} | best
-
-
-class StatesDifferError(LockstepError):
-    """A process's state does not have the same bits as the others'."""
-
-    def __init__(self, step: int, digests: Sequence[object]) -> None:
-        """`digests` are those of all processes after `step` updates. The most frequent one is taken as right."""
-        right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
-        wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
-        super().__init__(
-            f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
-            f"{step} steps the state differs. Nothing was saved since it was last equal. Usual causes: faulty memory, "
-            f"or a model whose output depends on more than its weights and input. Continue with --resume",
-            ENVIRONMENT,
-        )

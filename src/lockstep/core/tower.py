@@ -83,15 +83,7 @@ def named_towers(towers: Sequence[int]) -> str:
 
 
 class NonFiniteError(LockstepError):
-    """A tower's loss or gradient is infinite or not a number. No process applied the update."""
+    """A loss, a gradient or a weight is infinite or not a number. Every process raises it at the same step."""
 
-    def __init__(self, towers: Sequence[int], step: int) -> None:
-        where = f"the loss or a gradient of {named_towers(towers)} is not finite at step {step}"
+    def __init__(self, where: str) -> None:
         super().__init__(f"{where}. {_CAUSES}", CRASH)
-
-
-class OverflowedError(NonFiniteError):
-    """An update made a weight infinite or not a number, although all gradients were finite."""
-
-    def __init__(self, steps: int) -> None:
-        LockstepError.__init__(self, f"a weight is not finite after {steps} steps. {_CAUSES}", CRASH)

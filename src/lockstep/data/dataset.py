@@ -135,12 +135,10 @@ class Dataset:
     def to(self, device: torch.device) -> "Dataset":
         """Return the same dataset on another device. A large file that is mapped stays on the CPU."""
         labels = self.labels.to(device)
-        if self.mapped and (device.type == "cpu" or len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES):
+        if device.type == "cpu" or (self.mapped and len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES):
             return replace(self, labels=labels)
-        if self.mapped:  # The file may have rows of other datasets too.
-            return replace(self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False)
-        rows = None if self.rows is None else self.rows.to(device)
-        return replace(self, images=self.images.to(device), labels=labels, rows=rows)
+        # Its own images only: others may have rows of the same file.
+        return replace(self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False)
 
     def pixels(self, rows: Tensor | slice) -> Tensor:
         """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8 [n, H, W, C]."""

@@ -174,7 +174,7 @@ def survey(root: Path | None, test_share: float, group: str | None = None) -> Su
     splits = {split or "train": [photo for photo in readable if photo.split == split] for split in found.folders}
     units = _units(readable)
     problems = problems or _class_problems(found, training, classes, readable)
-    if not problems and found.divided:
+    if not problems and not {"test", "validation"} & splits.keys():
         problems = _divide(splits, test_share, units)
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits["validation"]

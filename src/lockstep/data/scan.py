@@ -89,11 +89,6 @@ class Scan:
     problems: list[str] = field(default_factory=list)
     table: str = ""
 
-    @property
-    def divided(self) -> bool:
-        """Whether the folder has no test images of its own, so that `survey` divides its images."""
-        return not {"test", "validation"} & self.folders.keys()
-
 
 def scan(root: Path) -> Scan:
     """List the images under `root`.

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from lockstep import hardware
-from lockstep.core.tower import OverflowedError
+from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
@@ -88,11 +88,7 @@ class OpenRun:
         details = [*detail_lines(session), *placement_lines(session)]
         if self.folder is None:
             return
-        given = {
-            "processes": session.group.processes,
-            "data": str(placement.data) if placement.data else None,
-            "init": str(placement.init) if placement.init else None,
-        }
+        given = {"processes": session.group.processes, **placement.model_dump(mode="json", include={"data", "init"})}
         self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
         log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
@@ -115,8 +111,8 @@ class OpenRun:
         """
         session, state = self._session, self._session.state
         with self._ctx.monitor.pausing():
-            if not state.is_finite():
-                raise OverflowedError(state.step)
+            if not state.is_finite():  # An update made it so, although all gradients were finite.
+                raise NonFiniteError(f"a weight is not finite after {state.step} steps")
             session.require_equal_states()
             if self.folder is not None:
                 facts = {**session.facts(), **due.facts()}

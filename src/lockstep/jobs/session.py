@@ -16,12 +16,11 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import sure, unlike
 from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
-from lockstep.core.evidence import evidence
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
-from lockstep.core.state import State, StatesDifferError
+from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
@@ -288,11 +287,19 @@ class Session:
             )
 
     def require_equal_states(self) -> None:
-        """Raise a StatesDifferError, in every process, unless the states of all have the same bits."""
-        if self.group.processes > 1:
-            digests = exchange(self.state.digest(), self.group)
-            if len(set(digests)) > 1:
-                raise StatesDifferError(self.state.step, digests)
+        """Raise a LockstepError, in every process, unless the states of all have the same bits."""
+        digests = exchange(self.state.digest(), self.group) if self.group.processes > 1 else []
+        if len(set(digests)) > 1:
+            # The most frequent one is taken as right, and of equally frequent ones that of process 0.
+            right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
+            wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
+            raise LockstepError(
+                f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
+                f"{self.state.step} steps the state differs. Nothing was saved since it was last equal. Usual causes: "
+                f"faulty memory, or a model whose output depends on more than its weights and input. Continue with "
+                f"--resume",
+                ENVIRONMENT,
+            )
 
     def evaluate(
         self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
@@ -302,8 +309,8 @@ class Session:
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
 
     def evidence(self, image: Tensor, label: int) -> Tensor | None:
-        """Return `core.evidence.evidence` by the weights that were evaluated last."""
-        return evidence(self.network, self._prefix, image, label)
+        """Return `Prefix.evidence` by the weights that were evaluated last; None without a head."""
+        return None if self._prefix is None else self._prefix.evidence(self.network, image, label)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has. The classifier's weights come first."""

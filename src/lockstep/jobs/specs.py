@@ -13,15 +13,17 @@ from lockstep.settings import Settings
 
 
 class _Spec(Settings):
+    """What all jobs have. `path` is the run's folder, which only training writes to."""
+
     recipe: Recipe
     placement: Placement
+    path: Path
 
 
 class TrainSpec(_Spec):
     """Train a run.
 
     Attributes:
-        path: the run's folder.
         resume: True to continue the run in the folder.
         numbered: True if a new run may take the next free number in place of the one in `path`.
         notes: messages for the user at the start.
@@ -30,7 +32,6 @@ class TrainSpec(_Spec):
     """
 
     job: ClassVar[str] = "train"
-    path: Path
     resume: bool = False
     numbered: bool = False
     notes: tuple[str, ...] = ()
@@ -42,7 +43,6 @@ class EvaluateSpec(_Spec):
     """Evaluate a checkpoint of a run.
 
     Attributes:
-        path: the run's folder.
         weights: "ema", "raw", or None for those of the classifier.
         split: the split to evaluate.
         examples: how many of its examples, see `Session.split`, or None for all.
@@ -50,7 +50,6 @@ class EvaluateSpec(_Spec):
     """
 
     job: ClassVar[str] = "evaluate"
-    path: Path
     weights: Literal["ema", "raw"] | None = None
     split: str = "test"
     examples: int | None = None
@@ -67,12 +66,10 @@ class VerifySpec(_Spec):
     """Replay steps of a run, and compare them with what its folder states.
 
     Attributes:
-        path: the run's folder, which is only read.
         start: from which step to replay, up to the next checkpoint; None: from the second newest one.
     """
 
     job: ClassVar[str] = "verify"
-    path: Path
     start: int | None = Field(None, ge=0)
 
 

@@ -34,8 +34,8 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
                  f"{len(train_set.classes)} classes"),
         ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
                     + (f" of the head {recipe.head}" if recipe.head else "") + _origin(session)),
-        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({course.epochs:.1f} epochs){done}, on "
-                 f"{plural(session.group.processes, 'process')}{turns}"),
+        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({course.epoch(course.steps):.1f} epochs)"
+                 f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
         ("run", f"{run}, with all settings in its log.txt"),
     ]  # fmt: skip
 

@@ -48,14 +48,7 @@ class Log(Observer):
             listener.begin(step)
 
     def step(
-        self,
-        step: int,
-        metrics: Metrics,
-        state: State,
-        learning_rate: float,
-        gradients: Tensor,
-        *,
-        skipped: bool = False,
+        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, *, skipped: bool
     ) -> None:
         """Report `step` before its update with the mean `gradients`.
 

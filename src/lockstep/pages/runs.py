@@ -107,7 +107,7 @@ def differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
         columns[name] = [str(each.get(name, "")) for each in settings]
     columns = {name: values for name, values in columns.items() if len(set(values)) > 1}
     changed = list(columns)
-    for name, values in {
+    columns |= {
         "accuracy": ["-" if (share := run.accuracy) is None else f"{share:.2%}" for run in runs],
         "steps": [f"{_result(run).get('steps', max(run.steps, default=0)):,}" for run in runs],
         "training": [duration(_result(run)["train_s"]) if _result(run) else "not complete" for run in runs],
@@ -115,8 +115,7 @@ def differences(runs: Sequence[Run], names: Sequence[str]) -> Section:
         "device": [_session(run).get("device", "") for run in runs],
         "torch": [str(_session(run).get("versions", {}).get("torch", "")) for run in runs],
         "weights (sha256)": [_result(run).get("weights_sha256", "")[:16] for run in runs],
-    }.items():
-        columns[name] = values
+    }
     same = {name: values[0] for name, values in columns.items() if len(set(values)) == 1 and values[0]}
     shown = {name: values for name, values in columns.items() if name not in same or name == "accuracy"}
     texts = [f"Settings that differ: {listed(changed)}." if changed else "The recipes are the same."]
@@ -253,8 +252,4 @@ def provenance(run: Run) -> Section:
 
 def _ends(line: Line) -> list[str]:
     """Return the first and the last value of a line; of a point, the only one."""
-    return [_number(y) for _, y in dict.fromkeys([line.points[0], line.points[-1]])]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    return ["" if y is None else f"{y:.4g}" for _, y in dict.fromkeys([line.points[0], line.points[-1]])]

@@ -4,15 +4,9 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
 from lockstep.recipes.built_in import cifar10, cifar10_tutorial, digits, folder, mnist, photos, photos_tuned
 
-RECIPES = {
-    "digits": digits,
-    "cifar10": cifar10,
-    "cifar10-tutorial": cifar10_tutorial,
-    "mnist": mnist,
-    "folder": folder,
-    "photos": photos,
-    "photos-tuned": photos_tuned,
-}
+# To add a recipe, write its function and add it to these. Its name has dashes in place of underscores.
+_FUNCTIONS = (digits, cifar10, cifar10_tutorial, mnist, folder, photos, photos_tuned)
+RECIPES = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
 
 
 def get_recipe(name: str) -> Recipe:

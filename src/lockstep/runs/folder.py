@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace as changed
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,11 +27,8 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import finite, flush, open_lock, open_to_read, parse_json, read_json, remove_abandoned, replace
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
-from lockstep.runs.statefile import Entries, StateFile, checkpoints_in, facts_if_valid, file_name
+from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PARTS = {
     "recipe.json", "environment.json", "metrics.jsonl", "log.txt", "tb", "eval", "checkpoints", "model.safetensors",
@@ -39,7 +36,6 @@ _PARTS = {
 }  # fmt: skip
 _TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+")
 
-Tensors = Mapping[str, "Tensor"]
 _NONE: Tensors = MappingProxyType({})
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -443,7 +439,7 @@ class Folder(Run):
             replace(self.metrics_path, b"".join(kept))
         self.write("environment.json", [*self.earlier, {"step": step, **session}])
 
-    def finish(self, result: Mapping[str, Any], tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any]) -> None:
+    def finish(self, result: Mapping[str, Any], tensors: Tensors, facts: Mapping[str, Any]) -> None:
         """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
         self.require_lock()
         statefile.write(self.model, tensors, facts)

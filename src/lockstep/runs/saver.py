@@ -5,16 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import SUFFIX, checkpoints_in, file_name
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from lockstep.runs.statefile import SUFFIX, Tensors, checkpoints_in, file_name
 
 
 class Saver:
@@ -51,11 +48,7 @@ class Saver:
         return time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s >= self._every_s
 
     def save(
-        self,
-        tensors: "Mapping[str, Tensor]",
-        facts: Mapping[str, Any],
-        update_lock: threading.Lock,
-        best: int | None = None,
+        self, tensors: Tensors, facts: Mapping[str, Any], update_lock: threading.Lock, best: int | None = None
     ) -> None:
         """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best` updates is kept.
 
@@ -83,7 +76,7 @@ class Saver:
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
 
-    def _write(self, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], best: int | None) -> None:
+    def _write(self, tensors: Tensors, facts: Mapping[str, Any], best: int | None) -> None:
         """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and try once more."""
         try:
             path = save(self._folder, tensors, facts, self._fence)
@@ -116,9 +109,7 @@ class Saver:
         return None
 
 
-def save(
-    folder: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None
-) -> Path:
+def save(folder: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> Path:
     """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
 
     Raises: as `statefile.write`; nothing is left behind then.

@@ -1,6 +1,6 @@
 """State files: the checkpoints of a run, and its model. One format, and nothing in it can execute code.
 
-    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.tensors()
+    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.named()
     checkpoints/frozen.safetensors           those of them before a head, which no update changes: once for all steps
     model.safetensors                        a classifier's weights
 
@@ -28,6 +28,8 @@ from lockstep.messages import logger
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Tensors = Mapping[str, "Tensor"]
 
 SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the other facts
@@ -164,7 +166,7 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
         raise LockstepError(f"{error}, so {path.name} has no layers before its head: copy both", DATA) from None
 
 
-def keep_frozen(folder: Path, tensors: "Mapping[str, Tensor]", fence: Callable[[], None]) -> None:
+def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> None:
     """Write the frozen `tensors` of all checkpoints in `folder`, if there are any. Raises: as `write`.
 
     A valid file stays if there are checkpoints, which need its bits.
@@ -239,9 +241,7 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def write(
-    path: Path, tensors: "Mapping[str, Tensor]", facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None
-) -> None:
+def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> None:
     """Write `tensors` and `facts` to `path`. The file is there as a whole, on the disk, or unchanged.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
@@ -267,7 +267,7 @@ def write(
     replace(path, save, fence)
 
 
-def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+def _separate(tensors: Tensors) -> "dict[str, Tensor]":
     """Return the tensors on the CPU, without gaps, each in memory of its own: safetensors writes no other ones."""
     from torch import contiguous_format
 
@@ -283,7 +283,7 @@ def _separate(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     return result
 
 
-def contents_sha256(facts: Mapping[str, Any], tensors: "Mapping[str, Tensor]") -> str:
+def contents_sha256(facts: Mapping[str, Any], tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
     import torch
 
