@@ -2,8 +2,7 @@
 
 MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as two
 processes with one thread each, TensorFlow with two towers in one process and its default number of threads. The
-settings of a peer are the fastest of those that were tried, once each. The record lists them. XLA was slower than no
-XLA.
+settings of a peer are the fastest of those that were tried, once each. The record lists them.
 
 The throughput of a program is the median over the rounds. In a round it is the median over intervals, or for Lockstep
 the mean without the first five steps. Only programs of equal precision are compared.

@@ -94,7 +94,7 @@ def main() -> None:
         powers[1].assign(powers[1] * 0.999)
         return towers
 
-    compiled = tf.function(update, jit_compile=args.xla or None)
+    compiled = tf.function(update)
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
     if args.losses:
         curve = {"losses": losses(everything, args.losses), "settings": shared.settings(args)}

@@ -27,7 +27,6 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--xla", action="store_true", help="compile the step with XLA")
     parser.add_argument("--threads", type=int, default=0, help="threads of one operation; 0: TensorFlow's default")
     parser.add_argument("--parallel", type=int, default=0, help="operations at a time; 0: TensorFlow's default")
     return parser

@@ -1,44 +1,45 @@
 """TensorFlow's CIFAR-10 tutorial on TensorFlow 2, for comparison with `cifar10-tutorial`.
 
-Written from its specification: records are read from the binary files and shuffled in a buffer of 20,000. Parallel map
-calls distort each image. Batches of 128 are prefetched, two per tower. The towers are in one graph. The update is plain
-gradient descent on the mean of their gradients, followed by the average of the weights. In bfloat16 the local response
-norm computes in float32, because TensorFlow has no other one on a CPU.
+Written from its specification, in graph mode, which is 3 % faster than `tf.function` (AMD Zen 4, n 2). The records of
+the binary files are a constant in memory. A shuffled range gives their order, and 16 parallel map calls distort them.
+Batches of 128 are prefetched, two per tower. The towers are in one graph. The update is plain gradient descent on the
+mean of their gradients, followed by the average of the weights. In bfloat16 the local response norm computes in
+float32, because TensorFlow has no other one on a CPU.
 
 Run `DIR/bin/python -m benchmarks.peers.tensorflow_tutorial --data FOLDER --towers 2`. FOLDER has cifar-10-batches-bin.
 DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
-from benchmarks.peers.tensorflow_towers import Batch, Loss, cast, configure, mean_gradients, measure, options, report
+from benchmarks.peers.tensorflow_towers import Loss, cast, mean_gradients, measure, options, report
 
 BATCH, SIZE = 128, 24
 DECAYED = {"local3/weights": 0.004, "local4/weights": 0.004}
 
 
 def distort(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the distorted image, float32 [24, 24, 3], and the label of a record of 3073 bytes."""
-    values = tf.io.decode_raw(record, tf.uint8)
-    image = tf.cast(tf.transpose(tf.reshape(values[1:], [3, 32, 32]), [1, 2, 0]), tf.float32)
+    """Return the distorted image, float32 [24, 24, 3], and the label of a record, uint8 [3073]."""
+    image = tf.cast(tf.transpose(tf.reshape(record[1:], [3, 32, 32]), [1, 2, 0]), tf.float32)
     image = tf.image.random_crop(image, [SIZE, SIZE, 3])
     image = tf.image.random_flip_left_right(image)
     image = tf.image.random_brightness(image, max_delta=63)
     image = tf.image.random_contrast(image, lower=0.2, upper=1.8)
-    return tf.image.per_image_standardization(image), tf.cast(values[0], tf.int32)
+    return tf.image.per_image_standardization(image), tf.cast(record[0], tf.int32)
 
 
-def batches(folder: str, towers: int) -> Iterator[Batch]:
-    """Return an endless iterator of batches."""
+def batches(folder: str, towers: int) -> tf.data.Dataset:
+    """Return an endless dataset of batches."""
     files = sorted(str(path) for path in Path(folder).rglob("data_batch_?.bin"))
     if len(files) != 5:
         raise SystemExit(f"{folder}: {len(files)} files data_batch_N.bin found, 5 are needed")
-    records = tf.data.FixedLengthRecordDataset(files, 3073).cache().shuffle(20_000).repeat()
-    images = records.map(distort, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
-    return iter(images.batch(BATCH, drop_remainder=True).prefetch(2 * towers))
+    records = tf.constant(np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in files]))
+    order = tf.data.Dataset.range(records.shape[0]).shuffle(records.shape[0]).repeat()
+    images = order.map(lambda i: distort(tf.gather(records, i)), num_parallel_calls=16, deterministic=False)
+    return images.batch(BATCH, drop_remainder=True).prefetch(2 * towers)
 
 
 def variables() -> dict[str, tf.Variable]:
@@ -84,24 +85,24 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
 
 def main() -> None:
     args = options(__doc__).parse_args()
-    configure(args)
-    source, weights = batches(args.data, args.towers), variables()
-    parameters = list(weights.values())
-    average = [tf.Variable(w) for w in parameters]
-    count, loss = tf.Variable(0.0), tower_loss(weights, args.precision)
-
-    def update(*inputs: Batch) -> list[tf.Tensor]:
-        losses, gradients = mean_gradients(loss, list(inputs), parameters)
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        source, weights = v1.data.make_initializable_iterator(batches(args.data, args.towers)), variables()
+        parameters, count = list(weights.values()), tf.Variable(0.0)
+        average = [tf.Variable(tf.zeros(w.shape)) for w in parameters]
+        loss = tower_loss(weights, args.precision)
+        losses, gradients = mean_gradients(loss, [source.get_next() for _ in range(args.towers)], parameters)
         decay = tf.minimum(0.9999, (1.0 + count) / (10.0 + count))
-        for weight, gradient, shadow in zip(parameters, gradients, average, strict=True):
-            weight.assign_sub(0.1 * gradient)
-            shadow.assign_sub((1.0 - decay) * (shadow - weight))
-        count.assign_add(1.0)
-        return losses
-
-    compiled = tf.function(update, jit_compile=args.xla or None)
-    everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
-    report({"program": "tensorflow", "model": "cifar10-tutorial", **measure(args, everything, BATCH)})
+        updates = [w.assign_sub(0.1 * gradient) for w, gradient in zip(parameters, gradients, strict=True)]
+        with tf.control_dependencies(updates):
+            averages = [a.assign_sub((1 - decay) * (a - w)) for a, w in zip(average, parameters, strict=True)]
+            train = tf.group(*averages, count.assign_add(1.0))
+        start = [v1.global_variables_initializer(), source.initializer]
+    threads = {"intra_op_parallelism_threads": args.threads, "inter_op_parallelism_threads": args.parallel}
+    session = v1.Session(graph=graph, config=v1.ConfigProto(**threads))
+    session.run(start)
+    step = measure(args, lambda: session.run([losses, train])[0], BATCH)
+    report({"program": "tensorflow", "model": "cifar10-tutorial", **step})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS
-from lockstep.models.layers import LocalResponseNorm
+from lockstep.models.layers import Dense, LocalResponseNorm
 from lockstep.settings import load_object
 
 # Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products
@@ -180,10 +180,10 @@ def test_winograd_is_used_where_it_is_faster(monkeypatch):
 
 ZEN_4 = {"vendor_id": "AuthenticAMD", "cpu family": "25", "flags": "avx2 avx512f avx512_bf16"}
 KINDS = {
-    "Zen 4": (ZEN_4, False, {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
-    "Zen 5": (ZEN_4 | {"cpu family": "26"}, True, {"float32 3x3", "bfloat16 3x3"}),
-    "AMX": ({"vendor_id": "GenuineIntel", "flags": "avx512f amx_tile"}, False, {"float32 3x3", "float32 5x5"}),
-    "ARM": ({"Features": "asimd"}, False, {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
+    "Zen 4": (ZEN_4, (True, False), {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
+    "Zen 5": (ZEN_4 | {"cpu family": "26"}, (True, True), {"float32 3x3", "bfloat16 3x3"}),
+    "AMX": ({"vendor_id": "GenuineIntel", "flags": "avx512f amx_tile"}, (False, False), {"float32 3x3", "float32 5x5"}),
+    "ARM": ({"Features": "asimd"}, (False, False), {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
 }
 
 
@@ -203,9 +203,10 @@ def of_kind(monkeypatch):
 def test_the_kind_of_a_cpu_decides_library_and_scheme(of_kind, name):
     of_kind(name)
     _, onednn, filters = KINDS[name]
-    assert kinds.kind().onednn == onednn
+    assert (kinds.kind().dense, kinds.kind().onednn) == onednn
     assert {f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in kinds.kind().winograd} == filters
-    assert f"products by {'oneDNN' if onednn else 'MKL'}" in str(kinds.kind())
+    dense, products = ("oneDNN" if chosen else "MKL" for chosen in onednn)
+    assert f"dense layers by {dense}, Winograd's products by {products}," in str(kinds.kind())
     for side, dtype in ((3, torch.float32), (5, torch.float32), (3, torch.bfloat16), (5, torch.bfloat16)):
         x, weight = torch.empty(1, 64, 9, 10, dtype=dtype), torch.empty(64, 64, side, side, dtype=dtype)
         assert winograd.applies(x, weight) == (f"{dtype} {side}x{side}".removeprefix("torch.") in filters)
@@ -221,6 +222,19 @@ def test_both_libraries_compute_the_same_products(of_kind):
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, weight])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(one.detach().abs().max()))
+
+
+def test_both_libraries_compute_the_same_dense_layer(of_kind):
+    torch.manual_seed(0)
+    layer, x, upstream = Dense(70, 40), torch.randn(9, 70, requires_grad=True), torch.randn(9, 40)
+    found = []
+    for name in ("AMX", "Zen 4"):
+        of_kind(name)
+        y = layer(x)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), y)
+        found.append([y, *torch.autograd.grad(y, [x, layer.weight, layer.bias], upstream)])
+    torch.testing.assert_close(*found)
 
 
 def evaluated_model(name, dtype=torch.float32):
