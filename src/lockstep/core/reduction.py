@@ -98,7 +98,10 @@ class Reduction:
         """Return memory [nodes + 1, values of the part] of each member of the first level; [] if they have none."""
         members, rows = self._levels[0].members, max(map(len, self._nodes)) + 1
         if not self._asked:
-            self._asked, self._shared = True, self._group.share(rows * length)
+            from lockstep.kernels.portable import native
+
+            with native():  # The first part of a vector may come in portable arithmetic.
+                self._asked, self._shared = True, self._group.share(rows * length)
         if not self._shared or not self._shared.vectors.keys() >= {*members}:
             return []
         return [self._shared.vectors[member].view(rows, length)[:, part] for member in members]
