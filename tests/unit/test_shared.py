@@ -59,6 +59,7 @@ def test_a_process_that_ended_or_hangs_is_lost(peer):
 def test_another_file_at_the_same_path_is_not_opened(tmp_path):
     memory = Memory(3)
     with (tmp_path / "of a stranger").open("w+b") as file:
-        assert memory.open(os.getpid(), file.fileno(), memory.secret) is None
-        assert memory.open(os.getpid(), memory.file, memory.secret + 1) is None
+        for number, secret in ((file.fileno(), memory.secret), (memory.file, memory.secret + 1), (-1, memory.secret)):
+            with pytest.raises(FileNotFoundError):
+                memory.open(os.getpid(), number, secret)
         assert file.read() == b""

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -200,17 +200,18 @@ class Processes(Group):
 
     def share(self, length: int) -> Shared | None:
         """Return memory of `length` float32 values for each process of this host; None if they have none in common."""
-        if self._device.type != "cpu" or not hasattr(os, "memfd_create"):
+        if self._device.type != "cpu":
             return None
-        memory, hosts = Memory(length), self.hosts()
+        memory, hosts, shared = Memory(length), self.hosts(), None
         table = self.gather(torch.tensor([os.getpid(), memory.file, memory.secret])).tolist()
-        here = [process for process, host in enumerate(hosts) if host == hosts[self.process]]
-        found = {process: memory.open(*table[process]) for process in here}
-        opened = {process: each for process, each in found.items() if each is not None}
-        everywhere = self.gather(torch.tensor(opened.keys() == found.keys())).all()
-        os.close(memory.file)
-        others = [table[process][0] for process in here if process != self.process]
-        return Shared(self.process, opened, others, self._limit_s) if everywhere else None
+        here = {process: table[process] for process, host in enumerate(hosts) if host == hosts[self.process]}
+        with suppress(OSError):
+            opened = {process: memory.open(*facts) for process, facts in here.items()}
+            others = [facts[0] for process, facts in here.items() if process != self.process]
+            shared = Shared(self.process, opened, others, self._limit_s)
+        everywhere = self.gather(torch.tensor(shared is not None)).all()
+        memory.close()
+        return shared if everywhere else None
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work` in a thread of its own, beside what this process computes."""

@@ -20,23 +20,32 @@ _LOOK_S = 5e-5  # seconds between two looks at the first; later, a hundredth of 
 
 
 class Memory:
-    """A piece of this process's memory that the other processes of its host can open."""
+    """A piece of this process's memory that the other processes of its host can open.
+
+    Attributes:
+        file: its number, -1 where there is no such memory (macOS). secret: what only the processes of the run know.
+    """
 
     def __init__(self, length: int) -> None:
-        """Take memory for `length` float32 values. Raises: OSError where there is none of this kind."""
+        """Take memory for `length` float32 values."""
         # It has no name in /dev/shm, whose size containers limit. In another container, the same path may be another
         # file, so the file's own name is a secret.
-        self.secret = int.from_bytes(os.urandom(7))
-        self.file, self._length = os.memfd_create(str(self.secret)), length
-        os.ftruncate(self.file, 4 * (_HEADER + length))
+        self.file, self.secret, self._length = -1, int.from_bytes(os.urandom(7)), _HEADER + length
+        with suppress(OSError, AttributeError):
+            self.file = os.memfd_create(str(self.secret))
+            os.ftruncate(self.file, 4 * self._length)
 
-    def open(self, process: int, file: int, secret: int) -> Tensor | None:
-        """Return the whole memory behind `file` of the process with this id; None if it cannot be opened here."""
+    def open(self, process: int, file: int, secret: int) -> Tensor:
+        """Return the memory of the process with this id, by the facts of its `Memory`. Raises: OSError."""
         path = f"/proc/{process}/fd/{file}"
-        with suppress(OSError):
-            if os.readlink(path) == f"/memfd:{secret} (deleted)":
-                return torch.from_file(path, shared=True, size=_HEADER + self._length)
-        return None
+        if os.readlink(path) != f"/memfd:{secret} (deleted)":
+            raise FileNotFoundError(path)
+        return torch.from_file(path, shared=True, size=self._length)
+
+    def close(self) -> None:
+        """Forget the file. Whoever has opened it keeps the memory."""
+        if self.file >= 0:
+            os.close(self.file)
 
 
 class Shared:
@@ -47,7 +56,7 @@ class Shared:
     """
 
     def __init__(self, process: int, memories: dict[int, Tensor], others: Sequence[int], limit_s: float) -> None:
-        """Take the opened memory of all processes, of which this one is `process`.
+        """Take the opened memory of all processes, of which this one is `process`. Raises: OSError.
 
         others: the ids of the other processes. limit_s: after that many seconds without an answer, they count as lost.
         """

@@ -118,9 +118,8 @@ def folder() -> Recipe:
     """A residual network on a folder of images of your own: 2 to 200 classes, 50 to 200 000 images.
 
     The image size, channels, mirror images and length follow the images, unless you set them.
-    Measured: CIFAR-10 as JPEG files (quality 95): 92.62 %; the first 5,000 images of it: 81.50 %; MNIST (55,000
-    training images) as PNG files, without flips: 99.67 %; 100 images of cats and dogs, of CIFAR-10: 65.55 % (one seed,
-    bfloat16, 2 cores of an Intel Xeon). `python -m benchmarks.measure folder`
+    Measured: CIFAR-10 as JPEG files (quality 95): 92.62 %; the first 5,000 images of it: 81.50 % (one seed, bfloat16,
+    2 cores of an Intel Xeon). `python -m benchmarks.measure folder 50000`
     """
     return Recipe(
         name="folder",
