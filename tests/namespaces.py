@@ -82,6 +82,11 @@ class Hosts:
         """Start the program lockstep on a host."""
         return self.start(host, sys.executable, "-m", "lockstep", *arguments, cwd=cwd, **environment)
 
+    def interfaces(self) -> list[tuple[str, str]]:
+        """Return the ends of all links: (namespace, interface)."""
+        ends = [(name, INTERFACE) for name in self.names]
+        return ends + [(self._switch, self._port(host)) for host in range(len(self.names))]
+
     def cut_off(self, host: int) -> None:
         """Take a host's link down: it neither sends nor receives, and no connection is closed."""
         _ip("-n", self._switch, "link", "set", self._port(host), "down")
