@@ -27,6 +27,7 @@ import torch
 from benchmarks import invented
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import train
 from lockstep.kernels import fused, reference
-from lockstep.models import whitened
+from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
 
 STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
@@ -129,6 +130,7 @@ def simulating() -> Iterator[Waits]:
         for name, answer in DRIVER.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
+        stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
         for module in (fused, whitened):
             stack.enter_context(mock.patch.object(module, "conv", reference.conv))
         stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))

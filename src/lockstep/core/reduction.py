@@ -127,10 +127,10 @@ class Reduction:
         slices = level.slices(total.numel())
         own, others = slices[level.place], [i for i in range(len(level.members)) if i != level.place]
         theirs = [(i, number, node) for i in others for number, node in enumerate(level.nodes[i])]
-        if shared:
+        if shared and self._shared:
             for number, value in enumerate(values.values()):
                 shared[level.place][number].copy_(value)
-            self._meet()
+            self._shared.meet()
             rows = [shared[i][number, own] for i, number, _ in theirs]
         else:
             rows = list(self._buffer((part, len(levels)), (len(theirs), own.stop - own.start), total))
@@ -141,9 +141,9 @@ class Reduction:
         here = {node: value[own] for node, value in values.items()}
         here |= {node: row for (*_, node), row in zip(theirs, rows, strict=True)}
         self._add(inner, {node: add_nodes(node, here) for node in level.sums}, total[own], part, [])
-        if shared:
+        if shared and self._shared:
             shared[level.place][-1, own].copy_(total[own])
-            self._meet()
+            self._shared.meet()
             for i in others:
                 total[slices[i]].copy_(shared[i][-1, slices[i]])
         else:
@@ -151,10 +151,6 @@ class Reduction:
                 sends=[(level.members[i], total[own]) for i in others],
                 receives=[(level.members[i], total[slices[i]]) for i in others],
             )
-
-    def _meet(self) -> None:
-        assert self._shared
-        self._shared.meet()
 
     def _buffer(self, name: object, shape: Sequence[int], like: "Tensor") -> "Tensor":
         """Return a buffer that is kept between steps: new memory costs a page fault for each 4 KiB."""

@@ -78,7 +78,10 @@ class Shared:
             if select.select(self._others, [], [], max(_LOOK_S, waited / 100))[0] and not self._all_at(number):
                 raise PeerLostError("lost the other processes: one of this host has ended")
             if waited > self._limit_s:
-                raise PeerLostError(f"no answer from another process of this host within {waited:.0f} s: it hangs")
+                raise PeerLostError(
+                    f"no answer from the other processes within ten times --timeout ({waited:.0f} s): one of this host "
+                    f"hangs. The run continues from its newest checkpoint"
+                )
         os.sched_yield()
 
     def _all_at(self, number: int) -> bool:
