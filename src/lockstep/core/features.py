@@ -27,7 +27,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import Bytes, Rows
 from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError, unknown
-from lockstep.kernels.portable import arithmetic
+from lockstep.kernels.portable import arithmetic, freeze
 from lockstep.messages import logger
 
 
@@ -71,6 +71,7 @@ class Prefix:
         with arithmetic(recipe.arithmetic):
             layers = _folded(layers)
         self._network = Network(recipe.replace(head=None), layers, shape, device)
+        freeze(self._network.parameters.values())
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]

@@ -94,7 +94,7 @@ def _is_descriptor_1(stream: IO[str]) -> bool:
 
 
 def capacity(recipe: Recipe, placement: Placement) -> int:
-    """Return how many processes gain time here: of a head on CPUs, one. Raises: LockstepError if GPUs are missing."""
+    """Return how many processes gain time here: of a native head on CPUs, one. Raises: LockstepError without GPUs."""
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
@@ -102,7 +102,8 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
             f"choose --processes 1 to {gpus}, or --device cpu",
             ENVIRONMENT,
         )
-    return gpus or (1 if recipe.head else max(1, hardware.cores() // recipe.threads_per_tower))
+    one = recipe.head and recipe.arithmetic == "native"
+    return gpus or (1 if one else max(1, hardware.cores() // recipe.threads_per_tower))
 
 
 def outer_world() -> World:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from lockstep.errors import LockstepError
+from lockstep.kernels.portable.integers import freeze as freeze
 from lockstep.kernels.portable.operations import implementation
 from lockstep.kernels.portable.sums import neighbours as neighbours
 
@@ -40,8 +41,9 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except NotImplementedError:
                 pass
             else:
-                if any(isinstance(x, Tensor) and x.is_complex() for x in (*args, result)):
-                    raise NotPortableError(f"{operation} of complex numbers")
+                for x in (*args, result):
+                    if isinstance(x, Tensor) and x.is_complex():
+                        raise NotPortableError(f"{operation} of complex numbers")
                 return result
         raise NotPortableError(str(operation))
 

@@ -7,10 +7,15 @@ Source: Ozaki's scheme (Ozaki, Ogita, Oishi and Rump, 2012), with the slices of 
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar("T")
 
 SLICED_BITS = 13  # An element is at most 0.98 * 2**13 = 8028 in magnitude, so that both slices fit.
 MOST_TERMS = 1 << 12  # of slices, whose products are at most 2**12, in a float32 sum: it is at most 2**24
@@ -18,14 +23,17 @@ MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is 
 _NORMAL = range(-126, 128)  # exponents of the normal float32 numbers
 _FLOAT32_MOST = (2.0 - 2.0**-23) * 2.0**127
 _LARGEST = 0.98  # of a tensor after scaling, as a share of a power of two
+_ABOVE_LARGEST = 0x7FFFFF - 0x7AE148  # carries into the exponent where the share (0.98 is 0x3F7AE148) is above it
 _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bits, as float32 does near its smallest.
 _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
 _ROUNDER_BITS = 0x4B400000  # of the float32 _ROUNDER; the bits of _ROUNDER + n are n more
 _OFFSET = 64  # of both slices as uint8
+_frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its slices, from their first use
 _CHUNK = 1 << 16  # elements; a chunk and what is computed from it stay in a core's cache
 
 
-class Slices(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Slices:
     """A tensor as (128 * parts[0] + parts[1]) * 2**-exponent; both parts are in [-64, 64), plus the `offset`.
 
     The offset is 64 where the parts are uint8, and 0 where they are int8.
@@ -34,10 +42,17 @@ class Slices(NamedTuple):
     parts: Tensor
     exponent: int
     offset: int
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def signed(self) -> "Slices":
         """Return the slices as int8."""
         return Slices(self.parts.view(torch.int8) - self.offset, self.exponent, 0) if self.offset else self
+
+    def once(self, key: Hashable, make: Callable[["Slices"], T]) -> T:
+        """Return what `make` returns for the slices as int8. It is kept under `key` as long as these slices are."""
+        if key not in self._made:
+            self._made[key] = make(self.signed())
+        return self._made[key]  # type: ignore[no-any-return]
 
     @property
     def high(self) -> Tensor:
@@ -67,8 +82,22 @@ def exponent_for(largest: float, bits: int) -> int | None:
     return min(_MOST_EXPONENT, bits - power - (share > _LARGEST)) if largest else 0
 
 
+def freeze(tensors: Iterable[Tensor]) -> None:
+    """Keep the slices of `tensors` as long as these live. Nobody may write to them again."""
+    for x in tensors:
+        _frozen[x] = None
+
+
 def sliced(x: Tensor) -> Slices | None:
     """Return the slices, uint8 [2, ...], of float32 `x`, in its order of memory; None if an element is not finite."""
+    if x not in _frozen:
+        return _sliced(x)
+    found: Slices | None = _frozen[x] or _sliced(x)
+    _frozen[x] = found
+    return found
+
+
+def _sliced(x: Tensor) -> Slices | None:
     order = memory_order(x)
     values = x.permute(order)
     exponent = exponent_of(values, SLICED_BITS)
@@ -89,15 +118,18 @@ def sliced(x: Tensor) -> Slices | None:
 def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
     """Return float32 `x` times a power of two, rounded to int32; the values must be below 2**22 in magnitude."""
     rounder = torch.tensor(_ROUNDER, dtype=torch.float32)
-    values = (x * scale).add_(rounder) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
+    # The product is exact, so it makes no difference whether a CPU rounds it before the addition.
+    values = torch.addcmul(rounder, x, scale) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
     return values.view(torch.int32).sub_(_ROUNDER_BITS)
 
 
-def assembled(high: Tensor, mixed: Tensor, power: int) -> Tensor:
-    """Return (128 * high + mixed) * 2**power: float32, from sums of products of slices, each rounded once.
+def assembled(high: Tensor, mixed: Tensor, power: int, terms: int = MOST_INT32_TERMS) -> Tensor:
+    """Return (128 * high + mixed) * 2**power: float32, from sums of `terms` products of slices, each rounded once.
 
     A result beyond the range of float32 is infinite.
     """
+    if high.dtype == torch.int32 and 2 * terms <= MOST_TERMS:  # float32 has both sums, and int32 has theirs.
+        return scaled(torch.add(mixed, high, alpha=128).float(), power)
     # Adding 0 makes a sum that is -0 the 0 that integers have.
     return scaled(torch.add(mixed.float(), high.float(), alpha=128.0).add_(0.0), power)
 
@@ -111,16 +143,13 @@ def scaled(x: Tensor, power: int) -> Tensor:
 
 
 def scales_for(largest: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Return 2**k as float32 and 2**-k as float64 for each value of `largest`, where k is that of `exponent_for`.
+    """Return 2**k as float32 and 2**-k as float64 for each value of `largest` >= 0, where k is that of `exponent_for`.
 
     A value that is not finite makes its 2**-k NaN.
     """
-    finite = largest.isfinite()
-    share, power = torch.frexp(largest.where(finite & (largest > 0.0), 1.0))
-    k = (bits - power - (share > _LARGEST).int()).clamp_(max=_MOST_EXPONENT)
-    up = (k + 127).bitwise_left_shift_(23).view(torch.float32)
-    down = (1023 - k).long().bitwise_left_shift_(52).view(torch.float64)
-    return up, down.masked_fill_(~finite, torch.nan)
+    power = (largest.view(torch.int32) + _ABOVE_LARGEST).bitwise_right_shift_(23).sub_(126)
+    up = (bits - power).clamp_(max=_MOST_EXPONENT).add_(127).bitwise_left_shift_(23).view(torch.float32)
+    return up, up.double().reciprocal_().masked_fill_(~(largest <= _FLOAT32_MOST), torch.nan)
 
 
 def memory_order(x: Tensor) -> list[int]:

@@ -28,9 +28,11 @@ def batch_norm(
     rows = _rows(x)
     count = rows.shape[1]
     if training:
-        batch_mean = (column_sums(rows)[0] / count).float()
-        centred = rows - batch_mean
-        batch_variance = column_sums(centred * centred)[0] / count
+        # Rounding keeps the order of numbers, so the largest element is known after each step.
+        most, least = rows.amax(1), rows.amin(1)
+        batch_mean = (column_sums(rows, torch.maximum(most, -least))[0] / count).float()
+        centred, most = rows - batch_mean, torch.maximum(most - batch_mean, batch_mean - least)
+        batch_variance = column_sums(centred * centred, most * most)[0] / count
         inverse = _inverse_root(batch_variance + epsilon)
         if mean is not None and variance is not None:
             unbiased = (batch_variance * (count / max(1, count - 1))).float()

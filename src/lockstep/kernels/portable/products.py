@@ -1,10 +1,12 @@
 """Exact products: matrix products and convolutions, as sums of products of integers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.weak import WeakIdKeyDictionary
 
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices, assembled, exponent_of, sliced
 from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, unit
@@ -14,6 +16,7 @@ _FLOAT64_BITS = 53
 _FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
 _FEW_CHANNELS, _MANY_CHANNELS = 8, 256
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
+_of_forward = WeakIdKeyDictionary()  # operand of a convolution -> its slices
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -34,6 +37,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def convolution(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
     """Return the convolution of float32 `x` [b, C, H, W] by `weight` [K, C / groups, h, w]."""
     images, filters = sliced(x), sliced(weight)
+    _of_forward[x], _of_forward[weight] = images, filters
     if images is None or filters is None:
         size = at.output_size(x.shape, weight.shape)
         return x.new_full((len(x), len(weight), *size), torch.nan)
@@ -45,16 +49,15 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias, those that are `needed`, from the `gradient` of the output."""
     upstream = sliced(gradient)
-    images = sliced(x) if needed[1] else None
-    filters = sliced(weight) if needed[0] else None
-    if upstream is None or (needed[1] and images is None) or (needed[0] and filters is None):
+    images, filters = (_of_forward.pop(t, None) or sliced(t) for t in (x, weight))  # type: ignore[no-untyped-call]
+    if upstream is None or images is None or filters is None:
         shapes = x.shape, weight.shape, weight.shape[:1]
         nan = (x.new_full(shape, torch.nan) if wanted else None for wanted, shape in zip(needed, shapes, strict=True))
         return tuple(nan)  # type: ignore[return-value]
-    grad_x = _input_gradient(upstream, filters, x.shape, at) if filters else None
+    grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] else None
     upstream = upstream.signed()
     grad_weight = None
-    if images:
+    if needed[1]:
         pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
         power = _power(upstream, images)
         grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
@@ -93,19 +96,17 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
         # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
         pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
         one = at._replace(groups=1)
-        return torch.cat([_convolution(x._replace(parts=a), weight._replace(parts=b), one) for a, b in pairs], 1)
+        return torch.cat([_convolution(replace(x, parts=a), replace(weight, parts=b), one) for a, b in pairs], 1)
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
     batch, positions = x.parts.shape[1], size[0] * size[1]
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
     if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS):
         return unit(at).convolution(x, weight, at, _power(x, weight))
-    matrices = weight.signed().parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
-    result = torch.empty((batch, *size, outputs), dtype=torch.float32)
+    matrices = weight.once("matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs))
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
-    for part, out in zip(torch.split(x.signed().parts, count, 1), torch.split(result, count), strict=True):
-        high, mixed = _product(_columns(part, sides, size, at), matrices)
-        out.view(-1, outputs).copy_(assembled(high, mixed, _power(x, weight)))
-    return result.permute(0, 3, 1, 2)
+    columns = (_columns(part, sides, size, at) for part in torch.split(x.signed().parts, count, 1))
+    rows = [assembled(*_product(some, matrices), _power(x, weight), seen) for some in columns]
+    return (torch.cat(rows) if rows[1:] else rows[0]).view(batch, *size, outputs).permute(0, 3, 1, 2)
 
 
 def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
@@ -113,6 +114,8 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
     _, batch, channels, _, _ = parts.shape
     padding = [n for n in reversed(at.padding) for _ in range(2)]
     (down, right), (row_step, column_step) = at.stride, at.dilation
+    if [*sides, down, right, *padding] == [1] * 4 + [0] * 4:
+        return parts.permute(0, 1, 3, 4, 2).reshape(2, -1, channels)
     if channels < _FEW_CHANNELS:  # Rows of an image are the longest runs of memory.
         padded = functional.pad(parts.transpose(1, 2), padding).contiguous()
         part, channel, image, row, column = padded.stride()
@@ -170,8 +173,11 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
             left, right = g.permute(0, 1, 3, 4, 2).reshape(2, -1, outputs), _columns(x, sides, size, at)
         else:
             left, right = _moved_down(g, h, rows, at), _columns(x, (1, w), (rows, size[1]), along_rows)
-        new = _product(left.mT, right)
-        wide = [part.double() for part in new] if upstream.shape[1] * positions > MOST_INT32_TERMS else list(new)
+        if right.mT.is_contiguous():  # The product of matrices by rows takes less time.
+            new = [part.mT for part in _product(right.mT, left)]
+        else:
+            new = list(_product(left.mT, right))
+        wide = [part.double() for part in new] if upstream.shape[1] * positions > MOST_INT32_TERMS else new
         sums = [a.add_(b) for a, b in zip(sums, wide, strict=True)] if sums else wide
     result = assembled(sums[0], sums[1], power)
     if direct:

@@ -7,9 +7,10 @@ their sum. The products of a convolution are short enough for float32 sums, in w
 
 import math
 import timeit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,9 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
 
 MOST_CONVOLUTION_TERMS = 1 << 11  # of products of at most 127 * 64, where one slice has its offset: below 2**24
+_MOST_JOINED_TERMS = 1 << 5  # of products of at most 64 * 8028 + 64 * 64: below 2**24
 _INSIDE = range(-64, 65)  # powers of two by which no sum of an int32 product leaves the range of float32
+_HIGH, _LOW = attrgetter("high"), attrgetter("low")
 _ZERO = torch.zeros((), dtype=torch.float64)
 
 
@@ -58,27 +61,33 @@ class Int8:
         return torch._int_mm(_dense(a), _dense(b))
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
-        terms = math.prod(weight.parts.shape[2:])
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C, h, w], in one group, times 2**power."""
+        terms, inside = math.prod(weight.parts.shape[2:]), power if power in _INSIDE else 0
         assert terms <= MOST_CONVOLUTION_TERMS
-        weight, inside = weight.signed(), power if power in _INSIDE else 0
-        # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
-        (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
-        padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
-        x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=(0, 0))
-        if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
-            both = torch.cat((x.high, x.low), 1), torch.cat((weight.low, weight.high), 1)
-            mixed = self._convolved(both[0], x.offset, both[1], at, inside)
+        if max(at.padding):
+            # The border is made here: oneDNN's own has been wrong beside an offset.
+            (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
+            padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
+            x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=(0, 0))
+        if 2 * terms <= MOST_CONVOLUTION_TERMS:
+            mixed = self._convolved(torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside)
         else:  # Each product is exact in float32, so their sum is rounded once.
-            mixed = self._convolved(x.high, x.offset, weight.low, at, inside)
-            mixed.add_(self._convolved(x.low, x.offset, weight.high, at, inside))
-        high = self._convolved(x.high, x.offset, weight.high, at, inside + 7)
+            mixed = self._convolved(x.high, x.offset, weight, _LOW, at, inside)
+            mixed.add_(self._convolved(x.low, x.offset, weight, _HIGH, at, inside))
+        high = self._convolved(x.high, x.offset, weight, _HIGH, at, inside + 7)
         return scaled(high.add_(mixed), power - inside)
 
-    def _convolved(self, x: Tensor, offset: int, weight: Tensor, at: Geometry, power: int) -> Tensor:
-        shape = at.stride, at.padding, at.dilation, at.groups
-        one, scale = (torch.tensor([number], dtype=torch.float32) for number in (1.0, 2.0**power))
-        packed = torch.ops.onednn.qconv_prepack(weight, one, 1.0, offset, *shape, list(x.shape))
+    def _convolved(
+        self, x: Tensor, offset: int, weight: Slices, part: Callable[[Slices], Tensor], at: Geometry, power: int
+    ) -> Tensor:
+        """Return the convolution of uint8 `x` with an `offset` by one `part` of the int8 `weight`, times 2**power."""
+        shape, one = (at.stride, at.padding, at.dilation, at.groups), torch.ones(1)
+
+        def pack(signed: Slices) -> Tensor:
+            packed: Tensor = torch.ops.onednn.qconv_prepack(part(signed), one, 1.0, offset, *shape, list(x.shape))
+            return packed
+
+        packed, scale = weight.once((part, at, x.shape), pack), torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
         result: Tensor = torch.ops.onednn.qconv2d_pointwise(
             x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
@@ -109,13 +118,22 @@ class Float32:
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
-        assert math.prod(weight.parts.shape[2:]) <= MOST_CONVOLUTION_TERMS
-        (x_high, x_low), (w_high, w_low) = (one.signed().parts.float() for one in (x, weight))
+        terms = math.prod(weight.parts.shape[2:])
+        assert terms <= MOST_CONVOLUTION_TERMS
+        x_high, x_low = x.signed().parts.float()
+        w_high, w_low = weight.once("float32", lambda signed: signed.parts.float())
         shape = None, at.stride, at.padding, at.dilation, at.groups
         with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
+            if terms <= _MOST_JOINED_TERMS:
+                joined = functional.conv2d(x_high, torch.add(w_low, w_high, alpha=128.0), *shape)
+                return scaled(joined.add_(functional.conv2d(x_low, w_high, *shape)).add_(0.0), power)
             mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
             high = functional.conv2d(x_high, w_high, *shape)
         return assembled(high, mixed, power)
+
+
+def _crossed(weight: Slices) -> Tensor:
+    return torch.cat((weight.low, weight.high), 1)
 
 
 Unit = Int8 | Float32
@@ -145,7 +163,8 @@ def kinds_by_unit() -> dict[str, list[str]]:
 
 @cache
 def _unit(at: Geometry | None) -> Unit:
-    for one in _by_speed():
+    # Filters of one channel have so few terms that float32 computes them in two convolutions.
+    for one in [Float32()] if at and at.groups > 1 else _by_speed():
         with suppress(RuntimeError):  # oneDNN does not compute this kind.
             if _is_exact(one, at):
                 return one
