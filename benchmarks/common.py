@@ -47,14 +47,12 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
         return lockstep("train", *args, "--runs", folder, data=data)
 
 
-def step_s(
-    *args: object, data: Path | None, processes: int = 1, timed: int = 50, variables: dict[str, str] | None = None
-) -> float:
+def step_s(*args: object, data: Path | None, processes: int = 1, timed: int = 50) -> float:
     """Train with a tower in each process. Return the mean seconds of the `timed` steps after five others."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--processes", processes, "--towers", processes, "--steps", 6 + timed, "--log-every", 5]
         words += ["--summary-every", 0, "--runs", folder, *data_option(data), "--json"]
-        run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words], **(variables or {}))["run"]
+        run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words])["run"]
         rows = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
         return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][2:])
 

@@ -24,8 +24,7 @@ ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s
 SHAPES = {"2 x 2": (2, 2), "4 x 1": (4, 1)}  # hosts, and processes on each
 MODELS = {"cifar10-tutorial": (128, 62, 2), "mnist": (128, 12, 2)}  # images of a tower; steps of a long and a short run
-ONE_PART = "import sys; from lockstep.core import vector; vector.MIN_PART = 1 << 60; "
-START = "from lockstep.commands.program import main; sys.exit(main())"
+ONE_PART = "from lockstep.core import vector\nvector.MIN_PART = 1 << 60\n"  # Python runs it before every program
 PORT = "29500"
 
 
@@ -42,15 +41,16 @@ def sent_bytes(hosts: Hosts) -> int:
     return int(json.loads(found.stdout)[0]["stats64"]["tx"]["bytes"])
 
 
-def run(hosts: Hosts, per_host: int, command: list[str], folder: Path) -> tuple[str, int]:
-    """Run `command` as one process of each rank. Return the stdout of process 0, and the bytes that host 0 sent."""
+def run(hosts: Hosts, per_host: int, command: list[str], folder: Path, code: str = "") -> tuple[str, int]:
+    """Run `command` as one process of each rank, all after `code`. Return process 0's stdout, and what host 0 sent."""
+    (folder / "sitecustomize.py").write_text(code)
     count, before = len(hosts.names) * per_host, sent_bytes(hosts)
     programs = []
     for process in range(count):
         host, local = divmod(process, per_host)
         numbers = {"RANK": process, "WORLD_SIZE": count, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": per_host}
         variables = {name: str(number) for name, number in numbers.items()}
-        variables |= {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": PORT, "PYTHONPATH": str(ROOT)}
+        variables |= {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": PORT, "PYTHONPATH": f"{folder}:{ROOT}"}
         own = folder / f"h{host}"
         programs.append(hosts.start(host, *command, cwd=own, OMP_NUM_THREADS="1", **variables))
     outputs = [program.communicate() for program in programs]
@@ -64,9 +64,9 @@ def lockstep(
 ) -> dict[str, Any]:
     """Train `steps` steps. Return images/s, seconds of waiting in a step, and the bytes that host 0 sent."""
     towers, batch = len(hosts.names) * per_host, MODELS[model][0]
-    command = [sys.executable, "-c", code + START, "train", model, "--data", data, "--no-portable", "--towers", towers]
+    command = [sys.executable, "-m", "lockstep", "train", model, "--data", data, "--no-portable", "--towers", towers]
     command += ["--tower-batch", batch, "--steps", steps, "--log-every", 1, "--name", "x", "--json"]
-    _, sent = run(hosts, per_host, [str(word) for word in command], folder)
+    _, sent = run(hosts, per_host, [str(word) for word in command], folder, code)
     lines = (folder / "h0/runs/x/metrics.jsonl").read_text().splitlines()
     timed = [event for event in map(json.loads, lines) if event["kind"] == "step"][2:]
     if not timed:
@@ -88,7 +88,7 @@ def measured(hosts: Hosts, per_host: int, model: str, data: Path, first: bool) -
     """Return the figures of every program, in the first round with the bytes of a step."""
     _, long, short = MODELS[model]
     programs: dict[str, Callable[[int, Path], dict[str, Any]]] = {
-        "lockstep": lambda steps, to: lockstep(hosts, per_host, model, steps, data, "import sys; ", to),
+        "lockstep": lambda steps, to: lockstep(hosts, per_host, model, steps, data, "", to),
         "in one part": lambda steps, to: lockstep(hosts, per_host, model, steps, data, ONE_PART, to),
         "ddp": lambda steps, to: ddp(hosts, per_host, model, steps, data, to),
     }

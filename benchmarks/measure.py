@@ -157,12 +157,6 @@ def folder(call: Call) -> Figures:
     return {f"{call.what} images: test accuracy": result["best"], f"{call.what} images: total time": result["total_s"]}
 
 
-CAPS: dict[str, dict[str, str]] = {  # instructions that the libraries may use
-    "this machine": {},
-    "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"},
-}
-
-
 def portable_accuracy(call: Call) -> Figures:
     """Accuracy of the recipe WHAT in both arithmetics, a seed a round."""
     words = (call.what, "--seed", call.number, "--precision", "float32", *data_option(call.data))
@@ -170,16 +164,13 @@ def portable_accuracy(call: Call) -> Figures:
 
 
 def portable_cost(call: Call) -> Figures:
-    """Seconds of a step of one tower of the recipe WHAT in both arithmetics, under each cap."""
-    found = {}
-    for cap, variables in CAPS.items():
-        times = {
-            name: step_s(call.what, "--precision", "float32", switch, data=call.data, timed=10, variables=variables)
-            for name, switch in ARITHMETICS.items()
-        }
-        found[f"{cap}: portable / native"] = times["portable"] / times["native"]
-        found |= {f"{cap}: {name}": seconds for name, seconds in times.items()}
-    return found
+    """A step of one tower of the recipe WHAT in both arithmetics, with one thread."""
+    times = {
+        f"{call.what}: {name}, ms": 1e3 * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=10)
+        for name, switch in ARITHMETICS.items()
+    }
+    portable, native = times.values()
+    return {f"{call.what}: portable / native": portable / native, **times}
 
 
 ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
@@ -207,7 +198,7 @@ def row(name: str, values: list[float]) -> list[str]:
     form, unit = "{:.2f}", " s"
     if "accuracy" in name or "marks" in name:
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
-    elif name.endswith("images/s"):
+    elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.0f}", ""
     elif "/" in name:
         unit = " times"
