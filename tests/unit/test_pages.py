@@ -13,7 +13,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.report import calibration, report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import figures, runs
-from lockstep.pages.figures import Line, Panel
+from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, address, render
 from lockstep.runs.folder import Run
 
@@ -140,6 +140,6 @@ def test_a_heat_map_has_numbers_up_to_24_classes(count):
 
 
 def test_a_line_leaves_out_what_is_not_known():
-    with_gap = figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (1, None), (2, 3.0)])], log=True))
-    assert with_gap == figures.lines(Panel("loss", "steps", [Line("a", [(0, 1.0), (2, 3.0)])], log=True))
-    assert "<svg" in figures.lines(Panel("loss", "steps", [Line("a", [(0, None)])], log=True))
+    with_gap = figures.curves([Line("a", [(0, 1.0), (1, None), (2, 3.0)])], "loss", log=True)
+    assert with_gap == figures.curves([Line("a", [(0, 1.0), (2, 3.0)])], "loss", log=True)
+    assert "<svg" in figures.curves([Line("a", [(0, None)])], "loss", log=True)

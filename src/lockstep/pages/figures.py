@@ -34,39 +34,29 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float | None]]
 
 
-class Panel(NamedTuple):
-    """A diagram of lines, with the labels of its axes. `log`: a logarithmic y axis. `share`: y is shown in percent."""
-
-    y_label: str
-    x_label: str
-    lines: Sequence[Line]
-    log: bool = False
-    share: bool = False
-
-
-def lines(panel: Panel) -> str:
-    """Return the diagram of `panel`."""
+def curves(lines: Sequence[Line], label: str, *, log: bool = False, share: bool = False) -> str:
+    """Return the diagram of `lines` over steps. The y axis is logarithmic with `log`, and in percent with `share`."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
-        axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.set(xlabel="steps", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        for number, line in enumerate(panel.lines):
+        for number, line in enumerate(lines):
             points = [(x, y) for x, y in line.points if y is not None]
             colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
                 marker="o" if len(points) <= 12 else "", markersize=3.5,
             )  # fmt: skip
-        if panel.log and any(y is not None and y > 0 for line in panel.lines for _, y in line.points):
+        if log and any(y is not None and y > 0 for line in lines for _, y in line.points):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
             axes.yaxis.set_major_formatter("{x:g}")  # plain numbers
             axes.yaxis.set_minor_formatter("")
-        if panel.share:
+        if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if 1 < len(panel.lines) <= _MOST_IN_LEGEND:
+        if 1 < len(lines) <= _MOST_IN_LEGEND:
             axes.legend()
 
     return _drawn(4.2, 3.0, draw)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lockstep.pages import figures
-from lockstep.pages.figures import Line, Panel
+from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
 from lockstep.settings import dotted
@@ -142,8 +142,8 @@ def training(runs: Sequence[Run], names: Sequence[str]) -> Section:
             if tested:
                 lines.append(Line(f"{of}{found[0]['split']} images", tested))
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        panel = Panel(key, "steps", lines, log=key == "loss", share=key == "accuracy")
-        drawn.append(Figure(figures.lines(panel), f"{key.capitalize()} over steps: {'; '.join(ends)}"))
+        svg = figures.curves(lines, key, log=key == "loss", share=key == "accuracy")
+        drawn.append(Figure(svg, f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     texts = []
     for name, found in zip(names, tests, strict=True):
         if found:
