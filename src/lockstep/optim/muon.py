@@ -56,7 +56,8 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             trained = [p for p in group["params"] if p.grad is not None]
             if group["orthogonal"]:
-                for filters in _by_shape(trained):
+                for shape in dict.fromkeys(p.shape for p in trained):
+                    filters = [p for p in trained if p.shape == shape]
                     self._rotate(filters, group["lr"], group["momentum"])
             else:
                 for parameter in trained:
@@ -79,8 +80,3 @@ class Muon(torch.optim.Optimizer):
             slots["momentum_buffer"] = torch.zeros_like(parameter)
         average = slots["momentum_buffer"].mul_(momentum).add_(gradient)
         return gradient.add(average, alpha=momentum)
-
-
-def _by_shape(parameters: list[Tensor]) -> list[list[Tensor]]:
-    shapes = dict.fromkeys(p.shape for p in parameters)
-    return [[p for p in parameters if p.shape == shape] for shape in shapes]
