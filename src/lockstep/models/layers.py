@@ -106,26 +106,21 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the filters from training images, float32 [n, C, h, w]. Call it once, before training."""
-        filters = whitening_filters(images, self.whitening.shape[-1])[-(len(self.whitening) // 2) :]
+        """Set the filters from training images, float32 [n, C, h, w]. Call it once, before training.
+
+        They are the principal directions of all patches with the greatest deviation, each divided by the deviation.
+        """
+        channels, patch_px = self.whitening.shape[1:3]
+        patches = functional.unfold(images, patch_px).transpose(1, 2).reshape(-1, channels * patch_px**2)
+        variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))  # the greatest one is last
+        filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
+        filters = filters[-(len(self.whitening) // 2) :]
         self.whitening.copy_(torch.cat((filters, -filters)))
 
     def whitened(self, images: Tensor) -> Tensor:
         """Return the first layer's output [b, filters, h, w] for images [b, C, H, W]."""
         filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
         return functional.conv2d(images, filters, self.whitening_bias.to(images.dtype), self.stride)
-
-
-def whitening_filters(images: Tensor, patch_px: int) -> Tensor:
-    """Return the filters that whiten the patches of `images`, float32 [n, C, h, w]: [C p p, C, p, p], p = `patch_px`.
-
-    They are the principal directions of all patches, each divided by the deviation along it, the greatest deviation
-    last.
-    """
-    patches = functional.unfold(images, patch_px).transpose(1, 2).reshape(-1, images.shape[1] * patch_px**2)
-    variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
-    filters: Tensor = (directions / (variances + _WHITENING_EPSILON).sqrt()).T
-    return filters.reshape(-1, images.shape[1], patch_px, patch_px)
 
 
 def as_identity(weight: Tensor) -> None:
