@@ -30,12 +30,6 @@ _NUMERALS = tuple("0123456789")
 _MNIST_VALIDATION = 5_000  # the validation split is this many images from the start of the training files
 
 
-def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return all images, uint8 [1797, 8, 8] with the grey levels 0 to 16, and their labels, int64 [1797]."""
-    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
-        return arrays["images"], arrays["labels"].astype(np.int64)
-
-
 def load_digits(folder: Path | None) -> dict[str, Dataset]:
     """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is a test image.
 
@@ -43,7 +37,8 @@ def load_digits(folder: Path | None) -> dict[str, Dataset]:
     """
     if folder is not None:
         raise LockstepError(f"dataset digits comes with lockstep: leave out --data {folder}", DATA)
-    levels, labels = read_digits()
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
+        levels, labels = arrays["images"], arrays["labels"]  # uint8 [1797, 8, 8], 0 to 16
     images = (levels * 15)[..., None]  # 17 grey levels on a scale of 0 to 240
     within_class = np.array([np.count_nonzero(labels[:i] == label) for i, label in enumerate(labels)])
     test = within_class % 5 == 4
@@ -117,7 +112,12 @@ def read_mnist(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDA
 def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the values of an idx file. Raises: LockstepError if the file has another `magic` number or `shape`."""
     length = 4 * (1 + len(shape))
-    data = _bytes(path, length + math.prod(shape) + 1)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(length + math.prod(shape) + 1)  # not more: a small file can unpack to a terabyte
+    except (OSError, EOFError, zlib.error) as error:
+        problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
+        raise LockstepError(f"{path}: {problem} ({error})", DATA) from None
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
     if header != [magic, *shape]:
         raise LockstepError(f"{path}: its idx header is {header}, expected {[magic, *shape]}", DATA)
@@ -126,13 +126,3 @@ def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]
         values = f"{body.size} values, expected {math.prod(shape)}"
         raise LockstepError(f"{path}: {values}: the file is truncated, or another one", DATA)
     return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays
-
-
-def _bytes(path: Path, most: int) -> bytes:
-    """Return at most `most` bytes of the file's content, so that a small file cannot unpack to a terabyte."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(most)
-    except (OSError, EOFError, zlib.error) as error:
-        problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
-        raise LockstepError(f"{path}: {problem} ({error})", DATA) from None
