@@ -37,6 +37,7 @@ _TURNS: dict[object, str] = {
 }  # fmt: skip
 _WHITE = (255, 255, 255, 255)
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
+_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)  # in Pillow's messages
 # mode -> the mode that the image is resized in. Images of other modes are resized as they are.
 _RESIZED_AS = {
     "1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
@@ -199,7 +200,9 @@ def _one_error_type() -> Iterator[None]:
     except MemoryError:
         raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
-        raise UnreadableImageError(_damage(error)) from None
+        text = str(error) or type(error).__name__
+        truncated = isinstance(error, EOFError) or _TRUNCATED.search(text)
+        raise UnreadableImageError("truncated" if truncated else f"damaged ({text})") from None
 
 
 def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:
@@ -275,10 +278,3 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
             f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
         )
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
-
-
-def _damage(error: Exception) -> str:
-    """Return the cause of an error that Pillow raises for a damaged file."""
-    text = str(error) or type(error).__name__
-    truncated = isinstance(error, EOFError) or re.search(r"truncated|not enough image data|unexpected end", text, re.I)
-    return "truncated" if truncated else f"damaged ({text})"
