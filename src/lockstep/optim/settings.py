@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 ParameterGroup = dict[str, Any]  # torch's form: "params", and the values that hold for these parameters
 
 DEFAULT = "default"  # the key of weight_decay that stands for all matrices it does not name
-_ANY_MATRIX = range(2, 100)  # numbers of dimensions
 
 _GUARDED = ("step", "add_param_group", "state_dict", "load_state_dict", "zero_grad")
 
@@ -38,7 +37,7 @@ class OptimizerSettings(Settings):
     """
 
     decays_in_loss: ClassVar[bool] = True
-    decays_by_default: ClassVar[range] = _ANY_MATRIX
+    decays_by_default: ClassVar[range] = range(2, 100)
 
 
 class SGD(OptimizerSettings):
