@@ -52,8 +52,6 @@ def unit(images: Tensor) -> Tensor:
 
 def shift(images: Tensor, keys: Keys, pixels: int) -> Tensor:
     """Move each image down and right by integers uniform in [-pixels, pixels]; uint8 [b, H, W, C], black edges."""
-    if pixels == 0:
-        return images
     height, width = images.shape[1:3]
     padded = torch.nn.functional.pad(images, (0, 0, pixels, pixels, pixels, pixels))
     tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) for stream in ("shift_y", "shift_x"))
