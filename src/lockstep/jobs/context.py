@@ -11,6 +11,7 @@ import torch
 
 from lockstep.core.group import Alone, Group
 from lockstep.core.monitor import Monitor
+from lockstep.data.progress import progress
 from lockstep.jobs.specs import Output
 
 
@@ -44,7 +45,7 @@ class Context:
         """Return whether this is process 0, which alone writes and shows anything."""
         return self.group.process == 0
 
-    @property
-    def shows_progress(self) -> bool:
-        """Return whether this process shows the progress of a job that is no training: process 0, on a terminal."""
-        return self.first and not self.output.quiet and sys.stderr.isatty()
+    def progress(self, description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Show the progress of a job that is no training as `data.progress` does: in process 0, on a terminal."""
+        shown = self.first and not self.output.quiet and sys.stderr.isatty()
+        return progress(description, total) if shown else nullcontext(lambda done: None)

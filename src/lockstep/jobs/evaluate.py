@@ -1,12 +1,10 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
 from lockstep.data.dataset import Dataset
-from lockstep.data.progress import progress
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -43,8 +41,8 @@ def judge(
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
-    with progress(f"evaluating on {spec.split}", calls) if ctx.shows_progress else nullcontext() as advance:
-        result = session.evaluate(dataset, weights, (lambda share: advance(1)) if advance else None, each)
+    with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
+        result = session.evaluate(dataset, weights, lambda share: advance(1), each)
     subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
     return subject | record_of(result, dataset.classes)
 

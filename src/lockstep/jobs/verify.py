@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from itertools import chain
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from lockstep.core.loop import Observer
 from lockstep.core.state import State
-from lockstep.data.progress import progress
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
@@ -45,10 +43,9 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
     updates = session.updates(Observer(ctx.monitor))
     compared: list[dict[str, Any]] = []
-    with progress("replaying steps", end - begin + 1) if ctx.shows_progress else nullcontext() as advance:
+    with ctx.progress("replaying steps", end - begin + 1) as advance:
         for _ in chain([None], updates):
-            if advance:
-                advance(1)
+            advance(1)
             if ctx.first:
                 compared += _comparisons(run, state, loaded)
             if recipe.patience is not None and due.evaluates(state.step):
