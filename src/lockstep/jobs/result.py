@@ -11,12 +11,11 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.unlike import LEAST_IMAGES
 from lockstep.data import IMAGE_FOLDER
 from lockstep.jobs.session import Session
+from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.folder import Run
 from lockstep.words import counted, noted, plural, rate_text, wilson_interval
-
-Line = tuple[str, str]  # (label, text)
 
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 20  # times the images of the smallest class that the largest one has
