@@ -15,8 +15,6 @@ from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError
 from lockstep.kernels.portable import arithmetic
 
-_CAUSES = "Usual causes: a learning rate that is too high (lower --lr), or bad input"
-
 
 class Tower:
     """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`, for a run's `course`.
@@ -86,4 +84,4 @@ class NonFiniteError(LockstepError):
     """A loss, a gradient or a weight is infinite or not a number. Every process raises it at the same step."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}. {_CAUSES}", CRASH)
+        super().__init__(f"{where}. Usual causes: a learning rate that is too high (lower --lr), or bad input", CRASH)
