@@ -30,7 +30,6 @@ class Reduction:
 
     Attributes:
         owned: the towers that this process computes.
-        processes: how many processes share the towers.
         exact: False if the additions are in another order than the tree's.
         in_parts: whether to call `begin_part` for each part of the last vector, as soon as it is known.
     """
@@ -38,7 +37,6 @@ class Reduction:
     def __init__(self, group: "Group", towers: int, kind: str = "tree") -> None:
         """Reduce over the processes of `group`."""
         self.exact = kind != "allreduce"
-        self.processes = group.processes
         self.owned = owned(towers, group.processes, group.process)
         self._group, self._towers = group, towers
         self._nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
