@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.messages import logger
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -79,11 +80,10 @@ def open_lock(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, doing: str) -> Iterator[None]:
     """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with this process.
 
-    If another program holds it, call `waiting` and wait; an error that `waiting` raises ends the attempt.
-    Raises: OSError.
+    If another program holds it, say what it is `doing`, and wait. Raises: OSError.
     """
     while True:
         lock = open_lock(path)
@@ -91,7 +91,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                waiting()
+                logger.warning(f"another program is {doing}: waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
                 continue  # The last holder removed this lock file while we waited: lock the new one.

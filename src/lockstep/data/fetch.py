@@ -56,8 +56,7 @@ def fetch(source: Source, folder: Path) -> bool:
     unfinished = folder.with_name(f".{folder.name}-partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        busy = f"another program is downloading dataset {source.name}: waiting for it"
-        with locked(folder.parent / f".{folder.name}-lock", waiting=lambda: logger.warning(busy)):
+        with locked(folder.parent / f".{folder.name}-lock", f"downloading dataset {source.name}"):
             if catalog.present(source, folder):
                 return False  # another program downloaded it while this one waited for the lock
             try:

@@ -326,8 +326,7 @@ def read(found: Scan) -> list[Photo]:
         with ExitStack() as held:
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                waiting = f"another program is reading the images in {root}: waiting for it"
-                held.enter_context(files.locked(path.with_suffix(".lock"), lambda: logger.warning(waiting)))
+                held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
             known = _load(path, photos)
             unknown = [photo for photo in photos if photo.path not in known]
 

@@ -138,10 +138,9 @@ def _writing(what: str, needed: int) -> Iterator[None]:
 
     `what` names what is written, and it takes `needed` bytes. Raises: LockstepError for an OSError.
     """
-    waiting = f"another program is writing images to {folder()}: waiting for it"
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        with locked(folder() / ".lock", lambda: logger.warning(waiting)):
+        with locked(folder() / ".lock", f"writing images to {folder()}"):
             yield
     except OSError as error:
         problem = "the disk has no room for them" if no_room(error) else error.strerror or str(error)
