@@ -220,18 +220,6 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     return make(_fields(fit.recipe), fit.settings, changes)
 
 
-def with_precision(subject: Subject, recipe: Recipe, device: str, stated: Mapping[str, Any] | None = None) -> Recipe:
-    """Return `recipe` with a fixed precision, and add a detail about a choice that is made now.
-
-    A run to continue, with the recipe `stated`, keeps its choice. Imports torch if the host has a GPU driver.
-    """
-    if stated and recipe.precision == "auto":
-        return recipe.replace(precision=stated["precision"])
-    recipe, note = resolve(recipe, device)
-    subject.details += [note] if note else []
-    return recipe
-
-
 def with_initial_weights(
     recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Mapping[str, Any] | None
 ) -> Recipe:
@@ -333,7 +321,10 @@ def train_spec(
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)
-    recipe = with_precision(subject, recipe, placement.device, stated)
+    if stated and recipe.precision == "auto":  # A run to continue keeps its choice.
+        recipe = recipe.replace(precision=stated["precision"])
+    recipe, chosen = resolve(recipe, placement.device)
+    subject.details += [chosen] if chosen else []
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "
