@@ -25,7 +25,7 @@ from torch.distributed import FileStore  # noqa: E402
 from lockstep import Reduction, Tower  # noqa: E402
 from lockstep.config import overrides  # noqa: E402
 from lockstep.core.evaluate import evaluate  # noqa: E402
-from lockstep.core.group import Alone, connect  # noqa: E402
+from lockstep.core.group import Group, connect  # noqa: E402
 from lockstep.core.model import Model  # noqa: E402
 from lockstep.core.monitor import Monitor  # noqa: E402
 from lockstep.data import DATASETS  # noqa: E402
@@ -38,7 +38,7 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     """Train `recipe` as number `process` of `processes`. All of them hold the same weights after every step."""
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     store = FileStore(meeting_point, processes)
-    group = connect(process, processes, CPU, store, Monitor()) if processes > 1 else Alone()
+    group = connect(process, processes, CPU, store, Monitor()) if processes > 1 else Group()
 
     # The data, and the length of the run: which examples each tower sees at each step follows from the seed.
     splits = load_object(DATASETS[recipe.dataset])(data)

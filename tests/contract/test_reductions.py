@@ -19,7 +19,7 @@ from tests.replicas import on_replicas
 
 from lockstep.config.placement import REDUCTIONS
 from lockstep.core import group
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.errors import PeerLostError
@@ -40,7 +40,7 @@ def bits(total: torch.Tensor) -> str:
 
 def alone(towers: int, length: int = LENGTH) -> str:
     """The bits of the sum on one process."""
-    return bits(Reduction(Alone(), towers)(vector(t, length) for t in range(towers)))
+    return bits(Reduction(Group(), towers)(vector(t, length) for t in range(towers)))
 
 
 def reduction_of(members, towers, kind):

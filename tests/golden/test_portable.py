@@ -17,7 +17,7 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import evaluate
 from lockstep.core.features import Prefix
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.model import Model, build_model
 from lockstep.core.tower import Tower
 from lockstep.jobs.weights import known_weights
@@ -53,7 +53,7 @@ def weights_sha256(case: str) -> str:
         first, second = (tower(state, dataset.shard(course.plan(step), number), step) for number in range(2))
         gradients, buffer_deltas, _ = tower.layout.unpack(first + second)
         state.apply(gradients / recipe.batch, buffer_deltas / 2, course.learning_rate(step))
-    judged = evaluate(network, state.ema or state.parameters, state.buffers, dataset.first(8), Alone())
+    judged = evaluate(network, state.ema or state.parameters, state.buffers, dataset.first(8), Group())
     return hashlib.sha256(f"{state.weights_sha256()} {judged.loss.hex()}".encode()).hexdigest()
 
 

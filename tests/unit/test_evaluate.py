@@ -11,7 +11,7 @@ from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
 from lockstep.core.evaluate import Evaluation, classify, evaluate
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import owned
@@ -44,7 +44,7 @@ def agrees(result, logits, dataset):
 def test_every_example_is_counted_exactly_once(eval_batch):
     recipe, network, parameters, model = setting(eval_batch)
     dataset = data(53)
-    result = evaluate(network, parameters, persistent_buffers(model), dataset, Alone())
+    result = evaluate(network, parameters, persistent_buffers(model), dataset, Group())
     assert agrees(result, model.eval()(recipe.augmentation.test(dataset.images)), dataset)
 
 
@@ -61,7 +61,7 @@ def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(pr
         assert shares == pytest.approx([*(k / own for k in range(own)), 1.0])
         return counts
 
-    expected = evaluated(Alone())
+    expected = evaluated(Group())
     assert equal_in_all(on_replicas(processes, evaluated)) == expected
 
 
@@ -91,11 +91,11 @@ def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_
 def test_ties_and_infinities_do_not_count_as_correct():
     _, network, parameters, model = setting(10)
     zero = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    constant = evaluate(network, zero, persistent_buffers(model), data(50), Alone())
+    constant = evaluate(network, zero, persistent_buffers(model), data(50), Group())
     assert constant.accuracy == 0.1
     assert constant.confusion == ((5, *[0] * 9),) * 10
     zero["logits.bias"] = torch.full((10,), torch.inf)
-    assert evaluate(network, zero, persistent_buffers(model), data(50), Alone()).correct == 0
+    assert evaluate(network, zero, persistent_buffers(model), data(50), Group()).correct == 0
 
 
 def prepared(logits, labels, eval_batch=4):
@@ -117,7 +117,7 @@ def prepared(logits, labels, eval_batch=4):
 
         load_buffers = load_parameters
 
-    return evaluate(Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Alone())
+    return evaluate(Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Group())
 
 
 def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
@@ -135,7 +135,7 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     recipe, network, parameters, model = setting(10)
     network.recipe = recipe = recipe.replace(test_views=views)
     dataset = data(53)
-    result = evaluate(network, parameters, persistent_buffers(model), dataset, Alone())
+    result = evaluate(network, parameters, persistent_buffers(model), dataset, Group())
     images, model = recipe.augmentation.test(dataset.images), model.eval()
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="reflect")
 

@@ -17,7 +17,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import features
 from lockstep.core.features import Prefix
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
@@ -92,7 +92,7 @@ def test_features_do_not_depend_on_processes_and_cache(prefix, images, monkeypat
     def found(group):
         return dataset_of(prefix, images, group, str(group.processes)).pixels(slice(None)).numpy().tobytes()
 
-    alone = found(Alone())
+    alone = found(Group())
     for processes in (2, 3):
         assert equal_in_all(on_replicas(processes, found)) == alone
     monkeypatch.setattr(Prefix, "_computed", None)  # All are in the cache.
@@ -128,7 +128,7 @@ def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded._network.module.modules())
     pixels = images.images[4:5]
     found = folded(pixels)
-    assert torch.equal(found[0], dataset_of(folded, images, Alone()).pixels(slice(4, 5))[0])
+    assert torch.equal(found[0], dataset_of(folded, images, Group()).pixels(slice(4, 5))[0])
     model._fc = torch.nn.Identity()
     with torch.no_grad():
         views = [model(recipe().augmentation.test(view)) for view in (pixels, pixels.flip(2))]
@@ -136,13 +136,13 @@ def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_
 
 
 def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
-    dataset_of(prefix, images, Alone())
+    dataset_of(prefix, images, Group())
     computed = []
     original = Prefix._computed
     monkeypatch.setattr(Prefix, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest))
-    dataset_of(prefix, images, Alone(), key="another machine")
+    dataset_of(prefix, images, Group(), key="another machine")
     monkeypatch.setattr(Prefix, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
-    dataset_of(prefix, images, Alone())
+    dataset_of(prefix, images, Group())
     assert len(computed) == 2
 
 

@@ -4,7 +4,7 @@ from signal import SIGTERM
 
 from tests.unit.test_tower import parts
 
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.core.vector import Requests
@@ -20,7 +20,7 @@ def loop(**options):
     tower, state, _ = parts(RECIPE, (1, 8, 8))
     dataset = load_digits(None)["train"].first(200)
     return state, updates(
-        dataset, tower, Reduction(Alone(), RECIPE.towers), state, Log(RECIPE.bind(200), []), **options
+        dataset, tower, Reduction(Group(), RECIPE.towers), state, Log(RECIPE.bind(200), []), **options
     )
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.data.dataset import Dataset
@@ -45,7 +45,7 @@ def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
     tower.course = recipe.bind(len(dataset))
     log = Log(tower.course, listeners)
-    for _ in updates(dataset, tower, Reduction(Alone(), recipe.towers), state, log):
+    for _ in updates(dataset, tower, Reduction(Group(), recipe.towers), state, log):
         pass
 
 
@@ -84,8 +84,8 @@ def session_of(device, local_processes):
     """Return what the lines at a start read of a session of the tutorial on four towers."""
     recipe = make(TUTORIAL, {"towers": 4})
     return SimpleNamespace(
-        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Alone(), device=torch.device(device),
-        local_processes=local_processes, reduction=Reduction(Alone(), 4), parameter_count=1_068_298,
+        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
+        local_processes=local_processes, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
         initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
     )  # fmt: skip
 

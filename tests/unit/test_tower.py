@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.config.overrides import make
-from lockstep.core.group import Alone
+from lockstep.core.group import Group
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
@@ -47,7 +47,7 @@ def plan(recipe, step, examples):
 
 def reduced(recipe, tower, state, dataset):
     p = plan(recipe, 0, len(dataset))
-    return Reduction(Alone(), recipe.towers)(tower(state, dataset.shard(p, t), 0) for t in range(recipe.towers))
+    return Reduction(Group(), recipe.towers)(tower(state, dataset.shard(p, t), 0) for t in range(recipe.towers))
 
 
 def smooth(shape, classes):
@@ -171,7 +171,7 @@ def test_a_tower_that_is_not_finite_is_named():
     tower, state, _ = parts(recipe, (1, 8, 8))
     shards = [dataset.shard(plan(recipe, 7, 128), t) for t in range(4)]
     shards[2].images[0, 0, 0, 0] = math.inf
-    _, _, metrics = tower.layout.unpack(Reduction(Alone(), 4)(tower(state, shard, 7) for shard in shards))
+    _, _, metrics = tower.layout.unpack(Reduction(Group(), 4)(tower(state, shard, 7) for shard in shards))
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (Requests(), [2])
     assert named_towers([2]) == "tower 2"

@@ -33,7 +33,7 @@ Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or
 
 
 class Group:
-    """The processes of a run. All call the same methods in the same order. The methods here are those of one process.
+    """The processes of a run. All call the same methods in the same order. This class is for a run on one process.
 
     Raises: PeerLostError, from every method, if the connection to another process breaks.
     """
@@ -83,10 +83,6 @@ class Group:
 
     def close(self) -> None:
         """Wait for the other processes, then leave. No other method may be called afterwards."""
-
-
-class Alone(Group):
-    """The group of a run on one process."""
 
 
 def connect(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lockstep.core.group import Alone, Group
+from lockstep.core.group import Group
 from lockstep.core.monitor import Monitor
 from lockstep.data.progress import progress
 from lockstep.jobs.specs import Output
@@ -36,7 +36,7 @@ class Context:
     tell: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
     loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
-    group: Group = field(default_factory=Alone)
+    group: Group = field(default_factory=Group)
     device: torch.device = torch.device("cpu")  # noqa: RUF009  a constant
     local: int = 0
 
