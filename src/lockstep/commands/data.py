@@ -68,35 +68,26 @@ def check(
         data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache.
         group: Of a folder: regular expression on an image's path, as for `lockstep train`.
     """
-    folder = "/" in name or os.path.lexists(name)
-    if folder and data:
+    if not ("/" in name or os.path.lexists(name)):
+        from lockstep.data import DATASETS
+        from lockstep.data.catalog import present
+        from lockstep.settings import load_object
+
+        source, data = _source(name), data.absolute() if data else None
+        load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
+        paths = present(source, data)
+        place = str(paths[0].parent) if paths else None
+        yield f"ok: {place}, {len(source.files)} files" if place else f"ok: {name} comes with lockstep"
+        yield {"dataset": name, "folder": place, "files": len(source.files)}
+        return
+    if data:
         raise LockstepError(f"--data is for datasets by name, and {name} is none: leave it out")
-    if folder:
-        yield from _check_folder(Path(name), group)
-    else:
-        yield from _check_dataset(_source(name), data.absolute() if data else None)
-
-
-def _check_dataset(source: "Source", data: Path | None) -> Iterator[str | dict[str, Any]]:
-    """Yield the result for a dataset. Raises: LockstepError if it is damaged or missing."""
-    from lockstep.data import DATASETS
-    from lockstep.data.catalog import present
-    from lockstep.settings import load_object
-
-    load_object(DATASETS[source.name])(data)  # raises a LockstepError if the files are missing or malformed
-    paths = present(source, data)
-    folder = str(paths[0].parent) if paths else None
-    yield f"ok: {folder}, {len(source.files)} files" if folder else f"ok: {source.name} comes with lockstep"
-    yield {"dataset": source.name, "folder": folder, "files": len(source.files)}
-
-
-def _check_folder(folder: Path, group: str | None) -> Iterator[str | dict[str, Any]]:
-    """Yield the report on a folder of images. Raises: LockstepError if it cannot be trained on."""
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
     from lockstep.launch.signals import handled_by, leave
     from lockstep.recipes import RECIPES
 
+    folder = Path(name)
     with handled_by(leave):
         found = survey(folder, 0.2, group)
     record = record_of(found)
