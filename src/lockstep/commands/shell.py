@@ -54,7 +54,9 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     own = [parameter for parameter in inspect.signature(function).parameters.values()
            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields]  # fmt: skip
-    parameters = [_of_function(parameter, _entries(described)) for parameter in own]
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
+    texts = {name: " ".join(entry.split()) for name, entry in entries}
+    parameters = [_of_function(parameter, texts) for parameter in own]
     arguments = [one for one in parameters if isinstance(get_args(one.annotation)[1], typer.models.ArgumentInfo)]
     of_recipe = [_of_recipe(name) for name in fields if name in (*Recipe.options, *Recipe.shorthands)]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
@@ -79,12 +81,6 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")  # "\b": the lines stay as they are
     return command
-
-
-def _entries(described: str) -> dict[str, str]:
-    """Return the text of each parameter in the Args of a docstring."""
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
-    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
