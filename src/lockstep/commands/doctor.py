@@ -47,9 +47,12 @@ def doctor() -> Iterator[str | dict[str, Any]]:
             yield f"portable {', '.join(kinds)}: {unit}, {why}"
         why = f"as {unit} failed the check"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
-    weights = {}
+    recipe, weights = get_recipe("digits").replace(steps=_STEPS, epochs=None), dict[int, str]()
     for processes in (1, 2):
-        weights[processes] = _weights_sha256(processes)
+        placement = Placement(processes=processes, device="cpu", max_restarts=0)
+        with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
+            spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits")
+            weights[processes] = record_of(spec, quiet=True)["weights_sha256"]
         verdict = "right" if weights[processes] == _SHA256 else "WRONG"
         yield f"bits  on {plural(processes, 'process')}: {verdict}, sha256 {weights[processes][:12]}"
     right = {*weights.values()} == {_SHA256}
@@ -63,12 +66,3 @@ def doctor() -> Iterator[str | dict[str, Any]]:
             "train with --no-portable, and report this CPU and its version of torch",
             ENVIRONMENT,
         )
-
-
-def _weights_sha256(processes: int) -> str:
-    """Train `digits` for some steps, and return the SHA-256 of its weights. Raises: LockstepError if it fails."""
-    recipe = get_recipe("digits").replace(steps=_STEPS, epochs=None)
-    placement = Placement(processes=processes, device="cpu", max_restarts=0)
-    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
-        spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits")
-        return str(record_of(spec, quiet=True)["weights_sha256"])
