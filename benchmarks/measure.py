@@ -173,6 +173,19 @@ def portable_cost(call: Call) -> Figures:
     return {f"{call.what}: portable / native": portable / native, **times}
 
 
+def portable_start(call: Call) -> Figures:
+    """The first start of `photos` on the folder WHAT in both arithmetics, with empty caches."""
+    name = Path(call.what).name
+    times = {
+        f"{name}: {arithmetic}, total time": train(
+            call, call.what, switch, XDG_CACHE_HOME=str(call.folder / f"{arithmetic}-{call.number}")
+        )["total_s"]
+        for arithmetic, switch in ARITHMETICS.items()
+    }
+    portable, native = times.values()
+    return {f"{name}: portable / native, first start": portable / native, **times}
+
+
 ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 
@@ -180,6 +193,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
     "photos-tuned": (photos_tuned, 1), "unlike": (unlike, 1), "folder": (folder, 1),
     "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
+    "portable-start": (portable_start, 5),
 }  # fmt: skip
 
 

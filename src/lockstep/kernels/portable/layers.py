@@ -128,7 +128,7 @@ def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, i
     losses = -x.gather(1, labels.where(counted, 0)[:, None])[:, 0] * weights
     if reduction == 0:
         return losses, x.new_zeros(())
-    weight_sum, loss = total(weights), total(losses)
+    weight_sum, loss = counted.sum().double() if weight is None else total(weights), total(losses)
     return (loss / weight_sum if reduction == 1 else loss).to(x.dtype), weight_sum.to(x.dtype)
 
 
