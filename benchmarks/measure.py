@@ -164,9 +164,9 @@ def portable_accuracy(call: Call) -> Figures:
 
 
 def portable_cost(call: Call) -> Figures:
-    """A step of one tower of the recipe WHAT in both arithmetics, with one thread."""
+    """Milliseconds of a step of one tower of the recipe WHAT in both arithmetics, with one thread."""
     times = {
-        f"{call.what}: {name}, ms": 1e3 * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=10)
+        f"{call.what}: {name}, ms": 1e3 * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=5)
         for name, switch in ARITHMETICS.items()
     }
     portable, native = times.values()
@@ -213,7 +213,7 @@ def row(name: str, values: list[float]) -> list[str]:
     if "accuracy" in name or "marks" in name:
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
-        form, unit = "{:,.0f}", ""
+        form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
     elif "/" in name:
         unit = " times"
     middle = statistics.mean(values) if unit == " %" else statistics.median(values)

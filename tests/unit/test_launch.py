@@ -35,7 +35,9 @@ def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, 
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert capacity(get_recipe("digits"), Placement(**placement)) == most
-    assert capacity(get_recipe("photos"), Placement(**placement)) == of_a_head
+    head = get_recipe("photos")
+    assert capacity(head, Placement(**placement)) == of_a_head
+    assert capacity(head.replace(arithmetic="portable", precision="float32"), Placement(**placement)) == most
 
 
 @pytest.mark.parametrize(

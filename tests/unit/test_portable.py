@@ -11,17 +11,8 @@ from torch.nn import functional
 
 from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
-from lockstep.kernels import rounding
-from lockstep.kernels.portable import (
-    NotPortableError,
-    Portable,
-    arithmetic,
-    elementary,
-    is_active,
-    native,
-    products,
-    units,
-)
+from lockstep.kernels import portable, rounding
+from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, elementary, native, products, units
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
 from lockstep.kernels.portable.units import Float32, Geometry, Int8
@@ -61,8 +52,7 @@ def on_each_unit(monkeypatch):
     def compute(function):
         results = []
         for one in UNITS:
-            choose = lambda at=None, one=one: Float32() if at and at.groups > 1 else one  # noqa: E731
-            monkeypatch.setattr(products, "unit", choose)
+            monkeypatch.setattr(products, "unit", lambda at=None, one=one: one)
             results.append(function())
         flat = [[x for x in (r if isinstance(r, tuple) else (r,)) if x is not None] for r in results]
         for first, *others in zip(*flat, strict=True):
@@ -110,7 +100,7 @@ def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on
     ("inputs", "outputs", "sides", "groups", "longest"),
     [
         (64, 24, (4, 4), 1, 2048), (65, 24, (4, 4), 1, 1040), (128, 24, (4, 4), 1, 2048), (129, 24, (4, 4), 1, 0),
-        (256, 24, (3, 3), 1, 0), (400, 24, (5, 3), 1, 0), (512, 32, (3, 3), 1, 0), (3, 3, (45, 45), 3, 0),
+        (256, 24, (3, 3), 1, 0), (400, 24, (5, 3), 1, 0), (512, 32, (3, 3), 1, 0), (3, 3, (45, 45), 3, 2025),
         (3, 3, (46, 46), 3, 0),
     ],
 )  # fmt: skip
@@ -144,6 +134,22 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
         "8-bit integers": ["matrix products", "convolutions"],
         "float32": ["strided convolutions", "grouped convolutions", "grouped strided convolutions"],
     }
+
+
+def test_kept_slices_are_those_of_the_values_that_a_backward_pass_or_a_frozen_layer_has():
+    at, weight, gradient = Geometry((1, 1), (1, 1), (1, 1)), seeded(16, 8, 3, 3), seeded(2, 16, 6, 6, seed=1)
+    x, other = seeded(2, 8, 6, 6, seed=2), seeded(2, 8, 6, 6, seed=3)
+    for factor in (1.0, 3.0):  # An update writes to the weight.
+        weight.mul_(factor)
+        alone = products.convolution_backward(gradient, x.clone(), weight.clone(), at, [True] * 3)
+        assert torch.equal(products.convolution(x, weight, at), products.convolution(x.clone(), weight.clone(), at))
+        for _ in range(2):  # a layer that is used twice, and retain_graph
+            products.convolution(other, weight, at)
+            found = products.convolution_backward(gradient, x, weight, at, [True] * 3)
+            assert all(torch.equal(*pair) for pair in zip(found, alone, strict=True))
+    portable.freeze([weight])
+    for images in (x, other, x):
+        assert torch.equal(products.convolution(images, weight, at), products.convolution(images, weight.clone(), at))
 
 
 @pytest.mark.parametrize(("terms", "bound"), [(100, 2e-3), (5000, 2e-3), (300_000, 1e-4)])
@@ -377,15 +383,15 @@ def test_what_is_not_covered_is_refused_with_its_name():
 
 
 def test_the_context_is_of_this_thread_and_can_be_left():
-    assert not is_active()
+    assert not portable.is_active()
     with arithmetic("native"):
-        assert not is_active()
+        assert not portable.is_active()
     with arithmetic("portable"), arithmetic("portable"):
-        assert is_active()
+        assert portable.is_active()
         with native():
-            assert not is_active()
+            assert not portable.is_active()
             torch.erf(torch.ones(2))
-    assert not is_active()
+    assert not portable.is_active()
 
 
 def test_settings_that_only_native_arithmetic_has():

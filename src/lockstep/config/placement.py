@@ -42,7 +42,9 @@ class Placement(Settings):
     )
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(
-        None, ge=1, description="Processes. Default: one a GPU; on CPU min(towers, cores / threads); 1: native heads."
+        None,
+        ge=1,
+        description="Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a native head.",
     )
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."

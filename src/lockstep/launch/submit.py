@@ -94,7 +94,10 @@ def _is_descriptor_1(stream: IO[str]) -> bool:
 
 
 def capacity(recipe: Recipe, placement: Placement) -> int:
-    """Return how many processes gain time here: of a native head on CPUs, one. Raises: LockstepError without GPUs."""
+    """Return how many processes are of use here: for a native head on CPUs, one.
+
+    Raises: LockstepError if there are fewer GPUs than processes.
+    """
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(

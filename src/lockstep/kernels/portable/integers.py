@@ -22,7 +22,7 @@ MOST_TERMS = 1 << 12  # of slices, whose products are at most 2**12, in a float3
 MOST_INT32_TERMS = 1 << 18  # of pairs of such products, in an int32 sum: it is at most 2**31
 _NORMAL = range(-126, 128)  # exponents of the normal float32 numbers
 _FLOAT32_MOST = (2.0 - 2.0**-23) * 2.0**127
-_LARGEST = 0.98  # of a tensor after scaling, as a share of a power of two
+_LARGEST = float.fromhex("0x1.f5c29p-1")  # 0.98 in float32: of a tensor after scaling, as a share of a power of two
 _ABOVE_LARGEST = 0x7FFFFF - 0x7AE148  # carries into the exponent where the share (0.98 is 0x3F7AE148) is above it
 _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bits, as float32 does near its smallest.
 _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
@@ -83,7 +83,7 @@ def exponent_for(largest: float, bits: int) -> int | None:
 
 
 def freeze(tensors: Iterable[Tensor]) -> None:
-    """Keep the slices of `tensors` as long as these live. Nobody may write to them again."""
+    """Keep the slices of `tensors` as long as these live. Do not write to them afterwards."""
     for x in tensors:
         _frozen[x] = None
 
@@ -124,11 +124,11 @@ def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def assembled(high: Tensor, mixed: Tensor, power: int, terms: int = MOST_INT32_TERMS) -> Tensor:
-    """Return (128 * high + mixed) * 2**power: float32, from sums of `terms` products of slices, each rounded once.
+    """Return (128 * high + mixed) * 2**power: float32, from sums of products of slices, each rounded once.
 
-    A result beyond the range of float32 is infinite.
+    `high` is a sum of `terms` products, and `mixed` of twice as many. A result beyond float32's range is infinite.
     """
-    if high.dtype == torch.int32 and 2 * terms <= MOST_TERMS:  # float32 has both sums, and int32 has theirs.
+    if high.dtype == torch.int32 and 2 * terms <= MOST_TERMS:  # Both are exact in float32, and their sum is in int32.
         return scaled(torch.add(mixed, high, alpha=128).float(), power)
     # Adding 0 makes a sum that is -0 the 0 that integers have.
     return scaled(torch.add(mixed.float(), high.float(), alpha=128.0).add_(0.0), power)

@@ -28,7 +28,7 @@ def batch_norm(
     rows = _rows(x)
     count = rows.shape[1]
     if training:
-        # Rounding keeps the order of numbers, so the largest element is known after each step.
+        # Rounding keeps the order of numbers, so `centred` and its square have these largest elements.
         most, least = rows.amax(1), rows.amin(1)
         batch_mean = (column_sums(rows, torch.maximum(most, -least))[0] / count).float()
         centred, most = rows - batch_mean, torch.maximum(most - batch_mean, batch_mean - least)

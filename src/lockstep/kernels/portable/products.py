@@ -16,7 +16,7 @@ _FLOAT64_BITS = 53
 _FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
 _FEW_CHANNELS, _MANY_CHANNELS = 8, 256
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
-_of_forward = WeakIdKeyDictionary()  # operand of a convolution -> its slices
+_of_forward = WeakIdKeyDictionary()  # operand of a convolution -> its slices, until the backward pass
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -50,14 +50,14 @@ def convolution_backward(
     """Return the gradients of x, weight and bias, those that are `needed`, from the `gradient` of the output."""
     upstream = sliced(gradient)
     images, filters = (_of_forward.pop(t, None) or sliced(t) for t in (x, weight))  # type: ignore[no-untyped-call]
-    if upstream is None or images is None or filters is None:
+    if upstream is None or (needed[1] and images is None) or (needed[0] and filters is None):
         shapes = x.shape, weight.shape, weight.shape[:1]
         nan = (x.new_full(shape, torch.nan) if wanted else None for wanted, shape in zip(needed, shapes, strict=True))
         return tuple(nan)  # type: ignore[return-value]
-    grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] else None
+    grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] and filters else None
     upstream = upstream.signed()
     grad_weight = None
-    if needed[1]:
+    if needed[1] and images:
         pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
         power = _power(upstream, images)
         grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])

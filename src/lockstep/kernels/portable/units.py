@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.backends import mkldnn
 from torch.nn import functional
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
 
 MOST_CONVOLUTION_TERMS = 1 << 11  # of products of at most 127 * 64, where one slice has its offset: below 2**24
-_MOST_JOINED_TERMS = 1 << 5  # of products of at most 64 * 8028 + 64 * 64: below 2**24
+_MOST_JOINED_TERMS = 1 << 5  # of a high slice with a whole filter (64 * 8028) and of a low with a high one: below 2**24
 _INSIDE = range(-64, 65)  # powers of two by which no sum of an int32 product leaves the range of float32
 _HIGH, _LOW = attrgetter("high"), attrgetter("low")
 _ZERO = torch.zeros((), dtype=torch.float64)
@@ -61,15 +62,15 @@ class Int8:
         return torch._int_mm(_dense(a), _dense(b))
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C, h, w], in one group, times 2**power."""
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
         terms, inside = math.prod(weight.parts.shape[2:]), power if power in _INSIDE else 0
         assert terms <= MOST_CONVOLUTION_TERMS
         if max(at.padding):
-            # The border is made here: oneDNN's own has been wrong beside an offset.
+            # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
             (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
             padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
             x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=(0, 0))
-        if 2 * terms <= MOST_CONVOLUTION_TERMS:
+        if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
             mixed = self._convolved(torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside)
         else:  # Each product is exact in float32, so their sum is rounded once.
             mixed = self._convolved(x.high, x.offset, weight, _LOW, at, inside)
@@ -87,7 +88,7 @@ class Int8:
             packed: Tensor = torch.ops.onednn.qconv_prepack(part(signed), one, 1.0, offset, *shape, list(x.shape))
             return packed
 
-        packed, scale = weight.once((part, at, x.shape), pack), torch.tensor([2.0**power], dtype=torch.float32)
+        packed, scale = weight.once((part, at, offset, x.shape), pack), torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
         result: Tensor = torch.ops.onednn.qconv2d_pointwise(
             x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
@@ -124,7 +125,8 @@ class Float32:
         w_high, w_low = weight.once("float32", lambda signed: signed.parts.float())
         shape = None, at.stride, at.padding, at.dilation, at.groups
         with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
-            if terms <= _MOST_JOINED_TERMS:
+            # The check of units computes this for several groups. Without oneDNN, Winograd's scheme may compute it.
+            if at.groups > 1 and terms <= _MOST_JOINED_TERMS and mkldnn.is_available():  # type: ignore[no-untyped-call]
                 joined = functional.conv2d(x_high, torch.add(w_low, w_high, alpha=128.0), *shape)
                 return scaled(joined.add_(functional.conv2d(x_low, w_high, *shape)).add_(0.0), power)
             mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
@@ -163,8 +165,8 @@ def kinds_by_unit() -> dict[str, list[str]]:
 
 @cache
 def _unit(at: Geometry | None) -> Unit:
-    # Filters of one channel have so few terms that float32 computes them in two convolutions.
-    for one in [Float32()] if at and at.groups > 1 else _by_speed():
+    grouped = at is not None and at.groups > 1  # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
+    for one in sorted(_by_speed(), key=lambda one: grouped and isinstance(one, Int8)):
         with suppress(RuntimeError):  # oneDNN does not compute this kind.
             if _is_exact(one, at):
                 return one
@@ -192,9 +194,11 @@ def _is_exact(one: Unit, at: Geometry | None) -> bool:
     if at is None:
         a, b = (_slices(n, 3 * MOST_TERMS, 1, 1).signed().high.flatten(1) for n in (4, 8))
         return torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double())
-    size = [step * (_SIDE - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)]
-    for channels in _CHANNELS if at.groups == 1 else (at.groups,):
-        x, weight = _slices(2, channels, *size), _slices(_OUTPUTS, channels // at.groups, _SIDE, _SIDE)
+    # Filters of one channel of 16 and of 36 terms are on both sides of `_MOST_JOINED_TERMS`.
+    cases = [(n, _SIDE) for n in _CHANNELS] if at.groups == 1 else [(at.groups, side) for side in (_SIDE, _SIDE + 2)]
+    for channels, side in cases:
+        size = [step * (side - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)]
+        x, weight = _slices(2, channels, *size), _slices(_OUTPUTS, channels // at.groups, side, side)
         (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, weight))
         high, *mixed = (
             functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
