@@ -35,6 +35,6 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert first_words == ["cpu", "native", "portable", "portable", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
     assert "portable matrix products: 8-bit integers, the fastest here" in done.stdout
-    assert "portable convolutions: float32, as 8-bit integers failed the check" in done.stdout
+    assert "portable convolutions: float32, as 8-bit integers would be slower or inexact" in done.stdout
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout

@@ -45,7 +45,7 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     for unit, kinds in units.items():
         if kinds:
             yield f"portable {', '.join(kinds)}: {unit}, {why}"
-        why = f"as {unit} failed the check"
+        why = f"as {unit} would be slower or inexact"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
     recipe, weights = get_recipe("digits").replace(steps=_STEPS, epochs=None), dict[int, str]()
     for processes in (1, 2):

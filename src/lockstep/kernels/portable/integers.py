@@ -28,8 +28,8 @@ _MOST_EXPONENT = 100  # A tensor whose largest element is below 2**-87 loses bit
 _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, so an addition rounds to an integer.
 _ROUNDER_BITS = 0x4B400000  # of the float32 _ROUNDER; the bits of _ROUNDER + n are n more
 _OFFSET = 64  # of both slices as uint8
-_frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its slices, from their first use
 _CHUNK = 1 << 16  # elements; a chunk and what is computed from it stay in a core's cache
+_frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its slices, from their first use
 
 
 @dataclass(frozen=True, eq=False)
