@@ -65,6 +65,7 @@ class Int8:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
         terms, inside = math.prod(weight.parts.shape[2:]), power if power in _INSIDE else 0
         assert terms <= MOST_CONVOLUTION_TERMS
+        weight = weight.once("int8", lambda signed: signed)  # It serves all products, and keeps what is made of it.
         if max(at.padding):
             # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
             (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
