@@ -35,7 +35,7 @@ CASES = {
     "folder": {"image_px": 32},
     "digits, AdamW": {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "label_smoothing": 0.1},
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
-    "cifar10, GELU": {"model_options.activation": "gelu"},
+    "cifar10, GELU": {"model_options.activation": "gelu", "progressive": None},
 }
 
 
