@@ -1,4 +1,4 @@
-"""Where the time of a tower goes, in float32 on one core: `python -m benchmarks.split [--rounds N]`.
+"""Where the time of a tower goes, on one core: `python -m benchmarks.split [--precision P] [--rounds N]`.
 
 Computes the layers of the two original networks one by one, forward and backward, on 128 random images, and compares
 each with the speed of a matrix product of the same core and moment. The products of a layer are those of a direct
@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.common import options, save, spread, step_s
+from benchmarks.kinds import kind
 from lockstep import numerics
 
 numerics.prepare(1)  # must precede the import of torch
@@ -59,9 +60,9 @@ NETWORKS = {
 }
 
 
-def peak(size: int = 1024) -> float:
-    """Return the multiplications a second of a float32 matrix product."""
-    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+def peak(dtype: torch.dtype, size: int = 1024) -> float:
+    """Return the multiplications a second of a matrix product."""
+    a, b, out = (torch.randn(size, size).to(dtype) for _ in range(3))
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -93,12 +94,12 @@ def timed(function: Callable[[Tensor], Tensor], x: Tensor, weights: Sequence[Ten
     return y.detach(), seconds
 
 
-def measured(model: str) -> dict[str, dict[str, float]]:
+def measured(model: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """Return {layer: {"ms": of 128 images, "products": their number}}, and the speed of a matrix product."""
     build, shape, layers = NETWORKS[model]
     torch.manual_seed(0)
-    net = build(shape, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.rand(IMAGES, *shape).contiguous(memory_format=torch.channels_last)
+    net = build(shape, 10).to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.rand(IMAGES, *shape).to(dtype, memory_format=torch.channels_last)
     rows: dict[str, dict[str, float]] = {}
     for name, function, modules in layers(net):
         weights = [p for module in modules for p in module.parameters()]
@@ -110,22 +111,25 @@ def measured(model: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    args = options(__doc__, "CIFAR-10 and MNIST").parse_args()
+    parser = options(__doc__, "CIFAR-10 and MNIST")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
+    args = parser.parse_args()
+    dtype = getattr(torch, args.precision)
     record: dict[str, Any] = {}
     rows: list[list[str]] = []
     torch.set_num_threads(1)
     for model in NETWORKS:
-        measured(model)  # the first call makes memory and plans
+        measured(model, dtype)  # the first call makes memory and plans
         rounds, peaks = [], []
         for _ in range(2 * args.rounds):
-            peaks.append(peak())
-            rounds.append(measured(model))
+            peaks.append(peak(dtype))
+            rounds.append(measured(model, dtype))
         layers: dict[str, Any] = {
             name: {"ms": spread([each[name]["ms"] for each in rounds]), "products": rounds[0][name]["products"]}
             for name in rounds[0]
         }
         steps = 4 if model == "mnist" else 20
-        words = model, "--no-portable", "--precision", "float32"
+        words = model, "--no-portable", "--precision", args.precision
         images_per_s = IMAGES / step_s(*words, data=args.data, timed=steps)
         record[model] = {"layers": layers, "products_per_s": spread(peaks), "images_per_s": images_per_s}
         print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {images_per_s:.0f} images/s")
@@ -137,7 +141,8 @@ def main() -> None:
             rows.append(cells)
         print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)
     head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
-    save("split", {"models": record, "table": {"head": head, "rows": rows}})
+    table = {"head": head, "rows": rows, "precision": args.precision}
+    save("split", {"kind": kind(), "models": record, "table": table})
 
 
 if __name__ == "__main__":
