@@ -111,7 +111,8 @@ def export(call: Call) -> Figures:
     if not run.exists():
         train(call, call.what, *(("--steps", 200) if call.what == TUTORIAL[0] else ()), *data, "--name", run.name)
     record = run_lockstep("export", run, "-o", call.folder / f"{call.number}.onnx", data=call.data)
-    return {"ONNX, images/s": record["images_per_s"], "Lockstep, images/s": record["images_per_s_lockstep"]}
+    found = {"ONNX": record["images_per_s"], "Lockstep": record["images_per_s_lockstep"]}
+    return {f"{call.what}: {name}, images/s": value for name, value in found.items()}
 
 
 def photos(call: Call) -> Figures:
