@@ -150,6 +150,8 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
     """
     changes = {"steps": STEPS, "batch": 16, "towers": 2, "eval_batch": 16, "arithmetic": "native"}
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
+    # The first step with another size of images also waits for the weights that resize them.
+    changes |= {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
     recipe = make(base, changes | SETTINGS.get(name, {}))
     recipe = recipe.replace(precision="float32") if recipe.precision == "auto" else recipe
     if recipe.init_sha256 is None:
