@@ -61,7 +61,7 @@ NETWORKS = {
 
 
 def peak(dtype: torch.dtype, size: int = 1024) -> float:
-    """Return the multiplications a second of a matrix product."""
+    """Return the multiplications a second of a product of two matrices [size, size]."""
     a, b, out = (torch.randn(size, size).to(dtype) for _ in range(3))
     times = []
     for _ in range(5):
@@ -95,7 +95,7 @@ def timed(function: Callable[[Tensor], Tensor], x: Tensor, weights: Sequence[Ten
 
 
 def measured(model: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """Return {layer: {"ms": of 128 images, "products": their number}}, and the speed of a matrix product."""
+    """Return {layer: {"ms": of 128 images, "products": their number}} of a network in `dtype`."""
     build, shape, layers = NETWORKS[model]
     torch.manual_seed(0)
     net = build(shape, 10).to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
