@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import finished, start
-from tests.disturbed import kill, until_step
 from tests.runs import fit_here
 
 from lockstep.config.overrides import make
@@ -84,32 +83,3 @@ def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_two(one, tmp_path):
     last = "checkpoints/step-000000024.safetensors"
     assert checkpoints(path)[last] == checkpoints(run)[last]
     assert [row["step"] for row in rows(path, "step")] == [0, 10, 20, 23]
-
-
-PATIENT = (
-    "--set", "held_out=200", "--set", "patience=1", "--set", "schedule.kind=constant", "--set", "ema=none", "--lr", 0.5,
-    "--batch", 320, "--epochs", 20,
-)  # fmt: skip
-OF_AN_EARLY_STOP = ("weights_sha256", "steps", "best_step", "stopped_after", "accuracy", "digest")
-
-
-@pytest.mark.slow
-def test_an_early_stop_is_one_result_after_kill_9_on_another_number_of_processes(here, tmp_path):
-    """The run is killed after its first evaluations, resumed, and compared with one that was never stopped."""
-    alone = here("train", *PATIENT, "--save-every", 1, "--keep", 100, "--name", "one", "--json")
-    one = json.loads(alone.stdout.splitlines()[-1])
-    assert one["best_step"] < one["stopped_after"] == one["steps"] < 80
-    killed = start(
-        "train", *PATIENT, "--processes", 2, "--log-every", 1, "--save-every", 1, "--name", "two", cwd=tmp_path
-    )
-    until_step(killed, one["best_step"])
-    kill(killed)
-    killed.communicate()
-    assert not (tmp_path / "runs/two/result.json").exists()
-    two = train(tmp_path, tmp_path / "runs/two", "--resume", "--processes", 3, "--save-every", 1, "--keep", 100)
-    assert {name: two[name] for name in OF_AN_EARLY_STOP} == {name: one[name] for name in OF_AN_EARLY_STOP}
-    last = f"checkpoints/step-{one['steps']:09d}.safetensors"
-    assert (tmp_path / "runs/one" / last).read_bytes() == (tmp_path / "runs/two" / last).read_bytes()
-    evaluated = [json.loads(here("eval", f"runs/{name}", "--json").stdout) for name in ("one", "two")]
-    assert [record["step"] for record in evaluated] == [one["best_step"]] * 2
-    assert evaluated[0]["accuracy"] == evaluated[1]["accuracy"] == one["accuracy"]["raw"]

@@ -107,7 +107,7 @@ def evaluate(
         run: A run's folder.
         split: train, test, or another split. Default: held-out if the recipe holds out images, else test.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest; of a complete run with patience the best.
+            Default: the newest.
         weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
         examples: Evaluate only N examples of the split, at even distances. Default: all.
         watch: Evaluate each new checkpoint once, until the run ends. The run may start later.

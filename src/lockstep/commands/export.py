@@ -91,7 +91,7 @@ def export(
         source: A run's folder, or model.safetensors.
         output: The file. Default: NAME.onnx.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest; of a complete run with patience the best.
+            Default: the newest.
         data: Folder of the dataset. Default: that of training.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         force: Overwrite a file that is there.

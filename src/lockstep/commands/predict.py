@@ -91,7 +91,7 @@ def predict(
         top: How many of the most probable classes to print.
         sure: Share of the sure answers that shall be right, by training images that were held out.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest; of a complete run with patience the best.
+            Default: the newest.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """

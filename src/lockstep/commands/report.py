@@ -57,8 +57,8 @@ def report(
     """Write a page about a run, or one that compares runs.
 
     It has accuracy, curves, confusion, calibration, mistakes as pictures, speed and recipe. The page is one file that
-    makes no request. The test images are classified again by the newest checkpoint, or the best one of a run with
-    patience. If the data are gone, the page has no pictures, and says so.
+    makes no request. The test images are classified again by the newest checkpoint. If the data are gone, the page has
+    no pictures, and says so.
 
     Several runs are compared by what their folders state: what differs, and their curves over each other.
 

@@ -41,7 +41,7 @@ def serve(
         host: The name or address to listen at. Others than these of this machine alone are public.
         port: The port; 0 for any that is free.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest; of a complete run with patience the best.
+            Default: the newest.
         sure: Share of the sure answers that shall be right, by training images that were held out.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.

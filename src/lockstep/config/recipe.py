@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
 MIN_IMAGE_PX = 32  # the least side of the images of a folder
-_MIN_EPOCH_STEPS = 8  # between two evaluations of `patience`: an epoch of few images may be a part of a step
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -118,12 +117,6 @@ class Recipe(Settings):
     steps: int | None = Field(None, ge=1, description="Length of the run; or give --epochs.")
     epochs: float | None = Field(None, gt=0, description="Length of the run; or give --steps.")
     min_steps: int = Field(1, ge=1, description="The least number of steps of a run whose length is in epochs.")
-    patience: int | None = Field(
-        None,
-        ge=1,
-        description="Epochs without a better accuracy after which the run ends, with the best weights. The run is "
-        "evaluated after each epoch (of 8 steps or more), on held-out or validation images, never on the test images.",
-    )
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))] = Field(
         description="The update rule."
     )
@@ -248,10 +241,8 @@ class Recipe(Settings):
 
     @property
     def evaluated_split(self) -> str:
-        """Return the split that training evaluates: held-out with `held_out`, validation with `patience`, else test."""
-        if self.held_out:
-            return "held-out"
-        return "test" if self.patience is None else "validation"
+        """Return the split that training evaluates: held-out with `held_out`, else test."""
+        return "held-out" if self.held_out else "test"
 
     @property
     def own_weights(self) -> Literal["ema", "raw"]:
@@ -311,12 +302,6 @@ class Course:
     def epoch(self, step: int) -> float:
         """Return how many epochs are complete before `step`, as a fraction."""
         return step * self.recipe.batch / self.examples
-
-    def completes_epoch(self, step: int) -> bool:
-        """Return whether update number `step` (1 for the first) completes an epoch, or 8 steps if these are longer."""
-        batch = self.recipe.batch
-        length = max(self.examples, _MIN_EPOCH_STEPS * batch)
-        return step * batch // length > (step - 1) * batch // length
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""

@@ -19,8 +19,6 @@ from lockstep.kernels.portable import arithmetic
 from lockstep.optim.scale import LossScale
 from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
 
-BEST = "best/"  # begins the names of the tensors of `State.best` in a checkpoint
-
 
 class State:
     """Parameters, buffers, optimizer slots, average and step. All float32, except integer buffers.
@@ -35,8 +33,6 @@ class State:
         frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
         ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
-        best: the tensors of the best state so far that a run with `patience` needs for its result: step, parameters,
-            buffers and average, by their names in a checkpoint. {} before the first evaluation.
         update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
     """
 
@@ -51,7 +47,6 @@ class State:
         """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen` is not copied."""
         self._recipe, self.frozen = recipe, frozen
         self.step = 0
-        self.best: dict[str, Tensor] = {}
         self.update_lock = threading.Lock()
         initial = {name: p.detach() for name, p in parameters.items()}
         self._shapes = {name: p.shape for name, p in initial.items()}
@@ -162,7 +157,7 @@ class State:
         tensors = self.named()
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
         flat = [self._flat, *([] if self._average is None else [self._average])]
-        others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/", BEST)))
+        others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/")))
         return digest(itertools.chain(flat, others)).hex()[:18]
 
     def named(self) -> dict[str, Tensor]:
@@ -173,7 +168,7 @@ class State:
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
             named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
-        named |= self._model_tensors() | {f"{BEST}{name}": tensor for name, tensor in self.best.items()}
+        named |= self._model_tensors()
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
@@ -184,29 +179,10 @@ class State:
         groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
 
-    def _result(self) -> dict[str, Tensor]:
-        """Return the tensors that make a state the result of a run, by their names in a checkpoint."""
-        changing = {name: tensor for name, tensor in self._model_tensors().items() if not name.startswith("frozen/")}
-        return {"step": torch.tensor(self.step), **changing}
-
-    def keep_best(self) -> None:
-        """Keep copies of the present weights as the best ones. A thread that copies the state has the earlier ones."""
-        self.best = {name: tensor.detach().clone() for name, tensor in self._result().items()}
-
-    @torch.no_grad()
-    def restore_best(self) -> None:
-        """Return to the weights of `keep_best`, and to their step. Waits for `update_lock`."""
-        with self.update_lock:
-            for name, tensor in self._result().items():
-                tensor.copy_(self.best[name])
-            self.step = int(self.best["step"])
-
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are another model's."""
         self._require_form_of(tensors)
-        best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
-        self.best = {name: tensor.to(self._flat.device, copy=True) for name, tensor in best.items()}
         self.step = int(tensors["step"])
         if self._scale is not None:
             self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
@@ -220,9 +196,7 @@ class State:
 
     def _require_form_of(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""
-        expected = {name: t for name, t in self.named().items() if not name.startswith((BEST, "optimizer/"))}
-        if any(name.startswith(BEST) for name in tensors):
-            expected |= {f"{BEST}{name}": tensor for name, tensor in self._result().items()}
+        expected = {name: t for name, t in self.named().items() if not name.startswith("optimizer/")}
         for name in tensors:
             parameter = self.parameters.get(name.split("/", 2)[-1])
             if name.startswith("optimizer/") and parameter is not None:
@@ -251,9 +225,3 @@ def weights_sha256(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tenso
         for name in sorted(group):
             digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def best_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint whose weights are the best that it knows, which may be of an earlier step."""
-    best = {name.removeprefix(BEST): tensor for name, tensor in tensors.items() if name.startswith(BEST)}
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(BEST)} | best

@@ -26,16 +26,14 @@ class Result:
     """The result of a run, in every process.
 
     Attributes:
-        session: whose state has the resulting weights: after the last update, or with `patience` the best ones.
+        session: whose state has the resulting weights: after the last update.
         trained: the number of updates.
-        best_step: the number of updates with the best accuracy.
         evaluations: the evaluations of the resulting weights by kind of weights, the classifier's first.
         memory: each process's peak, in bytes.
     """
 
     session: Session
     trained: int
-    best_step: int | None
     evaluations: Mapping[str, Evaluation]
     memory: list[int]
 
@@ -68,8 +66,6 @@ class Result:
         `started` is the time of the program's start, and `mixed` whether sessions of the `run` computed differently.
         """
         session, recipe, best = self.session, self.session.recipe, self.best
-        stopped_after = self.trained if self.trained < log.course.steps else None
-        ending = {"stopped_after": stopped_after, "best_step": self.best_step}
         steps_per_s = log.monitor.steps_per_s()
         images_per_s = session.images_per_s(steps_per_s)
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
@@ -79,7 +75,6 @@ class Result:
             "weights_sha256": session.state.weights_sha256(),
             "steps": self.trained,
             "examples": self.trained * recipe.batch,
-            **({} if recipe.patience is None else ending),
             "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
@@ -107,17 +102,10 @@ class Result:
         if "accuracy_one_view" in record:
             others += f"; {record['accuracy_one_view']:.2%} without test_views"
         counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
-        # A run with `patience` has chosen its weights by the evaluated split, so another split must judge them.
-        judge = recipe.command("eval", run, *(("--split", "test") if recipe.patience is not None else ()))
+        judge = recipe.command("eval", run)
         use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
-        early: list[Line] = []
-        if recipe.patience is not None:
-            early = [("best", f"the weights after {self.best_step} of {self.trained} steps are the result")]
-            if record["stopped_after"] is not None:
-                early += [("stopped", f"no better accuracy for {plural(recipe.patience, 'epoch')}")]
         return [
-            *early,
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             *(("warning", text) for text in record["warnings"]),
             ("weights", str(model)),

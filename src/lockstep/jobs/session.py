@@ -323,10 +323,9 @@ class Session:
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
 
-    Raises: LockstepError unless there is the split on which a run is evaluated. With patience that is a validation
-        split, of other images than its test split.
+    Raises: LockstepError unless there is the split on which a run is evaluated.
     """
-    train_set, name, test = splits["train"], recipe.evaluated_split, splits.get("test")
+    train_set, name = splits["train"], recipe.evaluated_split
     if recipe.held_out >= len(train_set):
         raise LockstepError(
             f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 to "
@@ -335,9 +334,9 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     if recipe.held_out:
         kept, held = train_set.held_out(recipe.held_out)
         return {**splits, "train": kept, "held-out": held}
-    if name not in splits or (name == "validation" and test is not None and test.sha256 == splits[name].sha256):
+    if name not in splits:
         raise LockstepError(
-            f"dataset {recipe.dataset} has no {name} split of its own, on which the run is evaluated: its splits are "
+            f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits are "
             f"{', '.join(splits)}. Add it, or hold out training images, as in --set held_out={len(train_set) // 10}"
         )
     return splits

@@ -62,13 +62,11 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
         evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
         updates = session.updates(log, poll_flags=run.poll)
-        for requested in () if due.ended else updates:
+        for requested in updates:
             run.stepped()
             if due.saves(session.state.step, requested):
                 run.save(due)
             evaluations = _evaluate_if_due(session, test_set, due, log)
-            if due.ended:
-                break
         updates.close()
 
         # How did it end?
@@ -76,7 +74,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
             run.save(due)
             run.stop(log)
             raise StoppedError(requested.stop)
-        return run.finish(_result(session, test_set, due, log, evaluations), log)
+        return run.finish(_result(session, test_set, log, evaluations), log)
 
 
 @contextmanager
@@ -110,19 +108,13 @@ def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log) ->
         results = _evaluate_all(session, test_set, log)
         log.evaluation(state.step, session.recipe.evaluated_split, results)
     due.record(state.step, next(iter(results.values())).correct)
-    if session.recipe.patience is not None and due.best_step == state.step:
-        state.keep_best()
     return results
 
 
-def _result(session: Session, test_set: Dataset, due: Due, log: Log, evaluations: dict[str, Evaluation]) -> Result:
-    """Return the result of a run that made all its steps. With `patience` the state becomes the best one."""
-    trained = session.state.step
-    if session.recipe.patience is not None and due.best_step != trained:
-        session.state.restore_best()
-        evaluations = {}
-    # There are none if the run was resumed after its last step, or an earlier step was the best.
+def _result(session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation]) -> Result:
+    """Return the result of a run that made all its steps."""
+    # There are none if the run was resumed after its last step.
     evaluations = evaluations or _evaluate_all(session, test_set, log)
     session.require_equal_states()
     memory = session.group.gather(torch.tensor([peak_memory_bytes(session.device)]))
-    return Result(session, trained, due.best_step, evaluations, memory.flatten().tolist())
+    return Result(session, session.state.step, evaluations, memory.flatten().tolist())

@@ -12,7 +12,6 @@ from lockstep.core.loop import Observer
 from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
-from lockstep.jobs.due import Due
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
@@ -36,11 +35,9 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         checkpoint = None
     machine = _machine(run, session, facts, end) if ctx.first else None
     loaded = checkpoint.step if checkpoint else None
-    due = Due(spec.placement, session.course)
-    due.load(session.restore(checkpoint))
+    session.restore(checkpoint)
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
-    evaluated = session.train_set if recipe.patience is None else session.split(recipe.evaluated_split)
     updates = session.updates(Observer(ctx.monitor))
     compared: list[dict[str, Any]] = []
     with ctx.progress("replaying steps", end - begin + 1) as advance:
@@ -48,10 +45,6 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
             advance(1)
             if ctx.first:
                 compared += _comparisons(run, state, loaded)
-            if recipe.patience is not None and due.evaluates(state.step):
-                due.record(state.step, session.evaluate(evaluated, recipe.own_weights).correct)
-                if due.best_step == state.step:
-                    state.keep_best()  # part of the state that is compared
             if state.step == end:
                 break
     updates.close()
@@ -80,7 +73,7 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     """
     steps, result = run.steps, run.result() or {}
     start = (*steps, 0, 0)[1] if start is None else start
-    last = max(*steps, result.get("best_step") or result.get("steps", 0), 0)
+    last = max(*steps, result.get("steps", 0), 0)
     state = next(filter(None, (_read(run, step) for step in steps if step <= start)), None)
     begin, end = state.step if state else 0, min((step for step in steps if step > start), default=last)
     if begin != start:
@@ -128,7 +121,7 @@ def _comparisons(run: Run, state: State, loaded: int | None) -> Iterator[dict[st
         tensors, recorded = state.named(), saved.facts[SHA256]
         found = {"recorded": recorded, "replayed": contents_sha256(saved.facts, tensors)}
         yield {"step": step, "what": "checkpoints", **found, "tensors": different(saved.tensors, tensors)}
-    if step == (result.get("best_step") or result.get("steps")):
+    if step == result.get("steps"):
         found = {"recorded": result["weights_sha256"], "replayed": state.weights_sha256()}
         yield {"step": step, "what": "weights_sha256", **found}
 

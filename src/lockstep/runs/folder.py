@@ -14,7 +14,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace as changed
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Annotated, Any, Literal
@@ -53,7 +52,6 @@ class _Session(Entries):
 
 class _Result(Entries):
     steps: _Count
-    best_step: _Count | None = None
     accuracy: dict[str, _Number | None]
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
@@ -247,13 +245,14 @@ class Run:
         return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
-        """Return the checkpoint after `which` updates, the best one, or the result: by default the newest valid one.
+        """Return the checkpoint after `which` updates, or the best one; by default the newest valid one.
 
-        The result of a complete run with `patience` is its best state, which the newest checkpoint contains.
         Raises: LockstepError if there is none, or it is damaged.
         """
         if which is None:
-            return self._result_state()
+            if (newest := statefile.latest(self.checkpoints)) is None:
+                raise self.no_checkpoint()
+            return newest
         if not (there := sorted(self.steps)):
             raise self.no_checkpoint()
         available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
@@ -268,20 +267,6 @@ class Run:
             return statefile.read(self.checkpoints / file_name(step))
         except FileNotFoundError:
             raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}") from None
-
-    def _result_state(self) -> StateFile:
-        best = (self.result() or {}).get("best_step")
-        newest = statefile.latest(self.checkpoints)
-        if newest is None:
-            raise self.no_checkpoint()
-        if best in (None, newest.step):
-            return newest
-        from lockstep.core.state import best_of  # imports torch
-
-        tensors = best_of(newest.tensors)
-        if tensors["step"].item() != best:
-            raise LockstepError(f"no valid checkpoint of {self.path} holds the best weights: use {self.model}", DATA)
-        return changed(newest, facts={**newest.facts, "step": best}, tensors=tensors)
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""

@@ -62,7 +62,6 @@ class _Evaluations(Entries):
     recorded: int
     best_step: int | None
     best_correct: int
-    waited: int
 
 
 class _Facts(Entries):
