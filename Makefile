@@ -2,7 +2,7 @@
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: help train test test-all lint bench gpu-check pictures docs clean
+.PHONY: help train test test-slow lint bench gpu-check pictures docs clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
@@ -11,11 +11,11 @@ help: ## print this list
 train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train
 
-test: $(VENV)/ready ## run the tests, without the slow ones: minutes
+test: $(VENV)/ready ## run the tests, without the slow ones: two minutes
 	$(RUN)/python -m pytest -m "not slow"
 
-test-all: $(VENV)/ready ## run all tests, with survival, compiler and real data (LOCKSTEP_DATA)
-	$(RUN)/python -m pytest
+test-slow: $(VENV)/ready ## run the slow tests: faults, compiler, real data (LOCKSTEP_DATA)
+	$(RUN)/python -m pytest -m slow
 
 lint: $(VENV)/ready ## run ruff and mypy
 	$(RUN)/ruff check .
