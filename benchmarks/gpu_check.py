@@ -1,4 +1,4 @@
-"""Everything of Lockstep that has never run on a GPU, in about ten minutes: `make gpu-check`.
+"""What Lockstep's tests cannot run without a GPU, in about ten minutes: `make gpu-check`.
 
 Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check that fails does not
 stop the others; the exit code is then 1. Without a GPU, the checks that need one are skipped, and the others run on the
@@ -26,8 +26,9 @@ import torch
 from PIL import Image
 
 from benchmarks.common import record_of
-from lockstep import hardware
+from lockstep import hardware, numerics
 from lockstep.kernels import fused, local_response, reference
+from lockstep.models import digits
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.statefile import read_tensors
 
@@ -38,7 +39,13 @@ CPU_BATCH = 64
 MOST_S = 240.0  # of one program
 TOLERANCE = 0.02  # of the norm of a tensor: CPUs and GPUs add in other orders, and STEPS updates amplify it
 KERNEL_TOLERANCE = 1e-4  # of the largest value, in float32
-IMPORTS = {"PYTHONPATH": str(ROOT)}  # so that Lockstep finds the datasets of this module
+# So that Lockstep finds the datasets of this module, and what the caller's path has.
+IMPORTS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+# In native arithmetic each kind of device draws other masks of dropout, which move some tensors by their whole norm.
+WITHOUT_DROPOUT = {
+    "digits": ("--model", "benchmarks.gpu_check:digits_without_dropout"),
+    "mnist": ("--set", "model_options.dropout=0.0"),
+}
 FOLDERS = ("folder", "photos", "photos-tuned")  # recipes for folders of images
 
 
@@ -114,6 +121,13 @@ def grey8() -> dict[str, Any]:
     return _random(8, 1)
 
 
+def digits_without_dropout(shape: tuple[int, int, int], classes: int) -> torch.nn.Module:
+    """Return the network of `digits` without its dropout."""
+    network = digits.Digits(shape, classes)
+    network.dropout.p = 0.0
+    return network
+
+
 def make_photos(folder: Path) -> None:
     """Write 80 noisy photos of 2 classes, dark and bright."""
     for label, brightness in (("dark", 60), ("bright", 190)):
@@ -154,7 +168,7 @@ def recipes(name: str) -> Callable[[Machine], Any]:
 def against_cpu(name: str) -> Callable[[Machine], Any]:
     def check(here: Machine) -> Any:
         here.need_gpus()
-        words = ("--no-portable", "--processes", 1, "--precision", "float32")
+        words = ("--no-portable", "--processes", 1, "--precision", "float32", *WITHOUT_DROPOUT.get(name, ()))
         weights = []
         for device in ("cpu", "cuda"):
             here.train(f"{name}-on-{device}", name, *words, device=device)
@@ -164,7 +178,8 @@ def against_cpu(name: str) -> Callable[[Machine], Any]:
         assert far[worst] <= TOLERANCE, f"{worst} differs by {far[worst]:.2g} of its norm, {TOLERANCE} is allowed"
         return {"farthest": worst, "difference": far[worst]}
 
-    check.__doc__ = f"{name}: GPU and CPU agree after {STEPS} steps."
+    without = " without dropout" if name in WITHOUT_DROPOUT else ""
+    check.__doc__ = f"{name}{without}: GPU and CPU agree after {STEPS} steps."
     return check
 
 
@@ -176,6 +191,7 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def kernels(here: Machine) -> Any:
     """Kernels and their gradients are those of plain torch operators in float64."""
     device = torch.device(here.device)
+    numerics.configure(1, exact=True)  # as in training: torch's own flags let a GPU round to TF32
     torch.manual_seed(0)
     x, weight, bias = torch.randn(8, 16, 24, 24), torch.randn(32, 16, 5, 5) / 20, torch.randn(32)
     band = (torch.arange(16)[:, None] - torch.arange(16)).abs().le(4).float()[:, :, None, None] * 1e-3

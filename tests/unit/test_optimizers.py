@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import numerics
 from lockstep.config.overrides import make
@@ -44,6 +45,25 @@ def test_singular_values_become_roughly_one(shape):
     assert values.median() > 0.5
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
     assert (torch.einsum("nij,nij->n", found, left @ right) > 0.6 * min(shape[1:])).all()  # the directions stay
+
+
+class SumsWithNumbers(TorchDispatchMode):
+    """Counts the sums of a tensor of half precision and a number of the host, of which a GPU rounds only the sum."""
+
+    found = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.name().startswith("aten::add") and args[0].dtype == torch.bfloat16:
+            self.found += not isinstance(args[1], torch.Tensor)
+        return operation(*args, **(kwargs or {}))
+
+
+def test_muon_adds_no_number_that_cpus_and_gpus_would_round_differently():
+    with SumsWithNumbers() as sums:
+        torch.ones(2).bfloat16() + 0.1
+        assert sums.found == 1
+        orthogonalised(torch.ones(1, 4, 8))
+    assert sums.found == 1
 
 
 def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():

@@ -24,6 +24,8 @@ from lockstep.core.monitor import Monitor
 from lockstep.core.shared import Memory, Shared
 from lockstep.errors import PeerLostError
 
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.11 has only the second
+
 # Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
 PATIENT_S = 86400.0
 
@@ -176,7 +178,7 @@ class Processes(Group):
         table = table.to(self._device).contiguous()
         out = table.new_empty((self.processes, *table.shape))
         with self._waiting():
-            dist.all_gather_single(out.view(-1), table.view(-1), group=self._backend)
+            _all_gather(out.view(-1), table.view(-1), group=self._backend)
         return out
 
     def broadcast(self, data: bytes | None) -> bytes:

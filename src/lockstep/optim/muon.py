@@ -22,7 +22,9 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """
     a, b, c = _COEFFICIENTS
     x = matrices.bfloat16()
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # so that no singular value exceeds 1
+    # Numbers are added as tensors of bfloat16: a CPU rounds a number to that before it adds, and a GPU does not.
+    number = functools.partial(x.new_full, ())
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + number(1e-7))  # so that no singular value exceeds 1
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     # Each iteration multiplies x by a polynomial of x x'. These factors commute, so they are multiplied first: they are
@@ -32,7 +34,7 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     for _ in range(_ITERATIONS):
         square = factors[-1] @ square @ factors[-1] if factors else square
         factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        factor.diagonal(dim1=1, dim2=2).add_(a)
+        factor.diagonal(dim1=1, dim2=2).add_(number(a))
         factors.append(factor)
     product: Tensor = functools.reduce(torch.matmul, reversed(factors))
     x = torch.matmul(product, x)
