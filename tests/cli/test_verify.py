@@ -27,7 +27,7 @@ def test_a_run_is_verified_on_two_processes(run, program):
     record = json.loads(done.stdout)
     assert record["same"] is True
     assert (record["from_step"], record["to_step"], record["processes"]) == (20, 30, 2)
-    assert record["compared"] == {"checkpoints": 1, "weights_sha256": 1}
+    assert record["compared"] == {"checkpoints": 1, "weights_sha256": 1, "model.safetensors": 1}
     assert record["machine"]["probe_equal"] is True
 
 
@@ -40,7 +40,7 @@ def test_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_are_named(ru
     lines = done.stdout.splitlines()
     assert lines[:3] == [
         "steps 20 to 30 replayed: not the same bits",
-        "  compared  1 checkpoint, the SHA-256 of the result; 1 differ",
+        "  compared  1 checkpoint, the SHA-256 of the result, model.safetensors; 1 differ",
         "  first     the checkpoint after 30 steps differs",
     ]
     assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most " in line for line in lines)

@@ -91,6 +91,26 @@ def test_what_was_changed_differs_from_the_replay(run):
     assert "  tensors   1 differ after 20 steps" in list(lines_of(record))
 
 
+@pytest.mark.parametrize("exchange", ["weights", "names of classes"])
+def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, exchange):
+    def change(facts, tensors):
+        if exchange == "weights":
+            tensors["logits.bias"] = tensors["logits.bias"].flip(0)
+        else:
+            facts["classes"].reverse()
+
+    assert record_of(run)["compared"] == {"checkpoints": 1, "weights_sha256": 1, "model.safetensors": 1}
+    change_state(run / "model.safetensors", change)
+    record = record_of(run)
+    assert differences(record) == [("model.safetensors", 30, ["logits.bias"] if exchange == "weights" else [])]
+    assert "  first     model.safetensors, of the weights after 30 steps, differs" in list(lines_of(record))
+
+
+def test_a_checkpoint_with_other_names_of_classes_is_a_difference(run):
+    change_state(run / "checkpoints/step-000000020.safetensors", lambda facts, _: facts["classes"].reverse())
+    assert differences(record_of(run, start=10)) == [("checkpoints", 20, [])]
+
+
 def test_a_changed_result_is_a_difference(run):
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))

@@ -18,6 +18,7 @@ _ALIKE = "this machine is like that of the run. Suspect a changed file, or the m
 _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
+    "model.safetensors": "model.safetensors, of the weights after {step} steps,",
 }
 
 
@@ -32,7 +33,8 @@ def verify(
     """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the contents of
-    checkpoints, and the SHA-256 in result.json. The number of processes may be another one. The folder is only read, so
+    checkpoints and of model.safetensors, and the SHA-256 in result.json. The number of processes may be another one.
+    The folder is only read, so
     it may be a copy, or a run that is being trained.
 
     The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that differs is then
@@ -70,6 +72,7 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     counts, same = record["compared"], record["same"]
     compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []
     compared += ["the SHA-256 of the result"] if "weights_sha256" in counts else []
+    compared += ["model.safetensors"] if "model.safetensors" in counts else []
     verdict = "the same bits" if same else "not the same bits"
     yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.core.loop import Observer
-from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
@@ -44,7 +44,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
         for _ in chain([None], updates):
             advance(1)
             if ctx.first:
-                compared += _comparisons(run, state, loaded)
+                compared += _comparisons(run, session, loaded)
             if state.step == end:
                 break
     updates.close()
@@ -74,7 +74,8 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     steps, result = run.steps, run.result() or {}
     start = (*steps, 0, 0)[1] if start is None else start
     last = max(*steps, result.get("steps", 0), 0)
-    state = next(filter(None, (_read(run, step) for step in steps if step <= start)), None)
+    paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
+    state = next(filter(None, map(_read, paths)), None)
     begin, end = state.step if state else 0, min((step for step in steps if step > start), default=last)
     if begin != start:
         logger.warning(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
@@ -87,12 +88,12 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     return state, end
 
 
-def _read(run: Run, step: int) -> StateFile | None:
-    """Return the checkpoint after `step` updates. Return None, with a message, if it is damaged or was deleted."""
+def _read(path: Path) -> StateFile | None:
+    """Return a state file of the run. Return None, with a message, if it is damaged or was deleted."""
     try:
-        return statefile.read(run.checkpoints / file_name(step))
+        return statefile.read(path)
     except (FileNotFoundError, LockstepError) as error:
-        logger.warning(f"the checkpoint after {step} steps is not compared: {error}")
+        logger.warning(f"{path.name} is not compared: {error}")
     return None
 
 
@@ -111,19 +112,31 @@ def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> 
     return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
 
 
-def _comparisons(run: Run, state: State, loaded: int | None) -> Iterator[dict[str, Any]]:
-    """Yield what is recorded of the state after this step, beside the same of the replayed `state`.
+def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dict[str, Any]]:
+    """Yield what is recorded of the state after this step, beside the same of the replayed state of the `session`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
     """
-    step, result = state.step, run.result() or {}
-    if step in run.steps and step != loaded and (saved := _read(run, step)):
-        tensors, recorded = state.named(), saved.facts[SHA256]
-        found = {"recorded": recorded, "replayed": contents_sha256(saved.facts, tensors)}
-        yield {"step": step, "what": "checkpoints", **found, "tensors": different(saved.tensors, tensors)}
+    state, result = session.state, run.result() or {}
+    step = state.step
+    if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
+        yield {"step": step, "what": "checkpoints", **_compared(saved, state.named(), session.facts())}
     if step == result.get("steps"):
         found = {"recorded": result["weights_sha256"], "replayed": state.weights_sha256()}
         yield {"step": step, "what": "weights_sha256", **found}
+        if saved := _read(run.model):
+            yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
+
+
+def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the replay."""
+    # The source of the user's model may have changed since: `compare` tells that.
+    own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}
+    return {
+        "recorded": saved.facts[SHA256],
+        "replayed": contents_sha256(own, tensors),
+        "tensors": different(saved.tensors, tensors),
+    }
 
 
 def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[dict[str, Any]]:
