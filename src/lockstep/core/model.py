@@ -71,11 +71,11 @@ class Model:
         """Return the network with these weights. Raises: LockstepError if they are of another model."""
         # The shapes of a built-in model are compared before any memory is taken for them: a damaged or hostile file
         # may ask for any width. A user's model may need real tensors while it is built.
-        stored = {name: tensor.shape for name, tensor in tensors.items()}
+        stored = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         for device in ("cpu",) if ":" in self.recipe.model else ("meta", "cpu"):
             with torch.device(device):
                 module = build_model(self.recipe.replace(arithmetic="native"), self.shape, len(self.classes))
-            own = {name: tensor.shape for name, tensor in named_tensors(module).items()}
+            own = {name: (tensor.shape, _stored_dtype(tensor)) for name, tensor in named_tensors(module).items()}
             if differing := sorted(name for name in own | stored if own.get(name) != stored.get(name)):
                 names = ", ".join(differing[:5])
                 raise LockstepError(f"the weights are of another model than {self.recipe.model}: {names} differ", DATA)
@@ -123,6 +123,12 @@ class Model:
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and the buffers of a model that a file of its weights has, by name."""
     return {**dict(module.named_parameters()), **persistent_buffers(module)}
+
+
+def _stored_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the type that a file has of a new model's tensor: float32 of a parameter, and of the default type."""
+    own = tensor.dtype
+    return torch.float32 if isinstance(tensor, nn.Parameter) or own == torch.get_default_dtype() else own
 
 
 def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
