@@ -324,6 +324,21 @@ def test_groups_stay_on_one_side(photos, by):
         whole.held_out(len(whole) - 1)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(([a-z]|[a-z/])+)+[.]never", "the search takes too long"),
+        ("(" * 500, "maximum recursion depth exceeded"),
+        ("a{99999999999}", "repetition number is too large"),
+    ],
+)
+def test_a_pattern_that_is_wrong_or_never_ends_is_refused(photos, pattern, problem):
+    """It may come with somebody else's recipe. The search ends after some seconds of CPU time."""
+    write(photos, {"c" * 60: [1, 2], "b": [3, 4]})
+    with pytest.raises(LockstepError, match=f"--group .*: .*{problem}.*: give a regular expression"):
+        survey(photos, 0.2, pattern)
+
+
 def test_groups_that_are_not_named_or_torn_are_told(photos):
     write(photos, {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
     found = survey(photos, 0.2, r"\d+")

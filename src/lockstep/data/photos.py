@@ -7,7 +7,8 @@ A later start compares sizes and times only, and reads the files that differ.
 import hashlib
 import json
 import os
-import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -232,11 +233,13 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return the problems."""
     if pattern is None:
         return []
-    try:
-        matches = [re.search(pattern, photo.path) for photo in found.photos]
-    except re.error as error:
-        raise LockstepError(f"--group {pattern}: {error}: give a regular expression, as in (patient[0-9]+)_") from None
-    names = [(match[1] if match.re.groups else match[0]) or "" if match else "" for match in matches]
+    program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
+    given = json.dumps([pattern, [photo.path for photo in found.photos]])
+    done = subprocess.run(program, input=given, capture_output=True, text=True)
+    if done.returncode:
+        problem = done.stderr.strip() or "the search takes too long"
+        raise LockstepError(f"--group {pattern}: {problem}: give a regular expression, as in (patient[0-9]+)_")
+    names = json.loads(done.stdout)
     found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
     unmatched = [photo.path for photo in found.photos if not photo.group]
     return noted(unmatched, "image", "without a group", f"give a --group that matches every path, unlike {pattern}")
