@@ -53,6 +53,27 @@ call = lambda: statefile.facts_of(Path("m.safetensors"))
     "a tensor that repeats one value": """
 torch.save({"logits.weight": torch.zeros(1).expand(1 << 40)}, "w.pt"); call = lambda: init("w.pt")
 """,
+    "a packed file of weights": """
+import zipfile
+torch.save({"logits.weight": torch.zeros(10, 1 << 25)}, "stored.pt")
+with zipfile.ZipFile("stored.pt") as stored, zipfile.ZipFile("w.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+    for entry in stored.infolist():
+        with stored.open(entry) as source, packed.open(entry.filename, "w") as target:
+            import shutil; shutil.copyfileobj(source, target)
+call = lambda: init("w.pt")
+""",
+    "a pickle that asks for 1 GB": """
+import pickle
+class Zeros:
+    def __reduce__(self):
+        return bytearray, (1 << 30,)
+torch.save({"logits.weight": Zeros()}, "w.pt"); call = lambda: init("w.pt")
+""",
+    "metrics of 4 GB": """
+for name in ("recipe.json", "metrics.jsonl"):
+    sparse(name, (1 << 32) if name == "metrics.jsonl" else 1)
+call = lambda: Run(Path('.')).metrics()
+""",
     "a PNG of 60,000 x 60,000 pixels": """
 from PIL import Image
 file = io.BytesIO(); Image.new("L", (8, 8)).save(file, "PNG"); data = bytearray(file.getvalue())

@@ -6,6 +6,7 @@ Finding the file needs no torch, because its SHA-256 is part of the recipe. No c
 import hashlib
 import io
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -159,14 +160,19 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     if path.suffix == SUFFIX:
         return divided(classifier_weights(statefile.read(path, content, foreign=True).tensors))[0]
     try:
+        file = io.BytesIO(content)
+        parts = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else ()
+        # torch.save packs nothing. A packed file, or one that asks for a bytearray, may need any memory.
+        if sum(part.file_size for part in parts) > len(content) or b"\nbytearray\n" in content:
+            raise ValueError("it is packed")
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # torch and pickle raise many kinds, with long messages and escape sequences
         value = None
     if not isinstance(value, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in value.values()):
         raise LockstepError(
-            f"--init {path}: the file is damaged, or has something other than tensors by name. Save the weights alone: "
-            f"torch.save(model.state_dict(), 'weights.pt')",
+            f"--init {path}: the file is damaged, packed, or has something other than tensors by name. Save the "
+            f"weights alone: torch.save(model.state_dict(), 'weights.pt')",
             DATA,
         )
     return {str(name): tensor for name, tensor in value.items()}
