@@ -44,7 +44,7 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
 
     `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
     """
-    allowed = sorted(allowed)
+    got, allowed = got[:300], sorted(allowed)
     near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
+_SHOWN = 9  # errors that a message lists
 
 
 class Settings(BaseModel):
@@ -77,7 +78,7 @@ def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors())) from None
+        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors()[:_SHOWN])) from None
 
 
 def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
@@ -91,7 +92,7 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name}: got {item['input']!r:.300}: {problem}" if name else problem
+    return f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
 
 
 def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+import zipfile
 from unittest import mock
 
 import numpy as np
@@ -200,6 +201,27 @@ def test_values_in_a_recipe(name, changes):
         only_lockstep_errors(recipe.toml)
 
 
+LONG = "x" * 5_000_000
+EXPENSIVE = {
+    "deep brackets": {"model_options": {"x": json.loads("[" * 400 + "]" * 400)}},
+    "many steps": {"steps": 10**400},
+    "many epochs": {"steps": None, "epochs": 1e308},
+    "at least many steps": {"steps": None, "epochs": 1, "min_steps": 10**400},
+    "a long name": {"dataset": LONG},
+    "a long setting": {LONG: 1},
+    "a long key": {"lr_factors": {LONG: "x"}},
+    "many settings": {f"bath{number}": 1 for number in range(10_000)},
+    "a long pattern": {"dataset": "folder", "image_px": 32, "group": LONG},
+}
+
+
+@pytest.mark.parametrize("kind", EXPENSIVE)
+def test_a_recipe_that_asks_for_too_much_is_refused_in_a_short_sentence(kind):
+    with pytest.raises(LockstepError) as raised:
+        make({**RECIPE.model_dump(mode="json"), **EXPENSIVE[kind]})
+    assert len(str(raised.value)) < 4_000
+
+
 def picture(kind):
     _load_plugins()  # so that Pillow writes HEIC too
     file = io.BytesIO()
@@ -255,6 +277,35 @@ def test_bytes_of_files(tmp_path, kind, edits, early):
     for name, content in contents.items():
         (tmp_path / name).write_bytes(edited(content, edits))
     only_lockstep_errors(read, tmp_path)
+
+
+DTYPES = ("float64", "bfloat16", "float16", "float8_e5m2", "int64", "uint8", "bool", "complex64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("names", ["one", "all"])
+def test_weights_of_another_type_are_refused(run, tmp_path, dtype, names):
+    """Torch computes with some of them, and raises errors of its own for the others."""
+    found = statefile.read(run / "model.safetensors")
+    changed = sorted(name for name, tensor in found.tensors.items() if tensor.is_floating_point())
+    changed = changed[: 1 if names == "one" else None]
+    tensors = found.tensors | {name: found.tensors[name].to(getattr(torch, dtype)) for name in changed}
+    statefile.write(tmp_path / "m.safetensors", tensors, found.facts)
+    with pytest.raises(LockstepError, match=f"the weights are of another model than digits: {changed[0]}"):
+        load_classifier(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_a_file_of_weights_is_not_unpacked(tmp_path, method):
+    with (
+        zipfile.ZipFile(io.BytesIO(PICKLED[True].getvalue())) as stored,
+        zipfile.ZipFile(tmp_path / "w.pt", "w", method) as packed,
+    ):
+        for entry in stored.infolist():
+            packed.writestr(entry.filename, bytes(10_000) + stored.read(entry))
+    with mock.patch("torch.load") as load, pytest.raises(LockstepError, match="the file is damaged, packed, or has"):
+        start_from(tmp_path / "w.pt")
+    assert not load.called
 
 
 class Executed:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
+_MAX_DEPTH = 20
+MAX_STEPS = 1 << 53  # Larger numbers are not exact as a float.
 MIN_IMAGE_PX = 32  # the least side of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -40,6 +42,15 @@ def plain_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(NAME_RULE)
     return name
+
+
+def _shallow(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return `value`. Raises: ValueError if lists and mappings in it nest more deeply than `depth`."""
+    if depth == 0:
+        raise ValueError("the brackets nest too deeply: give plain values and lists")
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        _shallow(part, depth - 1)
+    return value
 
 
 def _full_name(precision: Any) -> Any:
@@ -84,6 +95,7 @@ class Recipe(Settings):
     group: str | None = Field(
         None,
         min_length=1,
+        max_length=1000,
         description="Regular expression on the path of an image in its folder. Images for which its first group in "
         "parentheses, or else all it matches, is the same stay on one side of every division.",
     )
@@ -94,7 +106,7 @@ class Recipe(Settings):
         "be chosen without looking at those. The choice is the same for every seed.",
     )
     model: str = Field(description="A built-in model, or your own as package.module:function.")
-    model_options: dict[str, Any] = Field(
+    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field(
         {}, description="Keyword arguments of the model's function; see its docstring."
     )
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
@@ -114,9 +126,11 @@ class Recipe(Settings):
     )
     towers: int = Field(1, ge=1, le=MAX_TOWERS, description="Towers (logical replicas). Keeps the tower batch.")
     batch: int = Field(ge=1, le=MAX_BATCH, description="Images per step, over all towers.")
-    steps: int | None = Field(None, ge=1, description="Length of the run; or give --epochs.")
-    epochs: float | None = Field(None, gt=0, description="Length of the run; or give --steps.")
-    min_steps: int = Field(1, ge=1, description="The least number of steps of a run whose length is in epochs.")
+    steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Length of the run; or give --epochs.")
+    epochs: float | None = Field(None, gt=0, le=MAX_STEPS, description="Length of the run; or give --steps.")
+    min_steps: int = Field(
+        1, ge=1, le=MAX_STEPS, description="The least number of steps of a run whose length is in epochs."
+    )
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))] = Field(
         description="The update rule."
     )
