@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
+_MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -38,12 +39,61 @@ def open_to_read(path: Path) -> io.BufferedReader:
     return file
 
 
+def open_to_write(path: Path, flags: int = 0) -> int:
+    """Return a descriptor of the file `path`, created if missing, never truncated.
+
+    Raises: OSError, also as `require_own`.
+    """
+    require_own(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path` of a run, unless it is there. Raises: OSError, also as `require_own`."""
+    path.mkdir(parents=True, exist_ok=True)
+    require_own(path)
+
+
+def require_own(path: Path) -> None:
+    """Raise an OSError if a link, a pipe, a device, or a file that has a second name is at `path`.
+
+    A run's folder may come from a stranger, and what is written there must change no file elsewhere.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) and (not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1):
+            problem = f"{path.name} is a link, has a second name, or is no file: put the file or folder itself there"
+            raise OSError(errno.EINVAL, problem, str(path))
+
+
+def require_permission(path: Path, error: Exception) -> None:
+    """Raise a LockstepError if `error` says that this user may not read `path`, which is then not damaged."""
+    if isinstance(error, PermissionError):
+        raise LockstepError(
+            f"this user may not read {path}: ask its owner for the permission, as by chmod -R a+rX", ENVIRONMENT
+        ) from None
+
+
+def unreadable(path: Path, error: Exception, remedy: str = "remove it to go on without it") -> LockstepError:
+    """Return the error for a file of a run that cannot be read. Raises: as `require_permission`."""
+    require_permission(path, error)
+    return LockstepError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {remedy}", DATA)
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise ValueError(f"it is larger than {most:,} bytes")
         return file.read()
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """Return the lines of a regular file of at most 1 GiB, [] if there is none. Raises: LockstepError."""
+    try:
+        return read_bytes(path, _MAX_LINES_BYTES).splitlines() if path.is_file() else []
+    except (OSError, ValueError) as error:
+        raise unreadable(path, error) from None
 
 
 def sha256(path: Path) -> str:
@@ -74,11 +124,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def open_lock(path: Path) -> int:
-    """Return a descriptor of the file `path`, created if missing, never truncated. Raises: OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-
 @contextlib.contextmanager
 def locked(path: Path, doing: str) -> Iterator[None]:
     """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with this process.
@@ -86,7 +131,7 @@ def locked(path: Path, doing: str) -> Iterator[None]:
     If another program holds it, say what it is `doing`, and wait. Raises: OSError.
     """
     while True:
-        lock = open_lock(path)
+        lock = open_to_write(path)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,10 +157,14 @@ def replace(path: Path, data: bytes | Callable[[Path], object], fence: Callable[
     """
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        if isinstance(data, bytes):
-            temporary.write_bytes(data)
-        else:
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(open_to_write(temporary, os.O_EXCL), "wb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if isinstance(data, bytes):
+                file.write(data)
+        if not isinstance(data, bytes):
             data(temporary)
+            temporary.chmod(mode)  # The library safetensors lets only the owner read its files.
         flush(temporary)
         fence()
         temporary.replace(path)

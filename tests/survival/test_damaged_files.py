@@ -48,8 +48,10 @@ def resumed(here, stopped, tmp_path):
         run = tmp_path / "runs/x"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(stopped[0], run)
+        (run / PRECIOUS).write_text("precious")
         damage(run)
         done = here(*RESUMED)
+        assert (run / PRECIOUS).read_text() == "precious"
         code, err = done.returncode, done.stderr
         assert "Traceback" not in err, err
         if code == 0:  # never silently other bits
@@ -85,6 +87,7 @@ def replaced(name, make):
     return lambda run: [(run / name).unlink(), make(run / name)]
 
 
+PRECIOUS = "../precious"  # from a run's folder
 JUNK = ["[" * 100_000, "{}", '[{"model_source": 3}]', "\0"]
 BEFORE = r"step-00000000[49].safetensors is damaged.*: trying the one before it"
 NAMED = r"recipe.json|setting"  # in a message about a damaged recipe
@@ -104,6 +107,14 @@ DAMAGES = {
     **{f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
        for name in ("log.txt", "environment.json", "recipe.json", ".lock")},
     "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows are lost"),
+    **{f"{name} is a {kind}": (replaced(name, make), codes, words)
+       for name, codes, words in ((".lock", {4}, "lock is a link"), ("log.txt", {4}, "log.txt is a link"),
+                                  ("metrics.jsonl", {0}, ""))
+       for kind, make in (("link", lambda path: path.symlink_to(PRECIOUS)),
+                          ("second name", lambda path: path.hardlink_to(path.parent / PRECIOUS)))},
+    "a link as checkpoints": (lambda run: [(run / "checkpoints").rename(run / "../elsewhere"),
+                                           (run / "checkpoints").symlink_to("../elsewhere")],
+                              {4}, "checkpoints is a link"),
     "checkpoints is a file": (lambda run: [shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()],
                               {4}, "runs/x"),
 }  # fmt: skip

@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from lockstep import files
+from lockstep.runs import statefile
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
@@ -38,11 +40,49 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "a").read_text() == "old"
 
 
-@pytest.mark.parametrize(("umask", "mode"), [("077", 0o600), ("002", 0o664)])
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
 def test_new_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
-    code = "from pathlib import Path; from lockstep import files; files.replace(Path('b'), b'')"
-    subprocess.run(["sh", "-c", f'umask {umask}; exec "$0" -c "$1"', sys.executable, code], cwd=tmp_path, check=True)
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+    """Also those that the library safetensors writes, which it alone would make for their owner."""
+    before = os.umask(umask)
+    try:
+        files.replace(tmp_path / "a", b"")
+        statefile.write(tmp_path / "b", {"x": torch.ones(1)}, {})
+        os.close(files.open_to_write(tmp_path / "c"))
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys("abc", mode)
+
+
+FOREIGN = {
+    "link": lambda path, other: path.symlink_to(other),
+    "link to nothing": lambda path, other: path.symlink_to(other.with_name("new")),
+    "second name": lambda path, other: path.hardlink_to(other),
+    "pipe": lambda path, other: os.mkfifo(path),
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
+def test_nothing_is_written_through_what_a_stranger_may_have_put_there(tmp_path, make):
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.write_text("precious")
+    for name in ("a", f".b-{os.getpid()}"):
+        make(own / name, other)
+    with pytest.raises(OSError, match="a is a link, has a second name, or is no file"):
+        files.open_to_write(own / "a")
+    files.replace(own / "b", b"new")  # under that temporary name
+    files.replace(own / "a", b"new")
+    assert [(own / name).read_text() for name in "ab"] == ["new", "new"]
+    assert other.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "other", "own"]
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    files.make_folder(tmp_path / "a/b")
+    files.make_folder(tmp_path / "a/b")
+    (tmp_path / "link").symlink_to("a")
+    with pytest.raises(OSError, match="link is a link"):
+        files.make_folder(tmp_path / "link")
 
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped():

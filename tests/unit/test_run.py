@@ -116,6 +116,69 @@ def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
         print(Run(stopped).classes)
 
 
+@pytest.mark.parametrize("name", [".lock", "checkpoints"])
+def test_a_link_in_a_run_is_never_written_through(stopped, tmp_path, name):
+    path = stopped / name
+    (stopped / "checkpoints/precious").touch()
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(LockstepError, match=rf"cannot write the run folder .*{name} is a link") as raised:
+        Folder.resume(stopped)
+    assert raised.value.code == ENVIRONMENT
+    if name == ".lock":
+        with pytest.raises(LockstepError, match=r"\.lock is a link"):
+            remove(Run(stopped))
+        assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    else:
+        remove(Run(stopped))  # deletes the link
+        assert [*(tmp_path / "elsewhere").iterdir()]
+
+
+def denied(*_):
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def forbid(monkeypatch, path):
+    """Let the system say that this user may not open the file `path`. Root may read all files."""
+    real = os.open
+    monkeypatch.setattr(
+        os, "open", lambda name, *rest, **own: denied() if str(name) == str(path) else real(name, *rest, **own)
+    )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "recipe.json", "environment.json", "metrics.jsonl", ".lock"])
+def test_a_file_that_this_user_may_not_read_is_not_called_damaged(stopped, monkeypatch, name):
+    for each in ("model.safetensors", "environment.json", "metrics.jsonl"):
+        (stopped / each).touch()
+    forbid(monkeypatch, stopped / name)
+    run = Run(stopped)
+    read = {
+        "model.safetensors": lambda: run.classes, "recipe.json": run.recipe, "environment.json": run.sessions,
+        "metrics.jsonl": run.metrics, ".lock": run.is_held,
+    }  # fmt: skip
+    with pytest.raises(LockstepError, match=f"this user may not read .*{name}: ask its owner") as raised:
+        read[name]()
+    assert raised.value.code == ENVIRONMENT
+
+
+def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_renamed(stopped, monkeypatch):
+    folder = stopped / "checkpoints"
+    for step in (1, 2):
+        saver.save(folder, {"step": torch.tensor(step)}, {})
+    before = sorted(folder.iterdir())
+    forbid(monkeypatch, before[-1])
+    for read in (lambda: Folder.resume(stopped), Run(stopped).load, Run(stopped).facts):
+        with pytest.raises(LockstepError, match=r"this user may not read .*step-000000002") as raised:
+            read()
+        assert raised.value.code == ENVIRONMENT
+    saver.prune(folder, 5)
+    assert sorted(folder.iterdir()) == before
+    monkeypatch.setattr(type(folder), "iterdir", denied)
+    with pytest.raises(LockstepError, match=r"this user may not read .*checkpoints:"):
+        print(Run(stopped).steps)
+
+
 def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr("lockstep.runs.folder.flush", flushed.append)

@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
-from lockstep.files import reserve_standard_streams
+from lockstep.files import require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
 
@@ -141,7 +142,10 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, the exit codes of workers would be lost.
     try:
         with handled(on_stderr if _world().process == 0 else lambda text: None):
-            app(prog_name="lockstep")
+            try:
+                app(prog_name="lockstep")
+            except PermissionError as error:
+                require_permission(Path(str(error.filename)), error)
     except LockstepError as error:
         sys.stdout.flush()
         if (name := _name(error.code)) is not None:

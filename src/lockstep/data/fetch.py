@@ -108,8 +108,6 @@ def _transfer(archive: Archive, folder: Path) -> None:
         path = folder / archive.name
         if archive.packed:
             path.unlink()
-        else:
-            path.chmod(0o644)
         return
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
 
@@ -118,6 +116,7 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
     """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the progress."""
     import requests
 
+    Path(path).unlink()  # pooch has made it for its owner alone
     with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, open(path, "wb") as file:
         response.raise_for_status()
         # Some servers call the compression of a .gz file an encoding, which requests would undo.

@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep import hardware
 from lockstep.data.progress import in_threads
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import locked, no_room, open_lock
+from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger
 from lockstep.words import plural, size
 
@@ -107,8 +107,8 @@ class Rows:
         """Add the row of each (id, position). Raises: OSError; what `make` raises."""
         first, row_bytes = len(self.ids), self._row_bytes
         with (
-            os.fdopen(open_lock(self._path), "rb") as rows,
-            os.fdopen(open_lock(self._path.with_suffix(".ids")), "rb") as entries,
+            os.fdopen(open_to_write(self._path), "rb") as rows,
+            os.fdopen(open_to_write(self._path.with_suffix(".ids")), "rb") as entries,
         ):
 
             def write(part: range) -> None:

@@ -1,5 +1,6 @@
 """OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.files import open_to_write
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result
@@ -74,7 +76,8 @@ class OpenRun:
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
-        yield console.Plain(folder.log.open("a", encoding="utf-8"), every, verbose=True)
+        log = os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8")
+        yield console.Plain(log, every, verbose=True)
         yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.files import finite, parse_json
+from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.files import finite, open_to_write, parse_json, read_lines
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
@@ -40,7 +42,7 @@ class MetricsFile(Listener):
     def append(self, row: Mapping[str, object]) -> None:
         """Append any row."""
         try:
-            with self._path.open("ab+") as file:
+            with os.fdopen(open_to_write(self._path, os.O_APPEND), "ab+") as file:
                 # The row that failed may be there in part, or the last one of a program that was killed.
                 file.seek(max(file.tell() - 1, 0))
                 file.write(b"\n" * (file.read() not in (b"", b"\n")) + json.dumps(row).encode() + b"\n")
@@ -57,6 +59,7 @@ class EvaluationLog:
 
     metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in a folder for each kind, so that
     one curve never mixes points of two kinds. `asked` is how many examples are evaluated; None: all.
+    Raises: LockstepError if the folder is a link, or its metrics.jsonl cannot be read.
 
     done: the steps whose evaluation is recorded.
     """
@@ -67,7 +70,9 @@ class EvaluationLog:
         self._rows = MetricsFile(self.path)
         self._events: EventFile | None = None
         self.done: set[int] = set()
-        for line in self.path.read_bytes().splitlines() if self.path.is_file() else ():
+        if folder.is_symlink():
+            raise LockstepError(f"{folder} is a link: put the folder itself there", ENVIRONMENT)
+        for line in read_lines(self.path):
             with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 row = parse_json(line)
                 if (row["split"], row["weights"], row["asked"]) == (split, weights, asked):

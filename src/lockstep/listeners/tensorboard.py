@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
 
 from lockstep.core.network import Network
+from lockstep.files import make_folder
 from lockstep.kernels.portable import native
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
@@ -46,7 +47,7 @@ class EventFile:
         self._file: BinaryIO | None = None
         writer = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
         with self._errors_logged():
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open("xb")
         self.write(Event(file_version="brain.Event:2"))
 

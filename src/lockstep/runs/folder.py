@@ -23,7 +23,19 @@ from pydantic import Field
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import finite, flush, open_lock, open_to_read, parse_json, read_json, remove_abandoned, replace
+from lockstep.files import (
+    finite,
+    flush,
+    make_folder,
+    open_to_read,
+    open_to_write,
+    parse_json,
+    read_json,
+    read_lines,
+    remove_abandoned,
+    replace,
+    unreadable,
+)  # fmt: skip
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
@@ -33,7 +45,8 @@ _PARTS = {
     "recipe.json", "environment.json", "metrics.jsonl", "log.txt", "tb", "eval", "checkpoints", "model.safetensors",
     "result.json", "report.html", "compared.html",
 }  # fmt: skip
-_TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+")
+# The last ones are of the library safetensors.
+_TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 
 _NONE: Tensors = MappingProxyType({})
 
@@ -179,9 +192,9 @@ class Run:
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20 and so on
         (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        Raises: LockstepError if the file cannot be read.
         """
-        lines = self.metrics_path.read_bytes().splitlines() if self.metrics_path.is_file() else ()
-        return [row for line in lines if (row := _row(line)) is not None]
+        return [row for line in read_lines(self.metrics_path) if (row := _row(line)) is not None]
 
     def judged(self) -> dict[int, dict[str, Any]]:
         """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
@@ -238,11 +251,8 @@ class Run:
                 entries.check(one)
             return value
         except (OSError, ValueError) as error:
-            raise self._unreadable(name, error) from None
-
-    def _unreadable(self, name: str, problem: object) -> LockstepError:
-        what = "restore it" if name == "recipe.json" else "remove it to go on without it"
-        return LockstepError(f"{self.path / name} cannot be read ({problem}): {what}", DATA)
+            remedy = ("restore it",) if name == "recipe.json" else ()
+            raise unreadable(self.path / name, error, *remedy) from None
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid one.
@@ -285,7 +295,7 @@ class Run:
         except BlockingIOError:
             return True
         except OSError as error:
-            raise self._unreadable(".lock", error.strerror) from None
+            raise unreadable(self.path / ".lock", error) from None
         return False
 
 
@@ -355,6 +365,7 @@ class Folder(Run):
         Run.open(path)
         folder = Folder(path, placement)
         with folder._locked():
+            make_folder(folder.checkpoints)  # which may have been deleted
             statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
             folder.checkpoint = statefile.latest(folder.checkpoints)
             if folder.checkpoint is None:
@@ -369,7 +380,7 @@ class Folder(Run):
         Raises: LockstepError if another program holds the lock, or the folder cannot be written.
         """
         try:
-            self._lock = os.fdopen(open_lock(self.path / ".lock"), "r+")
+            self._lock = os.fdopen(open_to_write(self.path / ".lock"), "r+")
             if self.is_held():  # Perhaps `eval --watch` only tests the lock now, and frees it at once.
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -411,8 +422,7 @@ class Folder(Run):
         """
         saver.clear_ahead(self.checkpoints, step)
         remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
-        if self.metrics_path.is_file():
-            lines = self.metrics_path.read_bytes().splitlines()
+        if lines := read_lines(self.metrics_path):
             rows = [*map(_row, lines)]
             if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:
                 logger.warning(f"{self.metrics_path}: damaged and deleted: line {', '.join(damaged)}")

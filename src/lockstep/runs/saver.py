@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import no_room, remove_abandoned
+from lockstep.files import make_folder, no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import SUFFIX, Tensors, checkpoints_in, file_name
+from lockstep.runs.statefile import SUFFIX, DamagedError, Tensors, checkpoints_in, file_name
 
 
 class Saver:
@@ -116,7 +116,7 @@ def save(folder: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callab
     """
     step = int(tensors["step"])
     path = folder / file_name(step)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     statefile.write(path, tensors, {"step": step, **facts}, fence)
     return path
 
@@ -126,7 +126,8 @@ def clear_ahead(folder: Path, step: int) -> None:
     for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
-    remove_abandoned(folder.glob(f".*{SUFFIX}-*"))
+    for pattern in (f".*{SUFFIX}-*", ".tmp??????"):  # The second is that of the library safetensors.
+        remove_abandoned(folder.glob(pattern))
 
 
 def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:
@@ -139,13 +140,13 @@ def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] 
     kept = 0
     for step, path in reversed(checkpoints_in(folder).items()):
         if kept < keep:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, LockstepError):  # Or this user may not read it.
                 try:
                     if path not in verified:
                         statefile.read(path)
                     verified.add(path)
                     kept += 1
-                except LockstepError:
+                except DamagedError:
                     _set_aside(path)
         elif step != best:
             with contextlib.suppress(OSError):  # A file that cannot be deleted costs disk space, not the run.

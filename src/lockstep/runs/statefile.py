@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import open_to_read, parse_json, replace
+from lockstep.files import open_to_read, parse_json, replace, require_permission
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -77,6 +77,13 @@ class _Facts(Entries):
     evaluations: _Evaluations | None = None
 
 
+class DamagedError(LockstepError):
+    """A state file that cannot be read: it is damaged, or another program's."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, DATA)
+
+
 @dataclass(frozen=True)
 class StateFile:
     """A state file that was read and verified."""
@@ -104,10 +111,14 @@ def file_name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files do not count."""
+    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files do not count.
+
+    Raises: LockstepError if this user may not read the folder.
+    """
     try:
         paths = {step_of(path): path for path in folder.iterdir()}
-    except OSError:
+    except OSError as error:
+        require_permission(folder, error)
         return {}
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
@@ -115,7 +126,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 def facts_of(path: Path) -> dict[str, Any]:
     """Return the facts in a state file. Only `read` verifies them.
 
-    Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
+    Raises: as `read`.
     """
     try:
         with open_to_read(path) as file:
@@ -125,10 +136,10 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 
 def facts_if_valid(path: Path) -> dict[str, Any]:
-    """Return the facts in a state file; {} if it is damaged or does not exist."""
+    """Return the facts in a state file; {} if it is damaged or does not exist. Raises: LockstepError, as `read`."""
     try:
         return facts_of(path)
-    except (LockstepError, FileNotFoundError):
+    except (DamagedError, FileNotFoundError):
         return {}
 
 
@@ -137,7 +148,8 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
     `content` is that of the file, if the caller has read it.
     With `foreign`, a safetensors file of another program is read too; it has no facts.
-    Raises: LockstepError if it is damaged or not a state file, FileNotFoundError if it does not exist.
+    Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not exist, LockstepError if
+    this user may not read it.
     """
     try:
         with open_to_read(path) if content is None else io.BytesIO(content) as file:
@@ -158,11 +170,11 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
 
 def _frozen_beside(path: Path) -> "dict[str, Tensor]":
-    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError if they are damaged or missing."""
+    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they may not be missing."""
     try:
         return read(path.with_name(_FROZEN_FILE)).tensors
     except FileNotFoundError as error:
-        raise LockstepError(f"{error}, so {path.name} has no layers before its head: copy both", DATA) from None
+        raise DamagedError(f"{error}, so {path.name} has no layers before its head: copy both") from None
 
 
 def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> None:
@@ -171,7 +183,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> No
     A valid file stays if there are checkpoints, which need its bits.
     """
     path = folder / _FROZEN_FILE
-    with contextlib.suppress(LockstepError, FileNotFoundError):
+    with contextlib.suppress(DamagedError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
             return
     write(path, tensors, {}, fence)
@@ -182,7 +194,7 @@ def latest(folder: Path) -> StateFile | None:
 
     Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the read is not damaged:
     a newer one exists, so the search starts again.
-    Raises: LockstepError if there are checkpoints, and all are damaged.
+    Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read the newest.
     """
     damaged: set[Path] = set()
     while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
@@ -190,7 +202,7 @@ def latest(folder: Path) -> StateFile | None:
             return read(paths[-1])
         except FileNotFoundError:
             continue
-        except LockstepError as error:
+        except DamagedError as error:
             logger.warning(f"{error}: trying the one before it")
             damaged.add(paths[-1])
     if damaged:
@@ -227,7 +239,8 @@ def _checked(path: Path, facts: dict[str, Any] | None) -> dict[str, Any]:
 def _damaged(path: Path, error: Exception) -> Exception:
     if not os.path.lexists(path):
         return FileNotFoundError(f"{path} does not exist")
-    return LockstepError(f"{path} is damaged, or not a file that Lockstep wrote ({error})", DATA)
+    require_permission(path, error)
+    return DamagedError(f"{path} is damaged, or not a file that Lockstep wrote ({error})")
 
 
 def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
