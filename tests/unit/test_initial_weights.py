@@ -39,7 +39,7 @@ def loaded(path, into=None):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "a"
-    fit_here(recipe(), path, Placement(save_every=2))
+    fit_here(recipe(), path, Placement(save_every=2, save_every_s=0))
     return path
 
 
