@@ -93,7 +93,7 @@ def settings() -> Iterator[Row]:
     """Yield the row of each setting of a recipe: its default, and its description."""
     for name, field in Recipe.model_fields.items():
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
-        shown = f"`{name}`, `--{name}`" if name in Recipe.options else f"`{name}`"
+        shown = f"`{name}`, `--{name.replace('_', '-')}`" if name in Recipe.options else f"`{name}`"
         yield shown, default(name), f"{field.description}{names}"
 
 

@@ -25,9 +25,9 @@ in_python = ContextVar("in_python", default=False)  # whether a Python program r
 
 _SWITCHES = {"resume", "trust_code", "portable", "inline", "quiet", "verbose", "watch", "once", "force"}
 _ONLY_IN_SHELL = {"json", "host", "port"}
-# An option, and what follows if that is its value: a name in capitals, a number, a path, a setting, or one of four
+# An option, and what follows if that is its value: a name in capitals, a number, a path, a setting, or one of six
 # words. Or a command of the shell for which Python has no function, up to the end of the message.
-_VALUE = r"(?:[A-Z]+\b|[\d./~]|[\w.]+=|(?:cpu|raw|float32|bfloat16)\b)[^\s,;:)]*"
+_VALUE = r"(?:[A-Z]+\b|[\d./~]|[\w.]+=|(?:cpu|raw|float32|bfloat16|folders|table)\b)[^\s,;:)]*"
 _OPTION = re.compile(rf"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)(?: ({_VALUE}))?|\blockstep [a-z].*")
 
 

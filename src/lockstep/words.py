@@ -20,6 +20,12 @@ def noted(items: Sequence[str], word: str, what: str, remedy: str = "") -> list[
     )
 
 
+def few(words: Sequence[str]) -> str:
+    """Return up to five words with commas, and how many more there are."""
+    more = f" and {len(words) - 5} more" if len(words) > 5 else ""
+    return ", ".join(words[:5]) + more
+
+
 def wilson_interval(correct: int, examples: int) -> list[float]:
     """Return the 95% interval [low, high] of a share of which `correct` of `examples` were seen.
 

@@ -263,7 +263,7 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
     [
         ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call one file, fi"]),
         ("file,a\n", ["none names an image's class: call one label, class, category, target or labels"]),
-        ("id,image,label\n", ["'id' and 'image' may each name an image's file: keep one of them"]),
+        ("id,image,label\n", ["'id' and 'image' may each name an image's file: call one file"]),
         ("", ["labels.csv is empty"]),
         ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),
         ("id,label\n1,\n", ["labels.csv: line 2 lacks a value"]),
@@ -285,7 +285,7 @@ def test_tables_beside_classes_and_several_tables_are_refused_if_they_differ(pho
     write(photos, {"a": [1, 2], "b": [3, 4]})
     assert sound(table(photos, "id,label\n1,a\n3,b\n")).classes == ("a", "b")
     assert sound(table(photos, "x,y\n")).classes == ("a", "b")
-    refused(table(photos, "id,label\n1,x\n3,y\n"), "labels.csv (id, label) and the folders name different classes")
+    refused(table(photos, "id,label\n1,x\n3,y\n"), "a/1.png is a by its folder, and labels.csv (id, label) says x")
     write(photos / "flat", {"": [1, 2]})
     table(photos / "flat", "id,label\n1,a\n2,b\n")
     table(photos / "flat", "file,class\n1,a\n2,b\n", "more.csv")
@@ -453,7 +453,7 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     stale = scan(six)
     sound(six)
     (six / "a/3.png").write_bytes(encoded(300))
-    monkeypatch.setattr(module, "scan", lambda root: stale)
+    monkeypatch.setattr(module, "scan", lambda *_, **__: stale)
     with pytest.raises(LockstepError, match=r"a/3\.png has changed since it was indexed: start again"):
         load(six, **DEFAULTS)
     assert sum(map(len, load(six, **DEFAULTS).values())) == 5

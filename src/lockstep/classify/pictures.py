@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lockstep import numerics
-from lockstep.data.scan import IGNORED, SUFFIXES, UNSUPPORTED
+from lockstep.data.scan import SUFFIXES, UNSUPPORTED, is_foreign
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file or of a folder.
@@ -87,9 +87,7 @@ def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
     """
     own = os.path.realpath(folder)
     try:
-        members = sorted(
-            path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in IGNORED
-        )
+        members = sorted(path for path in folder.iterdir() if not is_foreign(path.name))
     except OSError as error:
         yield Item(folder, LockstepError((error.strerror or str(error)).lower(), DATA))
         return

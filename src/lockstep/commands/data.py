@@ -50,7 +50,7 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME|PHOTOS")],
     data: Path | None = None,
-    group: str | None = None,
+    **options: Any,
 ) -> Iterator[str | dict[str, Any]]:
     """Read every file of a dataset, and check sizes, headers and labels.
 
@@ -66,7 +66,7 @@ def check(
     Args:
         name: Name of a dataset, or a folder with a folder for each class.
         data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache.
-        group: Of a folder: regular expression on an image's path, as for `lockstep train`.
+        **options: Of a folder: group, layout and names of columns, as for `lockstep train`.
     """
     if not ("/" in name or os.path.lexists(name)):
         from lockstep.data import DATASETS
@@ -85,17 +85,18 @@ def check(
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
     from lockstep.launch.signals import handled_by, leave
-    from lockstep.recipes import RECIPES
+    from lockstep.recipes import RECIPES, get_recipe
 
-    folder = Path(name)
+    folder, recipe = Path(name), get_recipe("folder").replace(**options)
     with handled_by(leave):
-        found = survey(folder, 0.2, group)
+        found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()
     yield record
     found.require_sound()
-    recipe = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-    yield f"ok: {command('train', f'{folder}/' if recipe else folder)}"
+    named = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
+    given = [word for key, value in options.items() if value for word in (f"--{key.replace('_', '-')}", value)]
+    yield f"ok: {command('train', f'{folder}/' if named else folder, *given)}"
 
 
 def _source(name: str) -> "Source":

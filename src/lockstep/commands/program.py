@@ -24,6 +24,7 @@ from lockstep.commands.train import train
 from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
+from lockstep.data.table import Reading
 from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
 from lockstep.files import require_permission, reserve_standard_streams
 from lockstep.launch.world import World
@@ -100,7 +101,10 @@ class _Train(TyperCommand):
 
 
 _OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
-DATA_COMMANDS: dict[str, Callable[..., None]] = {"fetch": shell(fetch), "check": shell(check)}
+DATA_COMMANDS: dict[str, Callable[..., None]] = {
+    "fetch": shell(fetch),
+    "check": shell(check, ("group", *Reading._fields)),
+}
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -214,7 +214,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     from lockstep.data.photos import survey
 
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    found = survey(subject.data, recipe.test_share, recipe.group).require_sound()
+    found = survey(subject.data, recipe.test_share, recipe.group, recipe.reading).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
+from lockstep.data.table import Reading
 from lockstep.errors import LockstepError, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
@@ -71,8 +72,8 @@ class Recipe(Settings):
         ),
     }
     options: ClassVar[tuple[str, ...]] = (
-        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "group", "precision",
-        "portable",
+        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "group",
+        *Reading._fields, "precision", "portable",
     )  # fmt: skip
 
     name: Annotated[str, AfterValidator(plain_name)] = Field(description="The recipe's name, for new runs.")
@@ -99,6 +100,16 @@ class Recipe(Settings):
         description="Regular expression on the path of an image in its folder. Images for which its first group in "
         "parentheses, or else all it matches, is the same stay on one side of every division.",
     )
+    layout: Literal["folders", "table"] | None = Field(
+        None,
+        description="What names the classes of a folder that can be read in two ways: folders (each one in it is a "
+        "class, with all images in it), or table.",
+    )
+    label_column: str | None = Field(
+        None, description="Column of a folder's table with the classes. Default: label, class, category or target."
+    )
+    group_column: str | None = Field(None, description="Column with the groups, as in --group. Default: group.")
+    split_column: str | None = Field(None, description="Column with train, val or test. Default: split.")
     held_out: int = Field(
         0,
         ge=0,
@@ -185,12 +196,15 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
-        for name in ("image_px", "grey", "test_share", "group"):
-            given_elsewhere = self.dataset in DATASETS or (name in ("grey", "group") and self.dataset != IMAGE_FOLDER)
+        of_folder = ("grey", "group", *Reading._fields)
+        for name in ("image_px", "test_share", *of_folder):
+            given_elsewhere = self.dataset in DATASETS or (name in of_folder and self.dataset != IMAGE_FOLDER)
             if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
                     f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
                 )
+        if (self.layout == "folders" and self.label_column) or (self.group and self.group_column):
+            raise ValueError("layout=folders excludes label_column, and group excludes group_column: leave one out")
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
         if (self.steps is None) == (self.epochs is None):
@@ -231,6 +245,11 @@ class Recipe(Settings):
     def input(self) -> Augmentation | Features:
         """Return how what a dataset holds becomes the input of the layers that are trained."""
         return self.augmentation if self.head is None else Features()
+
+    @property
+    def reading(self) -> Reading:
+        """Return how a folder of images is read."""
+        return Reading(*(getattr(self, name) for name in Reading._fields))
 
     @property
     def custom_code(self) -> dict[str, str]:

@@ -25,13 +25,15 @@ from lockstep.data import decode
 from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.progress import in_threads
 from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
+from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import command, logger
-from lockstep.words import listed, noted, plural
+from lockstep.words import few, listed, noted, plural
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset
 
+ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
 
@@ -63,7 +65,8 @@ class Survey:
         if self.problems:
             several = len(self.problems) > 1
             text = "".join(f"\n- {problem}" for problem in self.problems) if several else f" {self.problems[0]}"
-            raise LockstepError(f"{self.scan.root} cannot be trained on:{text}", DATA)
+            what = "evaluated" if ALL in self.splits else "trained on"
+            raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
 
     def labels(self, split: str) -> NDArray[np.int64]:
@@ -85,7 +88,14 @@ class Survey:
 
 
 def load(
-    folder: Path | None, *, image_px: int, test_share: float, grey: bool = False, group: str | None = None
+    folder: Path | None,
+    *,
+    image_px: int,
+    test_share: float,
+    grey: bool = False,
+    group: str | None = None,
+    reading: Reading = PLAIN,
+    classes: Sequence[str] | None = None,
 ) -> "dict[str, Dataset]":
     """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
@@ -99,14 +109,14 @@ def load(
     from lockstep.data.dataset import Dataset
     from lockstep.data.pixels import Rows
 
-    found = survey(folder, test_share, group).require_sound()
+    found = survey(folder, test_share, group, reading, classes).require_sound()
     for note in found.notes:
         logger.warning(note)
     # Without test images, the validation images are those too; see `survey`.
-    same = found.splits.get("validation") is found.splits["test"]
-    names = [name for name in SPLITS if name in found.splits and not (same and name == "test")]
+    same = "test" in found.splits and found.splits.get("validation") is found.splits["test"]
+    names = [name for name in (*SPLITS, ALL) if name in found.splits and not (same and name == "test")]
     photos = [photo for name in names for photo in found.splits[name]]
-    digests = {name: _digest(found, name, image_px, grey) for name in names}
+    digests = {name: digest(found, name, image_px, grey) for name in names}
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
     # which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, decoder_versions()])
@@ -128,7 +138,8 @@ def load(
     return datasets | ({"test": datasets["validation"]} if same else {})
 
 
-def _digest(found: Survey, split: str, image_px: int, grey: bool) -> str:
+def digest(found: Survey, split: str, image_px: int | None, grey: bool) -> str:
+    """Return the SHA-256 of a split, in hex; see `load`."""
     digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes), *(["grey"] if grey else [])]).encode())
     digest.update(found.labels(split).tobytes())
     digest.update(bytes.fromhex("".join(photo.sha256 for photo in found.splits[split])))
@@ -148,11 +159,19 @@ def _pixels(root: Path, photo: Photo, image_px: int, grey: bool) -> NDArray[np.u
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
 
 
-def survey(root: Path | None, test_share: float, group: str | None = None) -> Survey:
+def survey(
+    root: Path | None,
+    test_share: float,
+    group: str | None = None,
+    reading: Reading = PLAIN,
+    classes: Sequence[str] | None = None,
+) -> Survey:
     """Return the examples under `root`. Problems are collected, not raised.
 
     The regular expression `group` names the group of each image: its first capture group, or else all that it matches,
-    in the path below `root`. A table of labels may name the groups instead.
+    in the path below `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
+
+    With the `classes` of a run, all images are in one split, "all". They need no groups, and may be of fewer classes.
 
     A folder without splits, or with "train" alone, is divided: a file is a test image if the first 8 bytes of its
     SHA-256, as a big-endian share of 2^64, are below `test_share`. So no file changes sides when others are added,
@@ -165,27 +184,34 @@ def survey(root: Path | None, test_share: float, group: str | None = None) -> Su
     if root is None:
         give = f"give the folder of images as --data DIR, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
-    found = scan(root)
+    if classes is not None:
+        group, reading = None, reading._replace(group_column=None, split_column=None)
+    found = scan(root, reading, partial=classes is not None)
     found.photos = read(found)
     problems, notes = found.problems + _name_groups(found, group), list[str]()
     training = "train" if "train" in found.folders else ""
-    classes = tuple(found.classes.get(training, ()))
-    readable = [photo for photo in found.photos if not photo.cause and photo.class_name in classes]
+    known = tuple(found.classes.get(training, ()) if classes is None else classes)
+    readable = [photo for photo in found.photos if not photo.cause and photo.class_name in known]
     readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
     splits = {split or "train": [photo for photo in readable if photo.split == split] for split in found.folders}
     units = _units(readable)
-    problems = problems or _class_problems(found, training, classes, readable)
-    if not problems and not {"test", "validation"} & splits.keys():
+    if classes is not None:
+        splits = {ALL: readable}
+        strange = sorted({photo.class_name for photo in found.photos} - {*classes})
+        problems += noted(strange, "class", "that the run does not know", "move their images away")
+    elif not problems:
+        problems = _class_problems(found, training, known, readable)
+    if not problems and not {"test", "validation", ALL} & splits.keys():
         problems = _divide(splits, test_share, units)
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits["validation"]
         notes.append("there is no test folder, so the validation images are the test images too")
     problems += [
-        f"{split} holds no folder with an image that can be read: fill it, or move it away"
+        f"{'it' if split == ALL else split} holds no folder with an image that can be read: fill it, or move it away"
         for split, members in splits.items()
         if not problems and not members
     ]
-    result = Survey(found, classes, splits, problems + _unreadable(found.photos), notes, units)
+    result = Survey(found, known, splits, problems + _unreadable(found.photos), notes, units)
     notes += _notes(result)
     return result
 
@@ -193,28 +219,31 @@ def survey(root: Path | None, test_share: float, group: str | None = None) -> Su
 def _class_problems(found: Scan, training: str, classes: Sequence[str], readable: list[Photo]) -> list[str]:
     """Return what is wrong with the classes. `training` is the split that defines them, in the scan's words."""
     prefix = f"{training}: " if training else ""
+    lists = [suffix for suffix in sorted(found.others) if suffix in UNREAD_TABLES]
+    table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
     if not classes:
-        loose = f", but {plural(len(found.loose), 'image')} in no class" if found.loose else ""
         folder = found.folders[training]
+        images = sum(path.startswith(folder) for path in found.loose)
+        loose = f", but {plural(images, 'image')} in no class" if images else ""
         split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
-        table = "" if training else ", or add a CSV with the columns file and label"
-        return [f"{prefix}it holds no folders{loose}: give each class a folder with its images{split or table}"]
+        give = f"give each class a folder with its images, or {table}{split}"
+        return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
     if empty := [name for name in classes if name not in full]:
         problems.append(
-            f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {', '.join(empty)}: remove or "
+            f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {few(empty)}: remove or "
             "fill them"
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
-        remedy = f"name at least two in {found.table}" if found.table else f"give each of at least two a folder{inner}"
+        give = table if lists else f"give each of at least two a folder{inner}"
+        remedy = f"name at least two in {found.table}" if found.table else give
         problems.append(f"{prefix}only one class, {classes[0]}: {remedy}")
     for split, names in found.classes.items():
         if unknown := [name for name in names if name not in classes]:
             problems.append(
-                f"{split}: {plural(len(unknown), 'class')} that train lacks, {', '.join(unknown)}: "
-                "rename or remove them"
+                f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: rename or remove them"
             )
     return problems
 
@@ -279,7 +308,7 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
         what = "groups" if every[0].group else "different images"
         return [
             f"{plural(len(bad), 'class')} with fewer than two {what} that no other class has, "
-            f"{', '.join(bad)}: one is needed to train and another to test"
+            f"{few(bad)}: one is needed to train and another to test"
         ]
     splits["train"] = [photo for photo in every if units[photo.sha256] not in test]
     splits["test"] = [photo for photo in every if units[photo.sha256] in test]
@@ -292,8 +321,8 @@ def _notes(found: Survey) -> list[str]:
     foreign = {suffix: number for suffix, number in sorted(found.scan.others.items()) if suffix in UNSUPPORTED}
     kinds = ", ".join(f"{number} {suffix}" for suffix, number in foreign.items())
     count = plural(sum(foreign.values()), "image")
-    conflicts, leaks = (
-        [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("class_name", "split"))
+    copies, conflicts, leaks = (
+        [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
     )
     groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
     sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
@@ -308,12 +337,13 @@ def _notes(found: Survey) -> list[str]:
         *([f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG"] if foreign else []),
         *noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *noted(leaks, "image", "in several splits: the accuracy will be too high"),
+        *noted(copies, "image", "in several files"),
     ]
     for split, photos in found.splits.items():
         present = {photo.class_name for photo in photos}
         missing = [name for name in found.classes if name not in present]
-        if missing and split != "train":
-            notes.append(f"no {split} image of {', '.join(missing)}")
+        if missing and split not in ("train", ALL):
+            notes.append(f"no {split} image of {few(missing)}")
     return notes
 
 

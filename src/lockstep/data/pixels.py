@@ -64,7 +64,10 @@ class Rows:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise LockstepError(f"{self._path} cannot be read ({error.strerror}): delete it", ENVIRONMENT) from None
+            raise LockstepError(
+                f"{self._path} cannot be read ({error.strerror}): allow it, or let XDG_CACHE_HOME name another folder",
+                ENVIRONMENT,
+            ) from None
         self.images, self.ids, self._checksums = torch.from_numpy(images), entries["id"].tolist(), entries["checksum"]
 
     def find(self, ids: Sequence[bytes], first: int = 0) -> Tensor:

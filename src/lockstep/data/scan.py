@@ -1,8 +1,8 @@
 """The images of a folder, by split and class. Nothing is read but names, sizes and times.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may have other usual names,
-such as training_set or seg_test, and may hold a folder of the same name that holds the classes. Where the folders are
-no classes, a table of labels in ROOT names the class of each image.
+such as training_set or seg_test, and may hold a folder of the same name that holds the classes. In a third layout,
+tables of labels name the class of each image. What can be read in two ways is a problem, until the user has chosen.
 """
 
 import os
@@ -10,11 +10,12 @@ import re
 import stat
 import unicodedata
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.table import Table, matched, read_table
+from lockstep.data.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
 from lockstep.errors import DATA, LockstepError
 from lockstep.words import listed, noted
 
@@ -29,11 +30,20 @@ UNSUPPORTED = {
     "avif", "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
 _ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"}
-# Files and folders of operating systems. Names that begin with a dot are ignored too.
-IGNORED = {
-    "__MACOSX", "Thumbs.db", "thumbs.db", "desktop.ini", "Desktop.ini", "$RECYCLE.BIN", "System Volume Information",
-    "lost+found", "@eaDir", "__pycache__",
+# Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
+_IGNORED = {
+    "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "recycled", "found.000",
+    "system volume information", "lost+found", "network trash folder", "temporary items", "__pycache__",
+    "#recycle", "#snapshot", "@eadir", "@recycle", "@recently-snapshot", "@tmp", "@sharebin", "icon\r",
 }  # fmt: skip
+_WORD = "(?:masks?|gt|ground[ _-]?truths?|seg(?:mentations?)?|annotations?|labels?)"
+# What the path of a mask has besides that of its image: a folder, or a part of the name as in 7_mask_1.png.
+_MASK = re.compile(
+    rf"(?<![^/])(?:[^/]*[ _-]masks?|segmentation\w*|{_WORD})/"
+    rf"|(?<![^/]){_WORD}[ _.-]+(?=[^/]*$)|[ _.-]+{_WORD}(?:[ _.-]?\d+)?(?=\.\w+$)",
+    re.I,
+)
+_BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
 
 
 class Photo(NamedTuple):
@@ -76,7 +86,8 @@ class Scan:
         links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
-        table: the name and header of the table of labels; "" if the folders are the classes.
+        table: the names and headers of the tables of labels; "" if the folders are the classes.
+        tables: paths of the CSV files, which may be such tables.
     """
 
     root: Path
@@ -88,24 +99,35 @@ class Scan:
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     table: str = ""
+    tables: list[str] = field(default_factory=list)
+
+    def add_other(self, path: str) -> None:
+        """Add a file that is not read as an image."""
+        self.others[_suffix(path)] += 1
+        if _suffix(path) in TABLES:
+            self.tables.append(path)
 
 
-def scan(root: Path) -> Scan:
-    """List the images under `root`.
+def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
+    """List the images under `root`. `reading` says how, where the folder can be read in several ways.
 
-    Names that begin with a dot, and those in IGNORED, are ignored. A class may be a link to a folder. The name of a
-    class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it.
+    Names that begin with a dot, and those of systems, are ignored. A class may be a link to a folder. The name of a
+    class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it. A folder that is
+    `partial` may lack training images.
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
     require_folder(root)
     result = Scan(root)
     try:
-        result.folders = _split_folders(result)
+        result.folders = _split_folders(result, partial)
         for split, path in result.folders.items():
             _add_split(result, split, path)
-        return _with_table(result)
+        result = _with_tables(result, reading, partial)
     except OSError as error:
         raise LockstepError(f"{error.filename or root} cannot be read: {error.strerror}", DATA) from None
+    if reading.layout is None:
+        result.problems += _doubts(result)
+    return result
 
 
 def require_folder(path: Path) -> None:
@@ -117,12 +139,12 @@ def require_folder(path: Path) -> None:
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     elif path.exists() and _suffix(path.name) in _ARCHIVES:
         problem = f"{path} is an archive: unpack it"
-    elif path.is_file() and _suffix(path.name) == ".csv":
+    elif path.is_file() and _suffix(path.name) in TABLES:
         problem = f"{path} is a table: give the folder of its images"
     raise LockstepError(f"{problem}: give a folder that holds a folder of images for each class", DATA)
 
 
-def _split_folders(result: Scan) -> dict[str, str]:
+def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
     """Return the splits as in `Scan`; none, and add to `result.problems`, if the names leave a doubt.
 
     The folders are splits if the names of all say so. Several folders of one split, such as steam_train and
@@ -152,7 +174,7 @@ def _split_folders(result: Scan) -> dict[str, str]:
     result.problems += [
         f"{' and '.join(same)} are the same split: keep one of them" for same in by_split.values() if len(same) > 1
     ]
-    if "train" not in by_split:
+    if "train" not in by_split and not partial:
         result.problems.append(f"there is {listed(named)}, but no train: name the folder of the training images train")
     if result.problems:
         return {}
@@ -214,45 +236,69 @@ def _add_class(result: Scan, split: str, class_name: str, path: str) -> None:
             if _suffix(name) in SUFFIXES and (facts is None or stat.S_ISREG(facts.st_mode)):
                 photos.append(Photo(os.path.normpath(f"{below}/{name}"), split, class_name, "", stamps))
             else:  # A pipe counts here too: reading it would wait for its writer.
-                result.others[_suffix(name)] += 1
+                result.add_other(os.path.normpath(f"{below}/{name}"))
     result.photos += sorted(photos)
 
 
-def _with_table(found: Scan) -> Scan:
-    """Return what the table of labels in the folder says, if its folders are no classes; else `found`."""
-    root, tables, errors = found.root, list[Table](), list[str]()
-    for name in sorted(name for name in _visible(os.listdir(root)) if _suffix(name) == "csv"):
+def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
+    """Return what the tables say that name the images; `found` if there are none, or they say the same.
+
+    Tables and folders that name different classes are a problem, if `reading` does not choose.
+    """
+    own = {photo.path: photo.class_name for photo in found.photos}
+    paths, by_folder = [*own, *found.loose], len({*own.values()}) > 1
+    asked = reading.layout == "table" or any(reading[1:])
+    beside = [f"../{path.name}" for path in found.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
+    places = sorted(found.tables or beside) if paths else []
+    if not asked and (not places or (reading.layout and (by_folder or not partial))):
+        return found
+    by_folder = by_folder and reading.layout != "table" and not reading.label_column
+    names, tables, errors = Names(found.root, paths), list[Table](), list[str]()
+    otherwise = "add --layout folders" if by_folder else "give each class a folder with its images"
+    for path in places:
         try:
-            tables.append(read_table(root / name))
+            table = read_table(path, names, reading, by_folder)
+            tables += [table] if table else []
         except LockstepError as error:
-            errors.append(f"{error}, or give each class a folder with its images")
-    classes = {photo.class_name for photo in found.photos}
+            errors.append(f"{error}, or {otherwise}")
     titles = listed([table.title for table in tables])
-    if len(classes) > 1:
-        if tables and classes != {row.class_name for row in tables[0].rows}:
+    if len({table.folder for table in tables}) < len(tables):
+        errors, tables = [f"{titles} are tables of labels: keep one, and move the others away"], []
+    if asked and not (tables or errors or partial):
+        errors = ["no CSV here names the images: add one with the columns file and label"]
+    if not tables or (errors and by_folder):
+        found.problems += errors
+        return found
+    rows, problems = matched(tables, names, own if by_folder else paths)
+    if by_folder:
+        differing = [path for path, row in rows.items() if row.class_name != own.get(path)]
+        if differing and reading.layout is None:
+            path = differing[0]
+            said, option = "names it too", "--label-column NAME"
+            if class_name := rows[path].class_name:
+                said, option = f"says {class_name}", "--layout table"
             found.problems.append(
-                f"{titles} and the folders name different classes: move the table away, or all images into one folder"
+                f"{path} is {own.get(path, 'in no class')} by its folder, and {titles} {said}: choose with --layout "
+                f"folders or {option}"
             )
-    elif len(tables) == 1:
-        return _table_scan(found, tables[0])
-    elif tables or errors:
-        several = [f"{titles} are tables of labels: keep one, and move the others away"]
-        found.problems = several if tables else errors
-    return found
+        if found.problems or not any(row.split or row.group for row in rows.values()):
+            return found
+        rows = {path: row._replace(class_name=own[path]) for path, row in rows.items() if path in own}
+    return _labelled(found, titles, rows, problems, partial)
 
 
-def _table_scan(found: Scan, table: Table) -> Scan:
-    """Return all images of the folder, with what the table says of each. Folders may still be splits."""
-    result = Scan(found.root, table=table.title)
+def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool) -> Scan:
+    """Return the images with what their rows say. Folders may still be splits. Those without a row are in no class."""
+    result = Scan(found.root, table=titles, problems=problems)
     _add_class(result, "", "", "")
-    result.others -= Counter({"csv": 1})  # the table itself
-    rows, problems = matched(table, [photo.path for photo in result.photos])
-    result.problems += problems
-    unknown = sorted({row.split for row in table.rows if row.split and not _split_of(row.split)})
-    result.problems += noted(unknown, "name", f"of a split in {table.title}", "call it train, val or test")
+    result.others -= Counter(map(_suffix, result.tables))
+    unknown = sorted({row.split for row in rows.values() if row.split and not _split_of(row.split)})
+    result.problems += noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")
     if result.problems:
         return result
     below = {f"{path}/": split for split, path in found.folders.items() if path}
+    result.loose = [photo.path for photo in result.photos if photo.path not in rows]
+    result.photos = [photo for photo in result.photos if photo.path in rows]
     for number, photo in enumerate(result.photos):
         _, class_name, split, group = rows[photo.path]
         split = _split_of(split) or next((below[path] for path in below if photo.path.startswith(path)), "")
@@ -265,19 +311,52 @@ def _table_scan(found: Scan, table: Table) -> Scan:
         classes[photo.split].add(photo.class_name)
     result.folders = {split: "" for split in ("", *SPLITS) if split in classes}
     result.classes = {split: sorted(names) for split, names in classes.items()}
-    if classes and not {"", "train"} & classes.keys():
-        result.problems.append(f"{table.title} has no split train: call the split of the training images train")
+    if not partial and not {"", "train"} & classes.keys():
+        result.problems.append(f"{titles} has no split train: call the split of the training images train")
     return result
 
 
-def _add_loose(result: Scan, path: str) -> None:
-    """Add the files that lie directly in the folder `path` of the root, in no class."""
-    for name in _visible(os.listdir(result.root / path)):
-        if not (result.root / path / name).is_dir():
+def _doubts(found: Scan) -> list[str]:
+    """Return what can be read in two ways in the names of classes, folders and files."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for name in sorted({name for names in found.classes.values() for name in names}):
+        alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(repr(name))
+    layout = "table" if found.table else "folders"
+    problems = [
+        f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or add --layout "
+        f"{layout} to keep them apart"
+        for same in alike.values()
+        if len(same) > 1
+    ]
+    if found.table:
+        return problems
+    for split, root in found.folders.items():
+        parents = [photo.path[len(root) :].strip("/").split("/")[:-1] for photo in found.photos if photo.split == split]
+        classes = {outer for outer, *_ in parents}
+        inner = {"/".join(parts[:2]) for parts in parents if len(parts) > 1 and parts[1] in classes - {parts[0]}}
+        remedy = "move it away, or add --layout folders to count its images to the class around it"
+        problems += noted(sorted(inner), "folder", "within a class, with the name of another class", remedy)
+    masks = _masks([photo.path for photo in found.photos])
+    remedy = "move the masks away, or add --layout folders to train on them too"
+    return problems + noted(masks, "image", "named like masks of others", remedy)
+
+
+def _masks(paths: Sequence[str]) -> list[str]:
+    """Return which of `paths` are masks by their folder or name, and have their image among the others."""
+    masks = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
+    images = {Path(path).stem for path in paths if path not in masks}
+    return [path for path, own in masks.items() if Path(own).stem in images]
+
+
+def _add_loose(result: Scan, folder: str) -> None:
+    """Add the files that lie directly in the `folder` of the root, in no class."""
+    for name in _visible(os.listdir(result.root / folder)):
+        path = os.path.join(folder, name)
+        if not (result.root / path).is_dir():
             if _suffix(name) in SUFFIXES:
-                result.loose.append(f"{path}/{name}" if path else name)
+                result.loose.append(path)
             else:
-                result.others[_suffix(name)] += 1
+                result.add_other(path)
 
 
 def _folders(folder: Path) -> list[str]:
@@ -285,7 +364,12 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _visible(names: list[str]) -> list[str]:
-    return [name for name in names if name[0] != "." and name not in IGNORED]
+    return [name for name in names if not is_foreign(name)]
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether a file or folder belongs to a system, and not to the user's images."""
+    return name.startswith(".") or name.lower() in _IGNORED
 
 
 def _suffix(name: str) -> str:

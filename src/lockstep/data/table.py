@@ -1,26 +1,45 @@
-"""A table of labels: the one CSV of a flat folder, whose columns name the file and the class of each image.
+"""A table of labels: a CSV whose columns name the file and the class of each image, and perhaps its split and group.
 
-Columns `split` and `group` are read too, and all others are ignored. Names of columns count without case, spaces,
-dashes and underscores. Commas, semicolons and tabs are read as delimiters.
+Names of columns count without case, spaces, dashes and underscores. Commas, semicolons and tabs are read as delimiters.
 """
 
+import codecs
 import csv
 import io
+import os
+import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import LockstepError
 from lockstep.files import read_bytes
-from lockstep.words import listed, noted
+from lockstep.words import few, listed, noted
 
+TABLES = {"csv", "tsv"}
+UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}
 # The names of a column; messages give the first ones.
 _FILE = ("file", "filename", "image", "id", "path", "filepath", "imageid", "imagename", "imagepath")
 _CLASS = ("label", "class", "category", "target", "labels", "classname")
 _MAX_BYTES = 1 << 28
+_SAMPLE = 200  # rows that show which column names files
 _SHOWN = 20  # columns in a message
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:")
+
+
+class Reading(NamedTuple):
+    """How a folder is read that can be read in several ways; see the settings of `Recipe`."""
+
+    layout: str | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+
+
+PLAIN = Reading()
 
 
 class Row(NamedTuple):
@@ -33,81 +52,138 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rows of a table; its title is the name of its file, with the header."""
+    """The rows of a table. The classes are "" if no column names them.
+
+    title: the name of its file, with the header.
+    folder: where the file is: a path that begins with the name of the scanned folder.
+    """
 
     title: str
+    folder: str
     rows: list[Row]
 
 
-def read_table(path: Path) -> Table:
-    """Return a table of labels. Raises: LockstepError if it is none, or leaves a doubt."""
+class Names:
+    """The images of a folder by what a table may call them: any end of the path, with or without suffix."""
+
+    def __init__(self, root: Path, paths: Sequence[str]) -> None:
+        """Take the `paths` of images relative to the folder `root`."""
+        self.root, self._images = root.resolve(), len(paths)
+        self._ends: dict[str, list[str]] = defaultdict(list)
+        for path in paths:
+            end = unicodedata.normalize("NFC", f"/{self.root.name}/{path}")
+            while "/" in end:
+                end = end.partition("/")[2]
+                self._ends[end].append(path)
+                self._ends[end.rpartition(".")[0]].append(path)
+
+    def find(self, cell: str, folder: str) -> list[str]:
+        """Return the paths that `cell` may mean in a table in `folder`: the path from there, else the end of a path.
+
+        An absolute path may be another computer's: then the longest end of it that an image has counts.
+        """
+        cell = cell.replace("\\", "/")
+        end = cell.lstrip("./")
+        if (direct := f"{folder}/{end}") in self._ends:
+            return self._ends[direct]
+        while _ABSOLUTE.match(cell) and "/" in end and end not in self._ends:
+            end = end.partition("/")[2]
+        return self._ends.get(end, [])
+
+    def are_in(self, cells: Sequence[str], folder: str) -> bool:
+        """Return whether the `cells` name images: half of them do, or as many as half of the images."""
+        count = sum(bool(self.find(cell, folder)) for cell in cells)
+        return count > 0 and 2 * count >= min(len(cells), self._images)
+
+
+def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Table | None:
+    """Return the table of labels `path`, relative to the scanned folder. None: it names no images.
+
+    A table in that folder must name them, and all must name classes, unless these are known `by_folder`.
+    Raises: LockstepError if the table cannot be read, or leaves a doubt.
+    """
+    folder, name = os.path.split(os.path.normpath(f"{names.root.name}/{path}"))
     rows = []
     try:
-        text = unicodedata.normalize("NFC", read_bytes(path, _MAX_BYTES).decode("utf-8-sig"))
+        data = read_bytes(names.root / path, _MAX_BYTES)
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        header = next(lines, [])
-        positions = _positions(path.name, header)
-        for line in filter(any, lines):
-            if len(line) != len(header) or not all(line[place].strip() for place in positions if place is not None):
-                raise LockstepError(
-                    f"{path.name}: line {lines.line_num} lacks a value, or has one too many: correct it"
-                )
-            rows.append(Row(*("" if place is None else line[place].strip() for place in positions)))
+        header = [cell.strip() for cell in next(lines, [])]
+        numbered = ((lines.line_num, [cell.strip() for cell in line]) for line in lines if any(line))
+        sample = [*islice(numbered, _SAMPLE)]
+        naming = []
+        for place, title in enumerate(header):
+            cells = [line[place] for _, line in sample if place < len(line)]
+            # Numbers are often something else than names of files, unless the column is called so.
+            if names.are_in(cells, folder) and (_plain(title) in _FILE or not all(map(str.isdigit, cells))):
+                naming.append(place)
+        if not naming and (by_folder or path.startswith("../")):
+            return None
+        places = _places(name, header, reading, naming, by_folder)
+        for number, line in chain(sample, numbered):
+            if len(line) != len(header) or not all(line[place] for place in places if place is not None):
+                raise LockstepError(f"{name}: line {number} lacks a value, or has one too many: correct it")
+            rows.append(Row(*("" if place is None else line[place] for place in places)))
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        raise LockstepError(f"{name}: line {number} is not in UTF-8: save it as CSV in UTF-8") from None
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise LockstepError(f"{path.name} cannot be read ({why}): save it as CSV in UTF-8") from None
-    return Table(f"{path.name} ({', '.join(header[:_SHOWN])})", rows)
+        raise LockstepError(f"{name} cannot be read ({why}): save it as CSV in UTF-8") from None
+    return Table(f"{name} ({', '.join(header[:_SHOWN])})", folder, rows)
 
 
-def _positions(name: str, header: Sequence[str]) -> list[int | None]:
-    """Return the position of the column for each field of a row, None where there is none."""
-    plain = ["".join(c for c in cell.lower() if c not in " _-") for cell in header]
-    shown = f"{name} has the columns {', '.join(map(repr, header[:_SHOWN]))}" if any(header) else f"{name} is empty"
-    positions = []
-    for what, words in (("file", _FILE), ("class", _CLASS), ("split", ("split",)), ("group", ("group",))):
-        found = [place for place, word in enumerate(plain) if word in words]
-        if len(found) > 1:
-            several = listed([repr(header[place]) for place in found])
-            raise LockstepError(f"{shown}, and {several} may each name an image's {what}: keep one of them")
-        if not found and len(words) > 1:
-            raise LockstepError(f"{shown}, and none names an image's {what}: call one {listed(words[:5], 'or')}")
-        positions.append(found[0] if found else None)
-    return positions
+def _places(name: str, header: list[str], reading: Reading, naming: list[int], by_folder: bool) -> list[int | None]:
+    """Return the positions of the columns for the fields of a row, in the table `name`; None for one that is absent.
+
+    It is the column that the user states, or that has a usual name. The contents of those at `naming` decide between
+    several that may name the files, or none. Raises: LockstepError if a needed one is absent, or several are left.
+    """
+    places = list[int | None]()
+    for what, words, stated in (
+        ("file", _FILE, None),
+        ("class", _CLASS, reading.label_column),
+        ("split", ("split",), reading.split_column),
+        ("group", ("group",), reading.group_column),
+    ):
+        found = [place for place, cell in enumerate(header) if (cell == stated if stated else _plain(cell) in words)]
+        if what == "file" and len(found) != 1:
+            found = [place for place in naming if place in found] or found or naming
+        needed = stated or what == "file" or (what == "class" and not by_folder)
+        if len(found) > 1 or (needed and not found):
+            shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
+            several = f"{listed([repr(header[place]) for place in found])} may each name"
+            which = several if found else f"none called {stated!r} names" if stated else "none names"
+            option = "" if what == "file" else f", or give its name as --{words[0]}-column NAME"
+            call = f"call one {listed(words[:5], 'or')}{option}"
+            raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
+        places.append(found[0] if found else None)
+    return places
 
 
-def matched(table: Table, paths: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
-    """Return the row of each of `paths`, relative to the table's folder, and what does not fit, a sentence each."""
-    names = _names(paths)
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c not in " _-")
+
+
+def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tuple[dict[str, Row], list[str]]:
+    """Return the row of each of `paths`, and what does not fit, a sentence each."""
     rows: dict[str, Row] = {}
     absent, doubtful, differing = list[str](), list[str](), list[str]()
-    for row in table.rows:
-        found = names.get(row.file.replace("\\", "/").removeprefix("./"), [])
-        if len(found) != 1:
-            (doubtful if found else absent).append(row.file)
-        elif rows.setdefault(found[0], row)[1:] != row[1:]:
-            differing.append(found[0])
+    for table in tables:
+        for row in table.rows:
+            found = names.find(row.file, table.folder)
+            if len(found) != 1:
+                (doubtful if found else absent).append(row.file)
+            elif rows.setdefault(found[0], row) != row:
+                differing.append(found[0])
+    title = listed([table.title for table in tables])
     rowless = [path for path in paths if path not in rows]
     problems = [
-        *noted(absent, "row", f"of {table.title} without an image", "add the image, or remove the row"),
-        *noted(doubtful, "row", f"of {table.title} with several images of that name", "give the path of each"),
-        *noted(rowless, "image", f"without a row in {table.title}", "add a row, or move the image away"),
-        *noted(differing, "image", f"with rows in {table.title} that differ", "keep one row of each"),
+        *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
+        *noted(doubtful, "row", f"of {title} with several images of that name", "give the path of each"),
+        *noted(rowless, "image", f"without a row in {title}", "add a row, or move the image away"),
+        *noted(differing, "image", f"with rows in {title} that differ", "keep one row of each"),
     ]
     return rows, problems
-
-
-def _names(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Return what a table may call each of `paths`: its path or its name, with or without suffix.
-
-    A name of several paths leads to all of them. A path counts before a name, and both before those without suffix.
-    """
-    names: dict[str, list[str]] = {}
-    whole = [unicodedata.normalize("NFC", path) for path in paths]
-    last = [path.rpartition("/")[2] for path in whole]
-    for words in (whole, last, *([word.rpartition(".")[0] for word in some] for some in (whole, last))):
-        kind: dict[str, list[str]] = defaultdict(list)
-        for word, path in zip(words, paths, strict=True):
-            kind[word].append(path)
-        names = {**kind, **names}
-    return names

@@ -326,6 +326,8 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     Raises: LockstepError unless there is the split on which a run is evaluated.
     """
     train_set, name = splits["train"], recipe.evaluated_split
+    if name in splits:
+        return splits
     if recipe.held_out >= len(train_set):
         raise LockstepError(
             f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 to "
@@ -334,16 +336,16 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     if recipe.held_out:
         kept, held = train_set.held_out(recipe.held_out)
         return {**splits, "train": kept, "held-out": held}
-    if name not in splits:
-        raise LockstepError(
-            f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits are "
-            f"{', '.join(splits)}. Add it, or hold out training images, as in --set held_out={len(train_set) // 10}"
-        )
-    return splits
+    raise LockstepError(
+        f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits are "
+        f"{', '.join(splits)}. Add it, or hold out training images, as in --set held_out={len(train_set) // 10}"
+    )
 
 
-def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
+def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None) -> dict[str, Dataset]:
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is downloaded.
+
+    With `classes`, all images of a folder are one split, see `photos.survey`.
 
     Raises: LockstepError.
     """
@@ -352,7 +354,7 @@ def read_splits(recipe: Recipe, placement: Placement) -> dict[str, Dataset]:
             assert recipe.image_px is not None
             return photos.load(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
-                group=recipe.group,
+                group=recipe.group, reading=recipe.reading, classes=classes,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
