@@ -38,15 +38,13 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     assert [row["name"] for row in record["classes"]] == ["bright", "dark"]
     assert record["accuracy"] == first["accuracy"]["raw"]
 
-    # Another folder with other classes would shift the labels.
     write(tmp_path / "other", {"bright": range(5), "dim": range(5, 10)})
-    done = here("eval", "runs/my-photos-1", "--data", "other")
-    assert done.returncode == DATA
-    assert "label 1 was 'dark' and is 'dim'" in done.stderr
+    refused(here("eval", "runs/my-photos-1", "--data", "other"), DATA, "1 class that the run does not know (dim)")
     bright_and_dark(tmp_path / "more", 40)
-    done = here("eval", "runs/my-photos-1", "--data", "more")
+    done = here("eval", "runs/my-photos-1", "--data", "more", "--json")
     assert done.returncode == 0
-    assert "the test data is not what it was in training" in done.stderr
+    assert json.loads(done.stdout)["examples"] == 80
+    assert "more is not the data of training: all 80 images are evaluated" in done.stderr
     shutil.rmtree(tmp_path / "my photos")
     refused(here("eval", "runs/my-photos-1"), DATA, "was trained on the images in", "give their folder as --data")
 
@@ -99,6 +97,15 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "pets: 30 images" in done.stdout
     assert done.stdout.endswith("ok: lockstep train pets\n")
+    (photos / "list.csv").write_text("file,breed\n" + "".join(f"{n}.png,{'xy'[n > 9]}\n" for n in range(30)))
+    done = here("data", "check", "pets")
+    assert done.returncode == DATA
+    assert "a/0.png is a by its folder, and list.csv (file, breed) names it too" in done.stderr
+    done = here("data", "check", "pets", "--label-column", "breed")
+    assert "  x " in done.stdout
+    assert done.stdout.endswith("ok: lockstep train pets --label-column breed\n")
+    refused(here("data", "check", "pets", "--layout", "both"), USAGE, "layout", "both", "folders")
+    (photos / "list.csv").unlink()
     photos = photos.rename(tmp_path / "digits")  # a recipe, unless it is written as a path
     assert here("data", "check", "digits").stdout.endswith("ok: lockstep train digits/\n")
     (photos / "a/bad.png").touch()
@@ -127,7 +134,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
         ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),
         ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
-        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's file: call one file"),
+        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's class: call one label"),
         ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
     ):
         trained, checked = here("train", name), here("data", "check", name)

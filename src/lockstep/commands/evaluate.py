@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
-from lockstep.commands.to_spec import existing, fields_of_run, step_or_best
+from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.signals import handled_by, leave
@@ -105,7 +105,8 @@ def evaluate(
 
     Args:
         run: A run's folder.
-        split: train, test, or another split. Default: held-out if the recipe holds out images, else test.
+        split: train, test, another split, or of a folder all. Default: held-out if the recipe holds out images, else
+            test; all for a folder of other images than those of training.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest.
         weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
@@ -140,7 +141,7 @@ def evaluate(
     def spec() -> EvaluateSpec:
         places = {"data": data, "device": device, "processes": 1 if watch and processes is None else processes}
         fields = fields_of_run(run, trust_code, **places)
-        what = {"split": split or fields["recipe"].evaluated_split, "weights": weights, "examples": examples}
+        what = {"split": split or evaluated_split(data, **fields), "weights": weights, "examples": examples}
         return EvaluateSpec(**fields, **what, checkpoint=chosen)
 
     if not watch:

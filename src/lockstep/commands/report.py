@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lockstep.commands.shell import Quiet, record_of, require_writable
-from lockstep.commands.to_spec import existing, fields_of_run
+from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
 from lockstep.jobs.specs import ReportSpec
@@ -103,7 +103,7 @@ def report(
         try:
             with muted(quiet):
                 fields = fields_of_run(opened[0], trust_code, data=data, processes=processes, device=device)
-                record = record_of(ReportSpec(**fields, split=fields["recipe"].evaluated_split), quiet)
+                record = record_of(ReportSpec(**fields, split=evaluated_split(data, **fields)), quiet)
         except LockstepError as error:
             if error.code != DATA:
                 raise

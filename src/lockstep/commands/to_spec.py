@@ -26,6 +26,7 @@ from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, near_run, refuse_existing
 from lockstep.settings import dotted, validated
+from lockstep.words import few
 
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
@@ -361,6 +362,36 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     recipe.require_trust(run.path, trust_code)
     placement = placed(recipe, placement.replace(data=data_of(run.path, placement.data)), run.path)
     return {"recipe": recipe, "placement": placement, "path": run.path}
+
+
+def evaluated_split(given: Path | str | None, recipe: Recipe, placement: Placement, path: Path) -> str:
+    """Return the split to evaluate of the run at `path`: "all" if the user has `given` a folder of other images.
+
+    The images are those of training if the folder is, or if the SHA-256 of the training images is the same. A message
+    says what differs. Raises: LockstepError if the folder has no images of the run's classes, or other classes too.
+    """
+    from lockstep.data.photos import ALL, digest, survey
+
+    run, data, rules = Run(path), placement.data, (recipe.test_share, recipe.group, recipe.reading)
+    known, classes = run.data(), run.classes
+    if (
+        not (given and data and known and classes)
+        or recipe.dataset != IMAGE_FOLDER
+        or known.resolve() == data.resolve()
+    ):
+        return recipe.evaluated_split
+    stated, found = run.facts().get("data_sha256", {}), survey(data, *rules)
+    if "train" in found.splits and digest(found, "train", recipe.image_px, recipe.grey) == stated.get("train"):
+        return recipe.evaluated_split
+    images = survey(data, *rules, classes).require_sound().splits[ALL]
+    trained = {photo.sha256 for photo in survey(known, *rules).splits.get("train", ())} if known.is_dir() else None
+    seen = f"{known} is not here to say which are known"
+    if trained is not None:
+        seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
+    absent = sorted({*classes} - {photo.class_name for photo in images})
+    lacking = f"; no image of {few(absent)}" if absent else ""
+    logger.warning(f"{data} is not the data of training: all {len(images):,} images are evaluated; {seen}{lacking}")
+    return ALL
 
 
 def step_or_best(which: str | int | None) -> int | Literal["best"] | None:

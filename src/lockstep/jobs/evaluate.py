@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.core.evaluate import Chunk, Evaluation
+from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.data.photos import ALL
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.session import Session, read_splits
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
@@ -18,8 +20,21 @@ from lockstep.words import wilson_interval
 
 def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
-    session = Session(spec.recipe, spec.placement, ctx)
+    session = session_of(spec, ctx)
     return judge(spec, ctx, session, session.split(spec.split, spec.examples))
+
+
+def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
+    """Return the session with the dataset of training, or for the split "all" with all images of a folder.
+
+    The folder may lack training images, and classes of the run. Raises: LockstepError.
+    """
+    recipe, placement = spec.recipe, spec.placement
+    if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
+        return Session(recipe, placement, ctx)
+    with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
+        images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
+    return Session(recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images))
 
 
 def judge(

@@ -9,9 +9,9 @@ from lockstep.core import sure
 from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import survey
+from lockstep.data.photos import ALL, survey
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import judge
+from lockstep.jobs.evaluate import judge, session_of
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
@@ -28,7 +28,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
 
     The record is that of an evaluation, with "calibration", "mistakes", and some "right" answers at even distances.
     """
-    session = Session(spec.recipe, spec.placement, ctx)
+    session = session_of(spec, ctx)
     dataset = session.split(spec.split, spec.examples)
     labels = dataset.labels.cpu()
     logits = torch.zeros(len(labels), len(dataset.classes))
@@ -45,7 +45,8 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
-        photos = survey(spec.placement.data, spec.recipe.test_share, spec.recipe.group).splits
+        rules = spec.recipe.test_share, spec.recipe.group, spec.recipe.reading
+        photos = survey(spec.placement.data, *rules, images.classes if spec.split == ALL else None).splits
         names = [photo.path for photo in photos.get(spec.split, ())]
     first = probabilities.amax(1)
     correct = classes == labels

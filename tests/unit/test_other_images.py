@@ -1,0 +1,100 @@
+"""A run is evaluated on other images than those of its training."""
+
+import shutil
+
+import pytest
+from tests.images import bright_and_dark, encoded, write
+from tests.runs import fit_here
+
+from lockstep.commands.to_spec import evaluated_split, fields_of_run
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.errors import DATA, LockstepError
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import evaluate
+from lockstep.jobs.report import report
+from lockstep.jobs.specs import EvaluateSpec, ReportSpec
+from lockstep.recipes import get_recipe
+
+CHANGES = {
+    "image_px": 32, "model": "digits", "model_options": {}, "batch": 8, "steps": 4, "eval_batch": 20,
+    "test_views": "one", "precision": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run on 20 bright and 20 dark images in the folder `photos`."""
+    recipe = make(get_recipe("folder").model_dump(mode="json"), CHANGES)
+    data = bright_and_dark(tmp_path / "photos", 20)
+    path = tmp_path / "run"
+    fit_here(recipe, path, Placement(data=data, summary_every=0))
+    return path
+
+
+def judged(run, data, spec=EvaluateSpec, job=evaluate):
+    fields = fields_of_run(run, False, data=data)
+    return job(spec(**fields, split=evaluated_split(data, **fields)), Context())
+
+
+def counts(record):
+    return {one["name"]: one["examples"] for one in record["classes"]}
+
+
+def test_all_images_of_another_folder_count(run, tmp_path, caplog):
+    """Of a folder of classes, a table, a split alone, all splits; also if some are training images."""
+    more = bright_and_dark(tmp_path / "more", 30)  # the first 20 of each class are those of training
+    trained = sum(counts(judged(run, None)).values())
+    assert trained < 20
+    caplog.clear()
+    record = judged(run, more)
+    assert counts(record) == {"bright": 30, "dark": 30}
+    assert record["split"] == "all"
+    assert record["correct"] == sum(one["correct"] for one in record["classes"])
+    assert record["accuracy_interval"][0] < record["accuracy"] <= record["accuracy_interval"][1]
+    line = (
+        f"{more} is not the data of training: all 60 images are evaluated; {40 - trained} of these are training images"
+    )
+    assert line in caplog.messages
+    alone = tmp_path / "alone"
+    shutil.copytree(more / "dark", alone / "test/dark")
+    for image in (alone / "test/dark").glob("?.png"):
+        image.unlink()
+    assert counts(judged(run, alone)) == {"bright": 0, "dark": 20}
+    assert caplog.messages[-1].endswith(" of these are training images; no image of bright")
+    shutil.copytree(more / "bright", alone / "train/bright")
+    assert counts(judged(run, alone)) == {"bright": 30, "dark": 20}
+    flat = write(tmp_path / "flat", {"": range(6)})
+    (flat / "labels.csv").write_text("id,label\n" + "".join(f"{n},{'dark' if n else 'bright'}\n" for n in range(6)))
+    assert counts(judged(run, flat)) == {"bright": 1, "dark": 5}
+    shutil.rmtree(tmp_path / "photos")
+    assert counts(judged(run, flat)) == {"bright": 1, "dark": 5}
+    assert f"{tmp_path / 'photos'} is not here to say which are known" in caplog.text
+    shown = judged(run, flat, ReportSpec, report)
+    assert sorted(one["name"] for one in shown["mistakes"] + shown["right"]) == [f"{n}.png" for n in range(6)]
+
+
+def test_the_data_of_training_are_divided_wherever_they_lie(run, tmp_path, caplog):
+    expected = judged(run, None)
+    shutil.move(tmp_path / "photos", tmp_path / "moved")
+    assert judged(run, tmp_path / "moved") == expected
+    (tmp_path / "photos").symlink_to("moved")
+    (tmp_path / "moved/dark/new.png").write_bytes(encoded(1))
+    caplog.clear()
+    record = judged(run, tmp_path / "moved")  # the same folder, with an image more
+    assert record["split"] == "test"
+    assert sum(counts(record).values()) - expected["examples"] in (0, 1)
+
+
+def test_what_cannot_be_evaluated_is_refused(run, tmp_path):
+    for number, (classes, words) in enumerate((
+        ({"bright": [1], "dim": [2, 3]}, "1 class that the run does not know (dim): move their images away"),
+        ({"test/bright": [1], "test/dim": [2]}, "1 class that the run does not know (dim)"),
+        ({"": [1, 2]}, "it holds no folder with an image that can be read"),
+    )):  # fmt: skip
+        data = write(tmp_path / str(number), classes)
+        with pytest.raises(LockstepError) as caught:
+            judged(run, data)
+        assert caught.value.code == DATA
+        assert "cannot be evaluated: " in str(caught.value)
+        assert words in str(caught.value)
