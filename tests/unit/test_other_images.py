@@ -1,7 +1,8 @@
-"""A run is evaluated on other images than those of its training."""
+"""A run is evaluated on other images than those of its training; and copies stay on one side of every division."""
 
 import shutil
 
+import numpy as np
 import pytest
 from tests.images import bright_and_dark, encoded, write
 from tests.runs import fit_here
@@ -9,6 +10,8 @@ from tests.runs import fit_here
 from lockstep.commands.to_spec import evaluated_split, fields_of_run
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.data.dataset import Dataset
+from lockstep.data.photos import load
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
@@ -98,3 +101,22 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path):
         assert caught.value.code == DATA
         assert "cannot be evaluated: " in str(caught.value)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("of", ["a folder", "arrays"])
+def test_copies_are_on_one_side_of_the_held_out_images(tmp_path, of):
+    """30 images three times, also in two classes. Without copies, the choice is what it was without this rule."""
+    if of == "a folder":
+        write(tmp_path / "train", {"a": range(20), "b": range(20, 30)})
+        for number in range(30):
+            for folder in ("a", "b"):
+                (tmp_path / f"train/{folder}/copy {number}.png").write_bytes(encoded(number))
+        write(tmp_path / "test", {"a": [98], "b": [99]})
+        whole = load(tmp_path, image_px=32, test_share=0.2)["train"]
+    else:
+        images = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 1), dtype=np.uint8)
+        whole = Dataset.of(np.concatenate([images] * 3), np.arange(90) % 2, ("a", "b"))
+    kept, held = whole.held_out(20)
+    assert not {*kept.ids()} & {*held.ids()}
+    assert 20 <= len(held) <= 22
+    assert len(kept) + len(held) == 90

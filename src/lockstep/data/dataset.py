@@ -94,7 +94,7 @@ class Dataset:
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
         rows: int64 [N], the row of each example's image. None: N = M, in order.
         mapped: whether `images` are a file that all processes of a host map.
-        groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together. None: no groups.
+        groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together. None: copies do.
         known: 32 bytes for each row of `images` that decide its pixels, or None.
     """
 
@@ -163,19 +163,20 @@ class Dataset:
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
         """Split off `count` random examples: return (the remaining examples, the held-out examples).
 
-        The choice is the same in every run, and both parts keep the file order. With groups, whole ones are split off
-        until there are `count` examples or more. The dataset must be on the CPU.
+        The choice is the same in every run, and both parts keep the file order. Examples of a group, or copies if there
+        are no groups, are split off together, until there are `count` examples or more. The dataset must be on the CPU.
         Raises: LockstepError if no group would remain.
         """
         place = rng.permutation(0, "held-out", 0, len(self)).argsort()
-        if self.groups is not None:  # the place of the first example of the group
-            groups = self.groups.numpy()
-            first = np.full(groups.max() + 1, len(self))
-            np.minimum.at(first, groups, place)
-            place = first[groups]
+        units = np.unique(self.ids(), return_inverse=True)[1] if self.groups is None else self.groups.numpy()
+        first = np.full(units.max() + 1, len(self))  # the place of the first example of the unit
+        np.minimum.at(first, units, place)
+        place = first[units]
         chosen = place <= np.sort(place)[count - 1]
         if chosen.all():
-            raise LockstepError(f"held_out {count} takes all groups of the training images: hold out fewer")
+            raise LockstepError(
+                f"held_out {count} takes all groups of the training images, and copies are a group: hold out fewer"
+            )
         kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
 
