@@ -72,7 +72,7 @@ def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
 
 
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
-    with pytest.raises(LockstepError, match=r"has no test split of its own.*its splits are train\. .*held_out="):
+    with pytest.raises(LockstepError, match=r"has no test split, .*its splits are train\. .*held_out="):
         Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Session(held, Placement(), Context(), {"train": train_set}).splits

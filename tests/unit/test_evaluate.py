@@ -182,4 +182,4 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     session = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
     best = Evaluation(20, rows[0][0] + rows[1][1], 0.5, (10, 10), rows)
-    assert Result(session, 1, None, {"raw": best}, []).warnings() == warnings
+    assert Result(session, 1, {"raw": best}, []).warnings() == warnings

@@ -73,9 +73,3 @@ def test_a_length_that_the_user_states_drops_min_steps():
     assert make(folder, {"epochs": 3}).bind(80).steps == 1
     assert make(folder, {"epochs": 3, "min_steps": 40}).bind(80).steps == 40
     assert make(folder, {"lr": 0.1}).bind(80).steps == 200
-
-
-def test_an_epoch_of_few_images_is_eight_steps_long():
-    few, many = RECIPE.bind(60), RECIPE.bind(EXAMPLES)  # 1.5 and 25 steps an epoch
-    assert [step for step in range(1, 30) if few.completes_epoch(step)] == [8, 16, 24]
-    assert [step for step in range(1, 60) if many.completes_epoch(step)] == [25, 50]
