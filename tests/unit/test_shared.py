@@ -1,6 +1,8 @@
 """Memory of one host: who may open it, and what ends a wait. test_reductions.py adds vectors in it."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -38,6 +40,25 @@ def test_processes_see_what_others_wrote_before_they_met(peer):
     waiting.join()
     assert second.vectors[0].tolist() == [0, 1, 2]
     assert second.vectors[1].tolist() == [0, 0, 0]
+
+
+def test_processes_meet_beside_more_files_than_select_can_wait_for(peer):
+    with contextlib.ExitStack() as stack:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        first, second = two(peer.pid)
+        waiting = threading.Thread(target=second.meet)
+        waiting.start()
+        waiting.join(0.02)
+        first.meet()
+        waiting.join()
+        peer.kill()
+        peer.wait()
+        with pytest.raises(PeerLostError, match="one of this host has ended"):
+            first.meet()
 
 
 def test_a_process_that_ended_or_hangs_is_lost(peer):

@@ -63,7 +63,9 @@ class Shared:
         self.vectors = {number: memory[_HEADER:] for number, memory in memories.items()}
         self._meetings = {number: memory[:2].view(torch.int64) for number, memory in memories.items()}
         self._own, self._limit_s = self._meetings[process], limit_s
-        self._others = [os.pidfd_open(other) for other in others]
+        self._ended = select.poll()  # select() cannot wait for descriptors above 1,023.
+        for other in others:
+            self._ended.register(os.pidfd_open(other), select.POLLIN)
 
     def meet(self) -> None:
         """Wait until all processes have called this. What they wrote before is then visible.
@@ -75,7 +77,8 @@ class Shared:
         number, began = int(self._own), time.monotonic()
         while not self._all_at(number):
             waited = time.monotonic() - began
-            if select.select(self._others, [], [], max(_LOOK_S, waited / 100))[0] and not self._all_at(number):
+            time.sleep(max(_LOOK_S, waited / 100))  # poll() waits for whole milliseconds.
+            if self._ended.poll(0) and not self._all_at(number):
                 raise PeerLostError("lost the other processes: one of this host has ended")
             if waited > self._limit_s:
                 raise PeerLostError(
