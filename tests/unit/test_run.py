@@ -65,6 +65,17 @@ def test_a_program_that_was_killed_before_it_wrote_the_recipe_does_not_block_its
     folder.close()
 
 
+def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
+    """It was deleted, or the program was killed before it made it. A head writes there at once."""
+    Folder.create(tmp_path / "a", RECIPE).close()
+    (tmp_path / "a/checkpoints").rmdir()
+    folder = Folder.resume(tmp_path / "a", frozen={"frozen/conv": torch.ones(1)})
+    assert folder.checkpoint is None
+    assert [path.name for path in folder.checkpoints.iterdir()] == ["frozen.safetensors"]
+    assert caplog.messages == [f"{tmp_path / 'a'} has no checkpoint: it starts again before its first step"]
+    folder.close()
+
+
 def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
     """All have found that no run is there. Every thread opens the lock itself, so it works as between programs."""
     monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
