@@ -15,9 +15,11 @@ The recipe decides the bits; the placement decides only the speed.
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # The module typing would be imported before the program handles signals.
 if TYPE_CHECKING:
+    from typing import Any
+
     from lockstep.classify.predict import Classifier as Classifier, Prediction as Prediction
     from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord, evaluate as evaluate
     from lockstep.commands.export import ExportRecord as ExportRecord, export as export
@@ -66,7 +68,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "__version__":
         from importlib.metadata import version
 

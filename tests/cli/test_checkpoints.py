@@ -43,6 +43,8 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_pa
         assert "waiting" in watcher.stderr.readline()
         watcher.send_signal(number)
         out, err = watcher.communicate(timeout=60)
-        assert (watcher.returncode, out, err) == (code, "", "")
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        assert (watcher.returncode, out) == (code, "")
+        assert err == f"stopped by {name}: start again with the same command\n"
     (tmp_path / "file").touch()
     refused(here("eval", "file", "--watch"), USAGE, "file is not a folder")

@@ -21,7 +21,7 @@ from lockstep.data import catalog
 from lockstep.data.catalog import Archive, Source
 source = eval(sys.argv.pop(1))
 catalog.SOURCES[source.name] = source
-from lockstep.commands.program import main
+from lockstep.__main__ import main
 main()
 """
 

@@ -38,7 +38,7 @@ def server(trained_once, tmp_path_factory):
     with half_sent(port, b"POST"):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "ended\n", "")
+    assert (process.returncode, out, err) == (130, "ended\n", "")
 
 
 @contextlib.contextmanager

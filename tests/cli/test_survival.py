@@ -55,5 +55,5 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, here, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     _, err = end(process)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, "stopped by Ctrl-C: start again with the same command\n")
     assert gone(children)

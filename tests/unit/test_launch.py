@@ -1,5 +1,10 @@
 """The launcher: number of processes, choice of GPUs, signals, hangs, and the first cause of a failure."""
 
+import contextlib
+import io
+import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -10,14 +15,15 @@ import pytest
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import SLOW, Beat
-from lockstep.errors import CRASH, ENVIRONMENT, LockstepError
-from lockstep.jobs.specs import Output, TrainSpec
+from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS, LockstepError
+from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
-from lockstep.launch.signals import StopRequest, handled_by, leave
+from lockstep.launch.signals import StopRequest, handled_by, held_back
 from lockstep.launch.submit import capacity
-from lockstep.launch.supervisor import End, Supervisor
+from lockstep.launch.supervisor import End, Relay, Supervisor, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
+from lockstep.runs.statefile import file_name
 from lockstep.settings import validated
 
 
@@ -62,7 +68,9 @@ def test_a_malformed_device_is_rejected(text):
 
 
 SPEC = TrainSpec(recipe=get_recipe("digits"), placement=Placement(timeout=9), started=0.0, path="x")
-SLEEP = "import time; time.sleep(60)"
+# A worker receives signals from the moment on at which it has its handlers.
+LISTEN = f"import signal, time; signal.pthread_sigmask(signal.SIG_UNBLOCK, {[*map(int, STOP_SIGNALS)]}); "
+SLEEP = f"{LISTEN}time.sleep(60)"
 
 
 @pytest.fixture
@@ -115,35 +123,56 @@ def test_the_first_cause_of_a_failure_is_told(started, ends, message):
     assert job._first_cause(dict(enumerate(ends))).message.startswith(message)
 
 
-def test_a_second_ctrl_c_kills_the_workers_and_other_signals_do_not(started, monkeypatch):
-    job, sent, now = started("pass"), [], [0.0]
+def test_a_second_ctrl_c_counts_after_a_second_and_other_signals_do_not(monkeypatch):
+    request, now, found = StopRequest(), [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(job, "_send", sent.append)
     for when, number in ((0.0, signal.SIGINT), (0.5, signal.SIGINT), (2.0, signal.SIGTERM), (3.0, signal.SIGINT)):
         now[0] = when
-        job.stop(number, None)
-    monkeypatch.undo()
-    assert sent == [signal.SIGTERM] * 3 + [signal.SIGKILL]
-    assert job.killed
+        request.record(number, None)
+        found.append(request.repeated)
+    assert found == [False, False, False, True]
+    assert request.received == signal.SIGINT
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_signal_ends_the_preparation_of_the_data_and_says_so(caplog, begun):
-    request, prepared = StopRequest(), []
-    if begun:
-        request.handle(signal.SIGTERM, None)
+def test_a_signal_ends_the_process_at_once_unless_there_is_something_to_save(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", None)
+    request, done = StopRequest(), []
 
-    def prepare():
-        with request.ending_at_once():
-            prepared.append("a part")
+    def work():
+        with request.stopping(False):
             request.handle(signal.SIGTERM, None)
+            done.append("a step")
+            with request.stopping(True):
+                done.append("an evaluation")
 
     with pytest.raises(SystemExit) as end:
-        prepare()
-    assert bool(prepared) == (not begun)
-    assert end.value.code == 128 + signal.SIGTERM
-    assert "start again with the same command" in caplog.text
-    assert not request.at_once
+        work()
+    assert (done, end.value.code) == (["a step"], 128 + signal.SIGTERM)
+    assert request.at_once
+    with pytest.raises(SystemExit):
+        StopRequest().handle(signal.SIGINT, None)
+
+
+def test_a_second_ctrl_c_ends_even_a_step(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", None)
+    request, now = StopRequest(), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with request.stopping(False):
+        request.handle(signal.SIGINT, None)
+        now[0] = 2.0
+        with pytest.raises(SystemExit):
+            request.handle(signal.SIGINT, None)
+
+
+def test_a_signal_that_is_held_back_is_not_lost():
+    request = StopRequest()
+    with held_back():
+        os.kill(os.getpid(), signal.SIGTERM)
+        program = subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep(0.2); {LISTEN}"])
+        program.terminate()  # while it has no handler, as a worker that imports torch
+        with handled_by(request.record):
+            assert request.received == signal.SIGTERM
+    assert program.wait() == -signal.SIGTERM
 
 
 class Still(Supervisor):
@@ -189,19 +218,113 @@ def test_workers_of_which_none_moves_on_hang(monkeypatch, seconds, rows, looks):
         Still(*rows, world=World("Slurm", 0, 2))._wait()
 
 
+EVALUATION = EvaluateSpec(recipe=SPEC.recipe, placement=SPEC.placement, path=SPEC.path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "sent", "killed"),
+    [
+        (SPEC, [-1, 7], 2, True),  # One has not begun a step, so none has done one.
+        (SPEC, [7, 7], 9, False),  # They save when the step is done.
+        (EVALUATION, [-1, -1], 2, True),
+    ],
+)
+def test_a_request_to_stop_is_repeated_and_kills_only_what_has_nothing_to_save(monkeypatch, spec, steps, sent, killed):
+    now, signals = [0.0], []
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.6) or now[-1])
+    job = Still(*[[Beat(moves=look, step=step) for step in steps] for look in range(17)], [], world=World())
+    job._spec = spec
+    monkeypatch.setattr(job, "_send", signals.append)
+    job.request.record(signal.SIGINT, None)
+    monkeypatch.setattr(job, "_running", lambda: Still._running(job) if job.rows[0] else [])
+    assert job._wait() == ""
+    assert (signals, job.killed) == ([signal.SIGTERM] * sent, killed)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
+    spec, told = SPEC.replace(path=tmp_path / "x"), {}
+    again = "stopped by Ctrl-C: start again with the same command"
+    assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/recipe.json").write_text(get_recipe("mnist").model_dump_json())  # another program's
+    assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
+    (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
+    assert stopped(spec, signal.SIGTERM, told.get, quiet).code == 143
+    stopped(EVALUATION.replace(path=tmp_path / "x"), signal.SIGINT, told.get, quiet)
+    go_on = f"stopped by SIGTERM: continue with: lockstep train {tmp_path / 'x'} --resume"
+    assert caplog.messages == [again, again, again.replace("Ctrl-C", "SIGTERM") if quiet else go_on, again]
+    caplog.clear()
+    told["record"] = {"done": True}
+    assert stopped(spec, signal.SIGHUP, told.get, quiet).record == {"done": True}
+    told["stopped"] = True
+    stopped(spec, signal.SIGHUP, told.get, quiet)
+    assert caplog.messages == ["stopped by SIGHUP: the job was complete"]
+
+
+def restarts_until_it_ends(job, saved):
+    """Return the notes of the restarts of a job that is killed after each number of steps that is `saved`."""
+    run = job._parent / "run"
+    (job._folder / "run.json").write_text(json.dumps(str(run)))
+    (run / "checkpoints").mkdir(parents=True)
+    for step in saved:
+        (run / "checkpoints" / file_name(step)).touch()
+        job._prepare_restart(End(ENVIRONMENT, "killed"))
+        yield job._spec.notes[0].partition("(")[2]
+
+
+def test_restarts_count_since_the_last_saved_progress(started):
+    assert [*restarts_until_it_ends(started("pass"), [0, 0, 5, 5, 5, 9])] == [
+        f"restart {number} of 3)" for number in (1, 2, 1, 2, 3, 1)
+    ]
+
+
+def test_restarts_without_progress_end(started):
+    with pytest.raises(LockstepError, match=r"^killed\. Continue with: lockstep train .*run --resume$"):
+        [*restarts_until_it_ends(started("pass"), [5] * 4)]
+
+
+def test_a_restart_needs_the_file_of_the_weights_only_without_a_checkpoint(started, tmp_path):
+    job = started("pass")
+    job._spec = SPEC.replace(placement=SPEC.placement.replace(init=tmp_path / "gone.safetensors"))
+    job._prepare_restart(End(ENVIRONMENT, "killed"))
+    assert job._spec.placement.init is not None
+    assert [*restarts_until_it_ends(job, [0])]
+    assert job._spec.placement.init is None
+    assert job._spec.resume
+
+
+def test_a_restart_continues_a_run_whose_folder_was_made_and_not_told(started, tmp_path):
+    job = started("pass")
+    job._spec = SPEC.replace(path=tmp_path / "x")
+    job._prepare_restart(End(ENVIRONMENT, "killed"))
+    assert not job._spec.resume
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
+    job._prepare_restart(End(ENVIRONMENT, "killed"))
+    assert job._spec.resume
+
+
+def test_a_relay_works_beside_more_files_than_select_can_wait_for():
+    with contextlib.ExitStack() as stack:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        stream = io.StringIO()
+        relay = Relay(stream)
+        os.write(relay.descriptor, b"a line")
+        relay.close()
+        assert stream.getvalue() == "a line"
+
+
 def test_a_signal_that_nohup_ignores_stays_ignored():
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)}
-    with handled_by(leave):
+    handler = StopRequest().record
+    with handled_by(handler):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is leave
+        assert signal.getsignal(signal.SIGTERM) == handler
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_ctrl_c_in_a_command_says_how_to_go_on(here, monkeypatch):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lockstep.commands.train.train_spec", interrupted)
-    done = here("train", "digits")
-    assert (done.returncode, done.stderr) == (130, "stopped by Ctrl-C: start again with the same command\n")

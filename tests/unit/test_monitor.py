@@ -23,21 +23,30 @@ def test_the_first_step_may_be_slow_and_so_may_all_that_is_no_step():
             assert monitor.beat.slow == SLOW
 
 
-def test_only_work_that_may_take_any_time_ticks():
-    """Reading a dataset, and output that a terminal or a pipe stops. The watching thread calls `tick`."""
+def test_all_but_a_step_a_wait_and_a_part_of_an_evaluation_may_take_any_time():
+    """Imports, reading, saving, output that a terminal stops, the end of a run. The watching thread calls `tick`."""
     monitor, ticks = Monitor(), 0
+
+    def ticking():
+        nonlocal ticks
+        before, ticks = ticks, monitor.tick() or monitor.beat.ticks
+        return ticks > before
+
+    assert ticking()
+    with monitor.doing("communication"):
+        assert not ticking()
     with monitor.training():
+        assert not ticking()
         for work, endless in (
             (monitor.doing("compute", 0), False),
             (monitor.doing("communication"), False),
             (monitor.doing("report"), True),
-            (monitor.pausing(), False),
-            (monitor.pausing(endless=True), True),
+            (monitor.pausing(endless=False), False),
+            (monitor.pausing(), True),
         ):
             with work:
-                monitor.tick()
-                ticks += endless
-                assert monitor.beat.ticks == ticks
+                assert ticking() == endless
+    assert ticking()
 
 
 def test_seconds_count_for_the_innermost_part_and_not_within_an_evaluation(monkeypatch):

@@ -36,14 +36,14 @@ from lockstep import numerics
 from lockstep.classify.predict import Classifier, Prediction
 from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
-from lockstep.launch.signals import handled_by
+from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, spotlit
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 CONNECTION_LIMIT = 960  # Beyond it the answer is 503. Most systems allow a program 1,024 open files.
-END_LIMIT_S = 5  # to answer the requests that have arrived when the server ends
+END_LIMIT_S = 3  # to answer the requests that have arrived when the server ends
 FILE_LIMIT = 16  # files of a request
 REQUEST_LIMIT_S = 60.0  # from the head of a request to its answer
 TOP = 5  # classes in an answer
@@ -303,13 +303,19 @@ def server_of(application: Starlette) -> uvicorn.Server:
     return uvicorn.Server(uvicorn.Config(application, **options))
 
 
-def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP. Requests that have arrived by then are answered, for some seconds."""
+def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int | None:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP, and return which it was; None if the server ended by itself.
+
+    Requests that have arrived by then are answered, for some seconds.
+    """
+    request = StopRequest()
 
     def end(number: int, frame: FrameType | None) -> None:
+        request.record(number, frame)
         server.should_exit = True
 
     # uvicorn would log a traceback for each request that has not arrived when the server ends.
     logging.getLogger("uvicorn.error").addFilter(lambda record: not server.should_exit)
     with handled_by(end):  # uvicorn raises SIGINT and SIGTERM again at its end.
         server.run(sockets=[listening])
+    return request.received

@@ -32,7 +32,6 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
         data: Download into DIR/NAME. Default: LOCKSTEP_DATA/NAME, or the user's cache.
     """
     from lockstep.data import catalog, fetch as module
-    from lockstep.launch.signals import handled_by, leave
 
     source, data = _source(name), data.absolute() if data else None
     if not source.archives:
@@ -41,8 +40,7 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
         return
     paths = catalog.present(source, data)
     folder = paths[0].parent if paths else catalog.destination(source, data)
-    with handled_by(leave):
-        downloaded = not paths and module.fetch(source, folder)
+    downloaded = not paths and module.fetch(source, folder)
     yield {"dataset": name, "folder": str(folder), "downloaded": downloaded}
     yield f"{name} is {'in' if downloaded else 'already in'} {folder}"
 
@@ -84,12 +82,10 @@ def check(
         raise LockstepError(f"--data is for datasets by name, and {name} is none: leave it out")
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
-    from lockstep.launch.signals import handled_by, leave
     from lockstep.recipes import RECIPES, get_recipe
 
     folder, recipe = Path(name), get_recipe("folder").replace(**options)
-    with handled_by(leave):
-        found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
+    found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()
     yield record

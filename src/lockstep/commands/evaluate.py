@@ -14,7 +14,6 @@ from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.launch.signals import handled_by, leave
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
@@ -158,12 +157,11 @@ def evaluate(
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
     """Return as soon as the run at `path` has begun, or a file is there."""
-    with handled_by(leave):
-        while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
-            if not quiet:
-                logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
-            quiet = True
-            time.sleep(interval)
+    while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
+        if not quiet:
+            logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
+        quiet = True
+        time.sleep(interval)
 
 
 def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Iterator[WatchedRecord]:
@@ -202,8 +200,7 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
         if not (waiting or (paths and run.is_held())):
             warn(f"{run.path} has no checkpoint, or no program trains it now: waiting. Use --once to stop here")
             waiting = True
-        with handled_by(leave):
-            time.sleep(interval)
+        time.sleep(interval)
     log.close()
     warn(f"{run.path}: all is evaluated, see {log.path}")
 

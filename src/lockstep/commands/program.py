@@ -25,7 +25,7 @@ from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data.table import Reading
-from lockstep.errors import CRASH, DATA, SIGNAL_BASE, USAGE, LockstepError, printable
+from lockstep.errors import CRASH, DATA, USAGE, LockstepError, printable
 from lockstep.files import require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
@@ -155,8 +155,6 @@ def main() -> None:
         if (name := _name(error.code)) is not None:
             print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
         sys.exit(error.code)
-    except KeyboardInterrupt:
-        sys.exit(SIGNAL_BASE + signal.SIGINT)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of stdout is gone: suppress the error of the interpreter's last flush
         sys.exit(CRASH)

@@ -9,6 +9,7 @@ import typer
 from lockstep import numerics
 from lockstep.commands.predict import load_in_own_program
 from lockstep.commands.shell import Checkpoint, Source, require_extra
+from lockstep.errors import SIGNAL_BASE
 from lockstep.messages import logger
 from lockstep.words import plural
 
@@ -60,5 +61,7 @@ def serve(
             yield f"{web.url(web.network_address(), listening)}  for others on the network, such as a phone"
             host = "127.0.0.1"
         yield f"{web.url(host, listening)}  (Ctrl-C ends it)"
-        web.serve_until_signal(web.server_of(app), listening)
+        number = web.serve_until_signal(web.server_of(app), listening)
     yield "ended"
+    if number:
+        raise typer.Exit(SIGNAL_BASE + number)

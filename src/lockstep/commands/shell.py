@@ -28,7 +28,6 @@ from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.files import discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.messages import on_stderr
 from lockstep.runs.folder import Run
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
@@ -70,9 +69,6 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
         token = _as_json.set(as_json)
         try:
             present(function(*(given.pop(starred) if starred else ()), **given), as_json, given.get("quiet", False))
-        except KeyboardInterrupt:
-            on_stderr("stopped by Ctrl-C: start again with the same command")
-            raise
         finally:
             _as_json.reset(token)
 

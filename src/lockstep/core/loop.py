@@ -89,6 +89,7 @@ def updates(
                 state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate)
             with monitor.doing("report"):
                 log.updated(step, state)
-            yield requested
+            with monitor.pausing():  # The caller may save, which takes as long as it takes.
+                yield requested
             if requested.stop is not None:
                 return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Part = Literal["data", "compute", "communication", "report", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-SLOW = 10  # times the timeout: for the start, the first step, an evaluation and saving
+SLOW = 10  # times the timeout: for the first step, a part of an evaluation, and a stopped process outside of steps
 _WARM_STEPS = 5  # the first steps of a session are slow, as they touch their memory for the first time
 
 
@@ -88,7 +88,7 @@ class Monitor(HeartbeatFile):
         self._moves = self._ticks = 0
         self._step = -1
         self._part: Part | None = None  # what the present seconds count as
-        self._endless = False  # whether the present work may take as long as it likes
+        self._endless = True  # whether the present work may take as long as it likes: all but what says otherwise
         self._measuring = True
         self._gpu: torch.device | None = None
         self._last = time.perf_counter()
@@ -114,8 +114,8 @@ class Monitor(HeartbeatFile):
         self._step = self._step if step is None else step
         return self._entered(None if self._part is None else part, endless=part == "report")
 
-    def pausing(self, *, endless: bool = False) -> AbstractContextManager[None]:
-        """Do work that is no training and may be slow: an evaluation, saving. If `endless`, it may take any time."""
+    def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:
+        """Do work that is no training, and may take as long as it likes unless `endless` is false."""
         return self._entered(None, endless=endless)
 
     @contextmanager

@@ -25,7 +25,8 @@ class Context:
         tell: gives something to the launcher at once, in process 0: ("run", its folder) or ("record", a record). The
             record that the job returns follows by itself.
         stop: returns the signal that this process was sent to stop, or None.
-        loading_guard: entered while the dataset is read, which may take long: a signal then ends the process at once.
+        stopping: stopping(at_once) says within the context whether a signal ends this process at once, as it does by
+            default, or waits until the job looks at `stop`, because there is something to save.
         group: the processes, and how they exchange tensors and bytes.
         device: what this process computes on.
         local: this process's number on its host.
@@ -35,7 +36,7 @@ class Context:
     monitor: Monitor = field(default_factory=Monitor)
     tell: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
-    loading_guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    stopping: Callable[[bool], AbstractContextManager[None]] = lambda at_once: nullcontext()
     group: Group = field(default_factory=Group)
     device: torch.device = torch.device("cpu")  # noqa: RUF009  a constant
     local: int = 0

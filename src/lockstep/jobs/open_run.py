@@ -113,13 +113,12 @@ class OpenRun:
         Raises: LockstepError, in every process, if the state is not finite or is not the same in all processes.
         """
         session, state = self._session, self._session.state
-        with self._ctx.monitor.pausing():
-            if not state.is_finite():  # An update made it so, although all gradients were finite.
-                raise NonFiniteError(f"a weight is not finite after {state.step} steps")
-            session.require_equal_states()
-            if self.folder is not None:
-                facts = {**session.facts(), **due.facts()}
-                self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
+        if not state.is_finite():  # An update made it so, although all gradients were finite.
+            raise NonFiniteError(f"a weight is not finite after {state.step} steps")
+        session.require_equal_states()
+        if self.folder is not None:
+            facts = {**session.facts(), **due.facts()}
+            self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
@@ -128,19 +127,23 @@ class OpenRun:
 
     def stop(self, log: Log) -> None:
         """Print how to continue a run that was asked to stop, when its last checkpoint is saved."""
+        if self.folder is None:
+            return
         self.require_saved()
-        if self.folder is not None:
-            again = self._spec.recipe.command("train", self.folder.path, "--resume")
-            lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
-            log.note(*console.block(lines))
+        again = self._spec.recipe.command("train", self.folder.path, "--resume")
+        lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
+        log.note(*console.block(lines))
+        self._ctx.tell("stopped", True)
 
     def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
         """Write the model and the result, and print the end block. Return the result in process 0."""
         self.require_saved()
         if (folder := self.folder) is None:
             return None
-        record = result.record(log, folder, self._spec.started, self._mixed)
-        folder.finish(record, *self._session.model_file())
+        with self._ctx.stopping(True):  # To find out which answers are sure may take as long as the training.
+            record = result.record(log, folder, self._spec.started, self._mixed)
+            model = self._session.model_file()
+        folder.finish(record, *model)
         log.note(*console.block(result.lines(record, folder.model)))
         return record
 

@@ -87,13 +87,12 @@ class Session:
 
     def _read(self) -> dict[str, Dataset]:
         """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
-        with self._ctx.loading_guard(), self._ctx.monitor.pausing(endless=True):
-            if self._ctx.local:
-                self._readers.gather(torch.zeros(1))
-            splits = read_splits(self.recipe, self.placement)
-            if not self._ctx.local:
-                self._readers.gather(torch.zeros(1))
-            return splits
+        if self._ctx.local:
+            self._readers.gather(torch.zeros(1))
+        splits = read_splits(self.recipe, self.placement)
+        if not self._ctx.local:
+            self._readers.gather(torch.zeros(1))
+        return splits
 
     def _load_initial_weights(self, model: Model) -> InitialWeights | None:
         """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
@@ -202,11 +201,10 @@ class Session:
             return dataset.to(self.device)
         ctx = self._ctx
         key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
-        with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
-            return self._prefix.dataset(
-                dataset, self._readers, key, first_of_host=not ctx.local,
-                threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
-            ).to(self.device)  # fmt: skip
+        return self._prefix.dataset(
+            dataset, self._readers, key, first_of_host=not ctx.local,
+            threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
+        ).to(self.device)  # fmt: skip
 
     def images_per_s(self, steps_per_s: float) -> float | None:
         """Return how many images the network computed a second in training; None if a head took all from the cache."""

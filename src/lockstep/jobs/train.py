@@ -8,7 +8,6 @@ import torch
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.tower import NonFiniteError
-from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.hardware import peak_memory_bytes
@@ -56,25 +55,35 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         for text in notes:
             log.note(text)
 
+        # From here on there is something to save, so a signal waits for the end of a step.
+        stack.enter_context(ctx.stopping(False))
+        stack.enter_context(_stop_told(run, log))
         stack.enter_context(_last_good_state_saved(session, due, run, ctx))
         run.save(due)
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
-        evaluations, requested = _evaluate_if_due(session, test_set, due, log), Requests()
+        evaluations = _evaluate_if_due(session, test_set, due, log, ctx)
         updates = session.updates(log, poll_flags=run.poll)
         for requested in updates:
             run.stepped()
-            if due.saves(session.state.step, requested):
+            if requested.stop is not None or due.saves(session.state.step, requested):
                 run.save(due)
-            evaluations = _evaluate_if_due(session, test_set, due, log)
+            if requested.stop is not None:
+                run.stop(log)
+                raise StoppedError(requested.stop)
+            evaluations = _evaluate_if_due(session, test_set, due, log, ctx)
         updates.close()
+        return run.finish(_result(session, test_set, log, evaluations, ctx), log)
 
-        # How did it end?
-        if requested.stop is not None:
-            run.save(due)
-            run.stop(log)
-            raise StoppedError(requested.stop)
-        return run.finish(_result(session, test_set, log, evaluations), log)
+
+@contextmanager
+def _stop_told(run: OpenRun, log: Log) -> Iterator[None]:
+    """Say how to continue if a signal ends this process within the context, when the last checkpoint is saved."""
+    try:
+        yield
+    except SystemExit:
+        run.stop(log)
+        raise
 
 
 @contextmanager
@@ -91,30 +100,32 @@ def _last_good_state_saved(session: Session, due: Due, run: OpenRun, ctx: Contex
         raise LockstepError(f"{error}. The run's newest checkpoint is its last good state", error.code) from None
 
 
-def _evaluate_all(session: Session, test_set: Dataset, log: Log) -> dict[str, Evaluation]:
+def _evaluate_all(session: Session, test_set: Dataset, log: Log, ctx: Context) -> dict[str, Evaluation]:
+    """Evaluate the state. A signal ends this process at once, as the state is saved, or is being saved."""
+
     def progress(share: float) -> None:
         with log.monitor.doing("report"):
             log.evaluating(session.state.step, session.recipe.evaluated_split, share)
 
-    return session.evaluate_all(test_set, progress)
+    with log.monitor.pausing(endless=False), ctx.stopping(True):
+        return session.evaluate_all(test_set, progress)
 
 
-def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log) -> dict[str, Evaluation]:
+def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log, ctx: Context) -> dict[str, Evaluation]:
     """Evaluate and report the state, if that is due. Return the results by kind of weights, or nothing."""
     state = session.state
     if not due.evaluates(state.step):
         return {}
-    with log.monitor.pausing():
-        results = _evaluate_all(session, test_set, log)
-        log.evaluation(state.step, session.recipe.evaluated_split, results)
+    results = _evaluate_all(session, test_set, log, ctx)
+    log.evaluation(state.step, session.recipe.evaluated_split, results)
     due.record(state.step, next(iter(results.values())).correct)
     return results
 
 
-def _result(session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation]) -> Result:
+def _result(session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation], ctx: Context) -> Result:
     """Return the result of a run that made all its steps."""
     # There are none if the run was resumed after its last step.
-    evaluations = evaluations or _evaluate_all(session, test_set, log)
+    evaluations = evaluations or _evaluate_all(session, test_set, log, ctx)
     session.require_equal_states()
     memory = session.group.gather(torch.tensor([peak_memory_bytes(session.device)]))
     return Result(session, session.state.step, evaluations, memory.flatten().tolist())

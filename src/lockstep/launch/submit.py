@@ -17,10 +17,10 @@ from typing import IO, Any
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.signals import handled_by
-from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor
+from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 
 
@@ -62,13 +62,14 @@ def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] 
             variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
         job = Supervisor(spec, output, world, processes, Path(name), variables, relay)
         if stdout is None:
-            stack.enter_context(handled_by(job.stop))
+            stack.enter_context(handled_by(job.request.record))
         elif threading.current_thread() is threading.main_thread():
-            unused = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-            stack.enter_context(handled_by(job.stop, unused))
+            unused = [n for n in STOP_SIGNALS if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+            stack.enter_context(handled_by(job.request.record, unused))
         outcome = job.run()
-    if stdout is not None and job.received in (signal.SIGTERM, signal.SIGHUP):
-        signal.raise_signal(job.received)
+    received = job.request.received
+    if stdout is not None and received in (signal.SIGTERM, signal.SIGHUP):
+        signal.raise_signal(received)
     if stdout is not None and job.killed:
         raise KeyboardInterrupt
     return outcome
@@ -80,8 +81,13 @@ def _inline(spec: Spec, output: Output) -> Outcome:
     from lockstep.launch.worker import compute
 
     told: dict[str, Any] = {}
-    record, code = compute(spec, World(), Context(output, tell=told.__setitem__))
-    return Outcome(record, code, Path(told["run"]) if "run" in told else None)
+    try:
+        record, code = compute(spec, World(), Context(output, tell=told.__setitem__))
+    except SystemExit as left:
+        code = int(left.code or 0)
+    if code:
+        return stopped(spec, code - SIGNAL_BASE, told.get, output.quiet)
+    return Outcome(record, run=begun(spec, told.get))
 
 
 def _is_descriptor_1(stream: IO[str]) -> bool:

@@ -14,9 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any, NamedTuple
 
 from lockstep import hardware
@@ -24,12 +23,16 @@ from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Output, Spec, TrainSpec
+from lockstep.jobs.weights import known_weights
+from lockstep.launch.signals import StopRequest, held_back, stopped_by
 from lockstep.launch.world import RENDEZVOUS, World
+from lockstep.messages import logger
+from lockstep.runs.folder import Run
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
 _MAX_LOOK_S = 1.0  # If a look took longer, this program was stopped, and its workers may have been too.
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
-_REPEAT_S = 1.0  # A second Ctrl-C after at least this time ends the workers at once.
+_ASK_S = 1.0  # seconds between two requests to stop
 _KILLED_S = 5.0  # seconds for a killed worker to end
 _STOPPED = {
     *(SIGNAL_BASE + number for number in STOP_SIGNALS),
@@ -47,6 +50,36 @@ class Outcome(NamedTuple):
     record: dict[str, Any] | None
     code: int = 0
     run: Path | None = None
+
+
+def begun(spec: Spec, told: Callable[[str], Any]) -> Path | None:
+    """Return the folder of the run that is trained; None if there is none yet. `told` returns what process 0 has told.
+
+    A process that was killed may have made the folder and not told it.
+    """
+    if (run := told("run")) is not None:
+        return Path(run)
+    stated = Run(spec.path).read("recipe.json") if isinstance(spec, TrainSpec) else None
+    return spec.path if stated == spec.recipe.model_dump(mode="json") else None
+
+
+def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) -> Outcome:
+    """Return the outcome of a job that signal `number` stopped, and say how to go on, unless process 0 has said it.
+
+    `told` returns what process 0 has told.
+    """
+    record = told("record")
+    run = begun(spec, told)
+    how = "start again with the same command"
+    if run is not None and not quiet:
+        how = f"continue with: {spec.recipe.command('train', run, '--resume')}"
+    if record is not None:
+        how = "the job was complete"
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # A display that was killed has hidden the cursor.
+    if told("stopped") is None:
+        logger.warning(f"{stopped_by(number)}{how}")
+    return Outcome(record, SIGNAL_BASE + number, run)
 
 
 class End(NamedTuple):
@@ -70,8 +103,8 @@ class Supervisor:
     A worker is a new program, never a fork of this process, which may have threads and may have imported torch.
 
     Attributes:
-        received: the first signal to stop that this program received, or None.
-        killed: True if a second Ctrl-C killed the workers.
+        request: what this program received.
+        killed: True if the workers are killed, as they had nothing to save, or after a second Ctrl-C.
     """
 
     def __init__(
@@ -91,12 +124,12 @@ class Supervisor:
         """
         self._spec, self._output, self._world, self._processes = spec, output, world, processes
         self._parent, self._folder, self._variables, self._relay = folder, folder, variables, relay
-        self.received: int | None = None
+        self.request = StopRequest()
         self.killed = False
-        self._when = 0.0
-        self._run_folder: Path | None = None
         self._started_by = os.getppid()
-        self._restarts = 0
+        self._starts = 0
+        self._restarts = 0  # since a checkpoint was saved
+        self._saved = -1  # its step
         self._programs: dict[int, subprocess.Popen[bytes]] = {}
         self._heartbeats: dict[int, HeartbeatFile] = {}
 
@@ -108,16 +141,19 @@ class Supervisor:
                 hang = self._wait()
             finally:
                 self._kill()
-            if not (failures := self._failures()):
-                return Outcome(self._told("record"), run=self._run_folder)
-            stopped = [end.code in _STOPPED or (end.lost and self.received is not None) for end in failures.values()]
-            if self.killed or all(stopped):
-                return Outcome(None, SIGNAL_BASE + (self.received or signal.SIGTERM), self._run_folder)
+            failures = self._failures()
+            received = self.request.received
+            if not failures and received is None:
+                return Outcome(self._told("record"), run=begun(self._spec, self._told))
+            ended = [end.code in _STOPPED or (end.lost and received is not None) for end in failures.values()]
+            if self.killed or all(ended):
+                return stopped(self._spec, received or signal.SIGTERM, self._told, self._output.quiet)
             self._prepare_restart(End(ENVIRONMENT, hang) if hang else self._first_cause(failures))
 
     def _start(self) -> None:
         """Start all processes. They search modules also where this program does: after all other folders."""
-        self._folder = self._parent / f"start-{self._restarts}"
+        self._folder = self._parent / f"start-{self._starts}"
+        self._starts += 1
         self._folder.mkdir(parents=True)
         import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
         (self._folder / "spec").write_bytes(pickle.dumps((self._spec, self._output, import_folders)))
@@ -128,21 +164,21 @@ class Supervisor:
                 # They meet in a file, so no port can be in use already, and listen only where no other host connects.
                 place |= {RENDEZVOUS: str(self._folder / "rendezvous"), "GLOO_SOCKET_IFNAME": hardware.LOOPBACK}
             self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
-            self._programs[process] = subprocess.Popen(
-                # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
-                [sys.executable, "-P", "-m", "lockstep.launch.worker", str(self._folder), str(os.getpid())],
-                env={**os.environ, **self._variables, **place},
-                stdin=subprocess.DEVNULL,
-                stdout=self._relay.descriptor if self._relay else None,
-                start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
-            )  # fmt: skip
-        if self.received is not None:  # while they started
-            self._send(signal.SIGTERM)
+            with held_back():  # A worker that is sent a signal receives it when it has its handlers.
+                self._programs[process] = subprocess.Popen(
+                    # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
+                    [sys.executable, "-P", "-m", "lockstep.launch.worker", str(self._folder), str(os.getpid())],
+                    env={**os.environ, **self._variables, **place},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._relay.descriptor if self._relay else None,
+                    start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
+                )  # fmt: skip
 
     def _wait(self) -> str:
         """Wait until the workers have ended, or one has failed and the others had time to end. Return how they hang."""
         beats: dict[int, Beat] = {}
         idle_s, failed_s, last = 0.0, 0.0, time.monotonic()
+        asked: float | None = None
         while (running := self._running()) and failed_s < _END_S and not self.killed:
             try:
                 if self._relay is None:
@@ -151,9 +187,11 @@ class Supervisor:
                     self._relay.write(_POLL_S)
                 now, seen = time.monotonic(), {process: self._heartbeats[process].beat for process in running}
                 passed_s = min(now - last, _MAX_LOOK_S)
-                if (told := self._told("run")) is not None:
-                    self._run_folder = Path(told)
-                if self._failures():
+                if self.request.received is not None:
+                    if asked is None or now - asked > _ASK_S:
+                        self._ask_to_stop(seen.values(), again=asked is not None)
+                        asked = now
+                elif self._failures():
                     if failed_s == 0.0:
                         self._send(signal.SIGTERM)
                     failed_s += passed_s
@@ -167,8 +205,17 @@ class Supervisor:
                 if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._started_by:
                     raise LockstepError("torchrun has ended, so this process ends too", ENVIRONMENT)
             except KeyboardInterrupt:  # in a program that calls Lockstep
-                self.stop(signal.SIGINT, None)
+                self.request.record(signal.SIGINT, None)
         return ""
+
+    def _ask_to_stop(self, beats: Iterable[Beat], again: bool) -> None:
+        """Ask the workers to stop, or kill them if they have nothing to save.
+
+        A worker that imports, or waits for others to connect, does not hear a signal. No step is done then.
+        """
+        unsaved = isinstance(self._spec, TrainSpec) and min(beat.step for beat in beats) >= 0
+        self.killed = self.request.repeated or (again and not unsaved)
+        self._send(signal.SIGTERM)
 
     def _told(self, kind: str) -> Any:
         """Return what process 0 has told: its "run", or its "record"; None before."""
@@ -205,12 +252,16 @@ class Supervisor:
 
     def _prepare_restart(self, failure: End) -> None:
         """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if there must be none."""
-        spec, run = self._spec, self._run_folder
+        spec, run = self._spec, begun(self._spec, self._told)
         if failure.known:
             raise LockstepError(failure.message, failure.code)
         message, limit = failure.message.rstrip(), spec.placement.max_restarts
+        saved = -1 if run is None else max(Run(run).steps, default=-1)
+        if saved > self._saved:
+            self._saved = saved
+            self._restarts = 0
         # A program that crashes before it opens the run's folder does so again.
-        hopeless = (failure.code == CRASH and run is None) or self.received is not None
+        hopeless = (failure.code == CRASH and run is None) or self.request.received is not None
         if not isinstance(spec, TrainSpec) or hopeless or self._restarts == limit:
             again = f". Continue with: {spec.recipe.command('train', run, '--resume')}" if run else ""
             raise LockstepError(message + again, failure.code)
@@ -218,18 +269,10 @@ class Supervisor:
         note = f"{message}: all processes were started again (restart {self._restarts} of {limit})"
         self._spec = spec.replace(notes=(*spec.notes, note))
         if run is not None:  # The notes of earlier starts are in its log.
-            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,))
-
-    def stop(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal to stop: the workers get SIGTERM, stop together and end, however long saving takes.
-
-        A second Ctrl-C, at least a second later, kills them.
-        """
-        now = time.monotonic()
-        if self.received is None:
-            self.received, self._when = number, now
-        self.killed = self.killed or (number == signal.SIGINT and now - self._when > _REPEAT_S)
-        self._send(signal.SIGKILL if self.killed else signal.SIGTERM)
+            placement = spec.placement
+            if saved >= 0:  # The checkpoint has all weights, and the file that the run started from may be gone.
+                placement = placement.replace(init=known_weights(spec.recipe, run))
+            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,), placement=placement)
 
     def _send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""
@@ -256,17 +299,19 @@ class Relay:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._pipe, self.descriptor = os.pipe()
+        self._ready = select.poll()  # A notebook may have more open files than select() can wait for.
+        self._ready.register(self._pipe, select.POLLIN)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, wait_s: float) -> bool:
         """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return whether any came."""
-        ready, _, _ = select.select([self._pipe], [], [], wait_s)
+        ready = bool(self._ready.poll(wait_s * 1000))
         if ready:
             text = self._decoder.decode(os.read(self._pipe, 1 << 16))
             with contextlib.suppress(OSError, ValueError):  # A stream that is closed loses text, not the run.
                 self._stream.write(text)
                 self._stream.flush()
-        return bool(ready)
+        return ready
 
     def close(self) -> None:
         """Write the rest and close the pipe, after all workers have ended."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
-from lockstep.errors import CRASH, ENVIRONMENT, LockstepError, PeerLostError
-from lockstep.jobs.specs import Spec, TrainSpec
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
@@ -37,13 +37,14 @@ _LESS_MEMORY = "Give more --towers, a smaller --batch or eval_batch, or --precis
 def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
     """Do this process's part of the job. Return its record in process 0, and the exit code. Raises: LockstepError.
 
-    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal stops training after a
-    step, in every process. Other jobs have nothing to save, so they end at once.
+    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal ends this process at once,
+    unless the job says that it has something to save (`ctx.stopping`).
     """
-    training = isinstance(spec, TrainSpec)
-    request = StopRequest(at_once=not training)
+    request = StopRequest()
     shown = world.process == 0 and not ctx.output.quiet
-    ctx.stop, ctx.loading_guard, ctx.local = lambda: request.received, request.ending_at_once, world.local
+    ctx.stop = lambda: request.received
+    ctx.stopping = request.stopping
+    ctx.local = world.local
     with handled_by(request.handle), handled(on_stderr if shown else lambda text: None):
         numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
         ctx.device = device_of(spec.placement, world)
@@ -52,8 +53,7 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
 
         try:
             _join(spec.placement, world, ctx)
-            with contextlib.nullcontext() if training else ctx.monitor.pausing(endless=True):
-                record, code = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx), 0
+            record, code = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx), 0
         except StoppedError as stopped:
             record, code = None, stopped.code
         except (MemoryError, RuntimeError) as error:
@@ -67,6 +67,8 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
         if record is not None:
             ctx.tell("record", record)
         ctx.group.close()
+    if request.received is not None:
+        code = SIGNAL_BASE + request.received
     return record, code
 
 
@@ -99,7 +101,10 @@ def _join(placement: Placement, world: World, ctx: "Context") -> None:
     if world.processes == 1:
         return
     # The handler of a signal would not run while this process waits for those of other hosts to start.
-    with handled_by(signal.SIG_DFL) if world.launcher else contextlib.nullcontext():
+    with (
+        handled_by(signal.SIG_DFL) if world.launcher else contextlib.nullcontext(),
+        ctx.monitor.doing("communication"),
+    ):
         store, limit_s = meet(world, ctx.device.type), SLOW * placement.timeout if world.launcher else PATIENT_S
         ctx.group = connect(world.process, world.processes, ctx.device, store, ctx.monitor, limit_s)
 
@@ -111,8 +116,6 @@ def main() -> None:
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    # Ignore SIGTERM outside `compute`: when one worker has failed, the launcher ends the others with it.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     spec, output, paths = pickle.loads((folder / "spec").read_bytes())
     in_python.set(output.in_python)
     sys.path += [path for path in paths if path not in sys.path]

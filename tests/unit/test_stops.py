@@ -1,0 +1,85 @@
+"""Where a signal ends a run at once, and which work has no time limit; tests/survival/test_phases.py stops programs."""
+
+import signal
+import sys
+
+import pytest
+
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.core.monitor import Monitor
+from lockstep.core.tower import Tower
+from lockstep.jobs import session, train as job
+from lockstep.jobs.context import Context
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.train import StoppedError, train
+from lockstep.launch.signals import StopRequest
+from lockstep.recipes import get_recipe
+from lockstep.runs.folder import Folder, Run
+from lockstep.runs.saver import Saver
+
+CHANGES = {
+    "model": "tests.unit.test_parity:linear", "portable": False, "weight_decay": {}, "steps": 3, "towers": 1,
+    "batch": 320, "ema": None,
+}  # fmt: skip
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), CHANGES)
+
+
+def trained(path, request, monitor, **spec):
+    """Train with the signals of `request`. Return what the job tells the launcher, and how it was ended."""
+    told = {}
+    ctx = Context(monitor=monitor, stop=lambda: request.received, stopping=request.stopping, tell=told.__setitem__)
+    try:
+        train(TrainSpec(recipe=RECIPE, placement=Placement(summary_every=0), path=path, **spec), ctx)
+        return told, None
+    except (SystemExit, StoppedError) as stopped:
+        return told, type(stopped)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The sha256 of the undisturbed run."""
+    path = tmp_path_factory.mktemp("stops") / "x"
+    trained(path, StopRequest(), Monitor())
+    return Run(path).result()["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "call", "ended_by", "told", "unlimited"),
+    [
+        (session, "read_splits", 1, SystemExit, set(), True),
+        (Session, "require_agreement", 1, SystemExit, set(), True),
+        (job, "open_run", 1, SystemExit, set(), True),
+        (Session, "restore", 1, SystemExit, {"run"}, True),
+        (Saver, "save", 1, StoppedError, {"run", "stopped"}, True),
+        (Tower, "__call__", 4, StoppedError, {"run", "stopped"}, False),  # The probe has called it twice.
+        (Saver, "stepped", 3, SystemExit, {"run", "stopped"}, True),  # after the last step
+        (session, "evaluate", 1, SystemExit, {"run", "stopped"}, False),
+        (Session, "model_file", 1, SystemExit, {"run", "stopped"}, True),
+        (Folder, "finish", 1, None, {"run"}, True),  # The result is being written.
+    ],
+)
+def test_a_stop_is_heard_wherever_a_run_is(
+    monkeypatch, tmp_path, expected, where, name, call, ended_by, told, unlimited
+):
+    request, monitor, real, calls = StopRequest(), Monitor(), getattr(where, name), []
+
+    def stopped(*args, **kwargs):
+        calls.append(monitor.beat.ticks)
+        if len(calls) == call:
+            monitor.tick()
+            assert (monitor.beat.ticks > calls[-1]) == unlimited
+            request.handle(signal.SIGTERM, None)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(sys, "unraisablehook", None)
+    with monkeypatch.context() as changed:
+        changed.setattr(where, name, stopped)
+        found, how = trained(tmp_path / "x", request, monitor)
+    assert (how, {*found}) == (ended_by, told)
+    run = Run(tmp_path / "x")
+    assert run.complete == (name == "finish")
+    if not run.complete:
+        trained(run.path, StopRequest(), Monitor(), resume=(run.path / "recipe.json").is_file())
+    assert run.result()["weights_sha256"] == expected
