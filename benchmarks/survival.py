@@ -1,27 +1,27 @@
-"""Random faults, and whether the run survives them: `python -m benchmarks.survival --runs 100 [--seed S]`.
+"""Every phase of a training, every fault: `python -m benchmarks.survival [--jobs N] [--each N]`.
 
-Every run trains `digits` for 60 steps while a random schedule of one to four faults disturbs it:
+Each program trains a head for some steps, from the weights of another run, and is stopped exactly at one phase (by
+`phases/sitecustomize.py`). There it meets one fault:
 
-    kill process     kill -9 of one worker process: the launcher starts all of them again
-    kill launcher    kill -9 of the launcher, then a resume
-    kill all         kill -9 of the launcher and of all workers at once, then a resume
-    stop process     SIGSTOP of one worker process: after the timeout the launcher replaces it
-    resize           SIGTERM, then a resume on another number of processes
-    stop and term    SIGSTOP of one worker process and SIGTERM of the launcher, then a resume
-    disk full        the disk of the run is full for two seconds
-    corruption       kill -9 of the launcher; then a bit of the newest checkpoint is flipped, or it is cut or deleted
+    SIGINT, SIGTERM, SIGHUP                 of the launcher: the program must end, with 128 plus the signal's number and
+                                            one sentence, and must not go on to its result
+    kill 0, kill last, kill launcher        kill -9 of a worker process or of the launcher
+    stop last                               SIGSTOP of the last worker process, for ever
+    exception                               an error in process 0
+    disk full                               no room on the disk of the run, until the program ends
+    weights gone                            the file of --init is deleted, and a worker process is killed
 
-The run survives if its weights have the sha256 of an undisturbed run on one process. Recovery is the time from a fault
-to the next finished step, or the end of the run. "disk full" needs root, for a small file system in memory; elsewhere
-it is left out. Nothing else may run on the machine. Takes about half a minute a run on two cores.
+A program that ends without a result is started again: with --resume, on another number of processes, if there is a run,
+else by the same command. The run survives if its weights have the sha256 of an undisturbed run on one process.
+
+"disk full" needs root, for a small file system in memory; elsewhere it is left out.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import random
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,208 +29,217 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from benchmarks.common import save, spread
+from benchmarks.common import save
 
-STEPS = 60
-OPTIONS = ["--save-every", "5", "--log-every", "1", "--summary-every", "0", "--timeout", "3"]
-OPTIONS += ["--max-restarts", "10"]
-KINDS = ["kill process", "kill launcher", "kill all", "stop process", "resize", "stop and term"]
-KINDS += ["disk full", "corruption"]
-LONGEST_S = 240.0  # for one fault
-FULL_S = 2.0
-STEP = re.compile(r": step (\d+),")
-RESTARTED = re.compile(r" +restarted ")
+# The phases, in order: what a process does next.
+PHASES = {
+    "import": "import torch",
+    "join": "connect to the other processes",
+    "read": "read the dataset",
+    "agreement": "compare what the processes compute",
+    "features": "compute the features of the images",
+    "open": "make or lock the run's folder",
+    "made": "make the folder of checkpoints, when recipe.json is written",
+    "restore": "load the newest checkpoint",
+    "first step": "compute the first step",
+    "training": "compute step 7 of 12",
+    "save begun": "write a checkpoint",
+    "save done": "continue when a checkpoint is written",
+    "evaluation": "evaluate after step 6",
+    "finish": "find out which answers are sure",
+    "record": "write result.json",
+    "result": "print the result, when result.json is written",
+}
+STOPS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
+FAULTS = [*STOPS, "kill 0", "kill last", "kill launcher", "stop last", "exception", "disk full", "weights gone"]
+LATE = ("record", "result")  # A run that is asked to stop so late may be completed.
+FIRST = ("import", "join", "read", "agreement", "features")  # before there is a run
+LONGEST_S = 300.0  # for one program
+HOOK = Path(__file__).parent / "phases"
+HEAD = ["--set", "head=logits", "--set", "augmentation=plain", "--set", "weight_decay={}"]
+OPTIONS = ["digits", "--no-portable", "--name", "x", "--steps", "12", "--save-every", "4", "--eval-every", "6"]
+OPTIONS += ["--summary-every", "0", "--timeout", "2", *HEAD]
+SENTENCES = ("stopped by ", "stopped  after ")
 
 
-@dataclass
-class Program:
-    """A `lockstep train` that runs, and the steps that it has printed."""
+@dataclass(frozen=True)
+class Case:
+    """A fault at a phase, and the number of processes."""
 
-    process: subprocess.Popen[str]
-    restarts: int = 0
-    steps: list[tuple[int, float]] = field(default_factory=list)  # (step, when printed), since the last restart
-    lines: list[str] = field(default_factory=list)
+    phase: str
+    fault: str
+    processes: int
 
-    @staticmethod
-    def start(folder: Path, *options: object) -> "Program":
-        """Start the program in `folder`."""
-        command = [sys.executable, "-m", "lockstep", "train", *map(str, options), *OPTIONS]
-        out, err = subprocess.PIPE, subprocess.STDOUT
-        program = Program(subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, text=True))
-        threading.Thread(target=program._read, daemon=True).start()
-        return program
+    def __str__(self) -> str:
+        return f"{self.fault} at {self.phase} on {self.processes}"
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for text in self.process.stdout:
-            self.lines.append(text)
-            if RESTARTED.match(text):
-                self.restarts, self.steps = self.restarts + 1, []
-            if match := STEP.search(text):
-                self.steps.append((int(match[1]), time.monotonic()))
 
-    def workers(self) -> list[psutil.Process]:
-        """Return the worker processes."""
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.process.pid).children()
-            return [child for child in children if "lockstep.launch.worker" in child.cmdline()]
-        return []
+class MissError(Exception):
+    """A run did not survive as it must."""
 
-    def await_step(self, step: int) -> bool:
-        """Wait until `step` is done. Return False if the program ends before it."""
-        until = time.monotonic() + LONGEST_S
-        while not self.steps or self.steps[-1][0] < step:
-            if self.process.poll() is not None:
-                return False
+
+def cases() -> list[Case]:
+    """Return every phase with every fault on one and two processes."""
+    return [
+        Case(phase, fault, processes)
+        for processes in (1, 2)
+        for phase in PHASES
+        for fault in FAULTS
+        if not (phase == "join" and processes == 1)
+        and not (fault == "kill last" and processes == 1)  # It is kill 0 then.
+    ]
+
+
+class Trial:
+    """One case, in `folder`. `parent` is a run whose weights the run starts from."""
+
+    def __init__(self, case: Case, folder: Path, parent: Path, *, deaf: bool = False) -> None:
+        self._case, self._folder, self._deaf = case, folder, deaf
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        self._run = self.runs / "x"
+        self._weights = folder / "weights.safetensors"
+        self._parent = parent / "model.safetensors"
+        shutil.copy(self._parent, self._weights)
+        if case.phase not in FIRST:  # The others find the features that the parent's program has left.
+            shutil.copytree(parent.parents[1] / "cache", folder / "cache")
+        self.out = ""
+        self.ended_s = 0.0  # from the fault to the end of the program
+
+    def survive(self, expected: str) -> str:
+        """Make the fault. Return how the run got the `expected` sha256: "goes on", "resume" or "again".
+
+        Raises: MissError.
+        """
+        process = self._start(["--processes", str(self._case.processes), "--init", str(self._weights)], hook=True)
+        try:
+            self._disturb(process)
+            code = self._end(process)
+        finally:
+            end(process)
+        self._require_ending(code)
+        how = "goes on"
+        if not (self._run / "result.json").is_file():
+            how = self._again()
+        found = json.loads((self._run / "result.json").read_text())["weights_sha256"]
+        if found != expected:
+            raise MissError(f"sha256 {found}, expected {expected}")
+        return how
+
+    def _start(self, options: list[str], hook: bool) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "lockstep", "train", *OPTIONS, *options]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(self._folder / "cache")}
+        if hook:
+            fault = "deaf" if self._deaf else self._case.fault
+            environment |= {"PYTHONPATH": str(HOOK), "PHASE": self._case.phase, "PHASE_FAULT": fault}
+            environment["PHASE_FOLDER"] = str(self._folder)
+        with (self._folder / "printed").open("w") as printed:
+            return subprocess.Popen(
+                command, cwd=self._folder, env=environment, stdout=printed, stderr=subprocess.STDOUT, text=True
+            )
+
+    def _disturb(self, process: "subprocess.Popen[str]") -> None:
+        """Wait until the program is at the phase, make the fault there, and let the program go on."""
+        fault, until = self._case.fault, time.monotonic() + LONGEST_S
+        while not (self._folder / "at-0").exists():
+            if process.poll() is not None:
+                raise MissError(f"the program ended before the phase: {self._printed()}")
             if time.monotonic() > until:
-                raise RuntimeError(f"step {step} was not done within {LONGEST_S:.0f} s")
-            time.sleep(0.005)
-        return True
+                raise MissError("the phase was not reached")
+            time.sleep(0.01)
+        began = time.monotonic()
+        workers = workers_of(process)
+        if fault in STOPS:
+            process.send_signal(STOPS[fault])
+        elif fault == "kill launcher":
+            process.kill()
+            psutil.wait_procs(workers, 20)
+        elif fault == "disk full":
+            self._fill()
+        elif fault == "stop last":
+            workers[-1].suspend()
+        elif fault != "exception":
+            if fault == "weights gone":
+                self._weights.unlink()
+            workers[-1 if fault == "kill last" else 0].kill()
+        if fault in STOPS:
+            time.sleep(0.3)  # The stop arrives at this phase.
+        (self._folder / "go").touch()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LONGEST_S)
+        self.ended_s = time.monotonic() - began
 
-    def recovered(self, since: float, restarts: int = 0) -> bool:
-        """Wait for a step that was finished after `since` and as many `restarts`, or for the end of the run."""
-        while time.monotonic() - since < LONGEST_S:
-            stepped = self.restarts >= restarts and self.steps and self.steps[-1][1] > since
-            if stepped or self.process.poll() is not None:
-                return True
-            time.sleep(0.005)
-        return False
-
-
-@dataclass
-class Fault:
-    """A fault, and how long the run took to recover from it.
-
-    kind: a name in KINDS. step: the step after which it came. seconds: of recovery; None if the run had ended before.
-    """
-
-    kind: str
-    step: int
-    seconds: float | None = None
-
-
-class Run:
-    """One run in `folder` under a random schedule, which `chance` decides."""
-
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self._folder, self._run, self._chance = folder, folder / "runs/x", chance
-        self._program = Program.start(folder, "digits", "--steps", STEPS, "--name", "x", "--processes", self._any())
-        self.programs = [self._program]
-
-    def _any(self) -> int:
-        return self._chance.randint(1, 4)
-
-    def disturb(self, fault: Fault) -> None:
-        """Make the fault once its step is done, and wait until the run has recovered."""
-        self._program.await_step(fault.step)
-        time.sleep(self._chance.random() * 0.1)
-        if self._program.process.poll() is not None:
-            self._require_success()
-            return
-        began, before = time.monotonic(), self._program
-        restarts = before.restarts + (fault.kind in ("kill process", "stop process"))
-        getattr(self, f"_{fault.kind.replace(' ', '_')}")()
-        if not self._program.recovered(began, restarts if self._program is before else 0):
-            raise RuntimeError(f"no recovery from {fault.kind} within {LONGEST_S:.0f} s")
-        fault.seconds = time.monotonic() - began
-
-    def _resume(self) -> None:
-        self._program.process.wait(LONGEST_S)
-        self._program = Program.start(self._folder, "runs/x", "--resume", "--processes", self._any())
-        self.programs.append(self._program)
-
-    def _send(self, number: int) -> None:
-        """Send a signal to one of the worker processes."""
-        if workers := self._program.workers():
-            with contextlib.suppress(psutil.Error):
-                self._chance.choice(workers).send_signal(number)
-
-    def _kill_process(self) -> None:
-        self._send(signal.SIGKILL)
-
-    def _stop_process(self) -> None:
-        self._send(signal.SIGSTOP)
-
-    def _kill_launcher(self) -> None:
-        self._program.process.kill()
-        self._resume()
-
-    def _kill_all(self) -> None:
-        workers = self._program.workers()
-        self._program.process.kill()
-        for worker in workers:
-            with contextlib.suppress(psutil.Error):
-                worker.kill()
-        self._resume()
-
-    def _resize(self) -> None:
-        self._program.process.terminate()
-        self._resume()
-
-    def _stop_and_term(self) -> None:
-        self._send(signal.SIGSTOP)
-        self._resize()
-
-    def _disk_full(self) -> None:
-        filler = self._run.parent / "filler"
-        with contextlib.suppress(OSError), filler.open("wb") as file:
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError), (self.runs / "filler").open("wb", buffering=0) as file:
             while True:
-                file.write(bytes(1 << 16))
-        time.sleep(FULL_S)
-        filler.unlink(missing_ok=True)
-        if self._program.process.poll() not in (None, 0):
-            self._resume()
+                file.write(bytes(1 << 12))
 
-    def _corruption(self) -> None:
-        workers = self._program.workers()
-        self._program.process.kill()
-        self._program.process.wait()
-        psutil.wait_procs(workers, 10)
-        checkpoints = sorted((self._run / "checkpoints").glob("step-*"))
-        if len(checkpoints) > 1:  # The one before the newest stays whole.
-            self._damage(checkpoints[-1])
-        self._resume()
+    def _end(self, process: "subprocess.Popen[str]") -> int:
+        if process.poll() is None:
+            raise MissError(f"the program did not end: {self._printed()}")
+        (self.runs / "filler").unlink(missing_ok=True)
+        self.out = self._printed()
+        return int(process.returncode)
 
-    def _damage(self, path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        how = self._chance.choice(["flip", "cut", "delete"])
-        if how == "delete" or not content:
-            path.unlink()
-        elif how == "cut":
-            path.write_bytes(content[: self._chance.randrange(len(content))])
-        else:
-            content[self._chance.randrange(len(content))] ^= 1 << self._chance.randrange(8)
-            path.write_bytes(content)
+    def _printed(self) -> str:
+        return (self._folder / "printed").read_text()
 
-    def finish(self) -> str:
-        """Wait for the end and return the sha256 of the weights."""
-        self._program.process.wait(LONGEST_S)
-        self._require_success()
-        return str(json.loads((self._run / "result.json").read_text())["weights_sha256"])
+    def _require_ending(self, code: int) -> None:
+        """Raise a MissError if the program has ended as it must not."""
+        case, complete = self._case, (self._run / "result.json").is_file()
+        said = sum(self.out.count(sentence) for sentence in SENTENCES)
+        if "Traceback" in self.out and case.fault != "exception":
+            raise MissError(f"a traceback: {self.out}")
+        if case.fault in STOPS:
+            if (code, said) != (128 + STOPS[case.fault], 1):
+                raise MissError(f"exit code {code}, {said} sentences: {self.out}")
+            if complete and case.phase not in LATE:
+                raise MissError(f"the stop was dropped: {self.out}")
+        elif code and case.fault != "kill launcher" and "lockstep: " not in self.out:
+            raise MissError(f"exit code {code} without a sentence: {self.out}")
+        elif code not in (0, -signal.SIGKILL) and case.fault in ("kill 0", "kill last", "stop last"):
+            raise MissError(f"not restarted: {self.out}")
 
-    def _require_success(self) -> None:
-        if code := self._program.process.returncode:
-            raise RuntimeError(f"the program ended with exit code {code} after no fault that may end it")
+    def _again(self) -> str:
+        """Start the program again, and return how."""
+        begun = (self._run / "recipe.json").is_file()
+        options = ["--resume"] if begun else []
+        if not self._weights.exists():
+            shutil.copy(self._parent, self._weights)
+        if not list((self._run / "checkpoints").glob("step-*")):
+            options += ["--init", str(self._weights)]
+        process = self._start([*options, "--processes", str(3 - self._case.processes)], hook=False)
+        try:
+            process.wait(LONGEST_S)
+        finally:
+            end(process)
+        if process.returncode:
+            raise MissError(f"{' '.join(options)} ended with exit code {process.returncode}: {self._printed()}")
+        return "resume" if begun else "again"
 
-    def end(self) -> None:
-        """Kill whatever still runs."""
-        for program in self.programs:
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(program.process.pid).children(recursive=True):
-                    child.kill()
-            program.process.kill()
+
+def workers_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the worker processes of a program in order of number."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(process.pid).children()
+        found = [child for child in children if "lockstep.launch.worker" in child.cmdline()]
+        return sorted(found, key=lambda worker: int(worker.environ()["RANK"]))
+    return []
 
 
-def schedule(chance: random.Random, kinds: list[str]) -> list[Fault]:
-    """Return one to four faults, in order of their steps."""
-    steps = sorted(chance.sample(range(2, STEPS - 4), chance.randint(1, 4)))
-    return [Fault(chance.choice(kinds), step) for step in steps]
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill whatever still runs of a program."""
+    for worker in workers_of(process):
+        with contextlib.suppress(psutil.Error):
+            worker.kill()
+    process.kill()
+    process.wait()
 
 
 @contextlib.contextmanager
@@ -245,59 +254,75 @@ def small_disk(folder: Path) -> Iterator[bool]:
             subprocess.run(["umount", "-l", folder], check=True)
 
 
-def survive(seed: int, expected: str) -> dict[str, Any]:
-    """Run one schedule. Return its faults, and whether the run has the `expected` sha256."""
-    chance = random.Random(seed)
-    with tempfile.TemporaryDirectory() as name, small_disk(Path(name)) as has_disk:
-        faults = schedule(chance, KINDS if has_disk else [kind for kind in KINDS if kind != "disk full"])
-        run = Run(Path(name), chance)
-        try:
-            for fault in faults:
-                run.disturb(fault)
-            found, problem = run.finish(), ""
-        except Exception as error:  # The benchmark reports every miss.
-            found, problem = "", f"{type(error).__name__}: {error}"
-        finally:
-            run.end()
-        survived = found == expected
-        last = [line.rstrip() for program in run.programs for line in program.lines[-12:]]
-    return {
-        "seed": seed,
-        "survived": survived,
-        "faults": [asdict(fault) for fault in faults],
-        **({} if survived else {"problem": problem or f"sha256 {found}", "last_lines": last}),
-    }
+def trained(folder: Path) -> tuple[Path, str]:
+    """Train the parent run, and an undisturbed one on one process. Return the parent, and the sha256 of the other."""
+    parent = folder / "runs/parent"
+    words = [sys.executable, "-m", "lockstep", "train"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    for options in (
+        ["digits", "--no-portable", "--name", "parent", "--steps", "4"],
+        [*OPTIONS, "--init", str(parent / "model.safetensors")],
+    ):
+        command = [*words, *options, "--processes", "1", "--quiet"]
+        subprocess.run(command, cwd=folder, env=environment, check=True)
+    return parent, str(json.loads((folder / "runs/x/result.json").read_text())["weights_sha256"])
+
+
+def outcome(case: Case, parent: Path, expected: str, *, deaf: bool = False) -> tuple[str, float]:
+    """Return how a run survived `case`, and the seconds from the fault to the program's end. Raises: MissError."""
+    with tempfile.TemporaryDirectory() as name:
+        trial = Trial(case, Path(name), parent, deaf=deaf)
+        with small_disk(trial.runs) if case.fault == "disk full" else contextlib.nullcontext(True) as possible:
+            return (trial.survive(expected) if possible else "-"), trial.ended_s
 
 
 def main() -> None:
-    """Run the schedules, print the table and save the record."""
+    """Try all cases, print each, and save the record with the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the others count up from it")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument("--each", type=int, default=1, help="try only each Nth case")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A program that starts under nohup ignores it.
+    chosen, found, misses = cases()[:: arguments.each], dict[Case, str](), dict[str, str]()
+    ended_s, lock = list[float](), threading.Lock()
     with tempfile.TemporaryDirectory() as name:
-        undisturbed = Program.start(Path(name), "digits", "--steps", STEPS, "--name", "x", "--processes", 1)
-        undisturbed.process.wait()
-        expected = json.loads((Path(name) / "runs/x/result.json").read_text())["weights_sha256"]
-    rows = []
-    for seed in range(arguments.seed, arguments.seed + arguments.runs):
-        rows.append(row := survive(seed, expected))
-        kinds = ", ".join(fault["kind"] for fault in row["faults"])
-        print(f"schedule {seed}: {kinds}: {'the same bits' if row['survived'] else row['problem']}", flush=True)
-    faults = [fault for row in rows for fault in row["faults"] if fault["seconds"] is not None]
-    by_kind = {kind: [fault["seconds"] for fault in faults if fault["kind"] == kind] for kind in KINDS}
-    table = {kind: spread(seconds) for kind, seconds in by_kind.items() if seconds}
-    print(f"\n{'fault':<16} {'number':>6} {'recovery, s: median':>20} {'max':>6}")
-    for kind, seconds in table.items():
-        print(f"{kind:<16} {seconds['n']:>6} {seconds['median']:>20.1f} {seconds['max']:>6.1f}")
-    survived = sum(row["survived"] for row in rows)
-    print(f"\n{survived} of {len(rows)} runs have the sha256 of the undisturbed run, after {len(faults)} faults")
-    misses = [row for row in rows if not row["survived"]]
-    shown = [
-        [kind, str(s["n"]), f"{s['median']:.1f} s", f"{s['min']:.1f} to {s['max']:.1f} s"] for kind, s in table.items()
-    ]
-    facts = {"runs": len(rows), "survived": survived, "faults": table, "misses": misses}
-    save("survival", {**facts, "table": {"head": ["fault", "n", "recovery: median", "range"], "rows": shown}})
+        parent, expected = trained(Path(name))
+
+        def attempt(case: Case) -> None:
+            try:
+                found[case], seconds = outcome(case, parent, expected)
+                if case.fault in STOPS:
+                    ended_s.append(seconds)
+            except (MissError, OSError, subprocess.SubprocessError, psutil.Error, IndexError) as error:
+                found[case] = "MISS"
+                misses[str(case)] = f"{type(error).__name__}: {error}"
+            print(f"{case}: {found[case]} {misses.get(str(case), '')}", flush=True)
+            with lock:
+                save("survival", record(found, misses, ended_s))
+
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(attempt, chosen))
+
+
+def record(found: dict[Case, str], misses: dict[str, str], ended_s: list[float]) -> dict[str, object]:
+    """Return the record of the cases so far: how each survived, and the table of phases and faults."""
+    rows, every = [], cases()
+    for phase in PHASES:
+        row = [f"{phase}: {PHASES[phase]}"]
+        for fault in FAULTS:
+            there = [case for case in (Case(phase, fault, processes) for processes in (1, 2)) if case in every]
+            cells = dict.fromkeys(found[case] for case in there if case in found)
+            row.append(", ".join(cells) or ("not tried" if there else "-"))
+        rows.append(row)
+    return {
+        "cases": len(found),
+        "of": len(every),
+        "survived": len(found) - len(misses),
+        "stop_s": {"n": len(ended_s), "max": round(max(ended_s, default=0.0), 1)},
+        "misses": misses,
+        "outcomes": {str(case): how for case, how in found.items()},
+        "table": {"head": ["what comes next", *FAULTS], "rows": rows},
+    }
 
 
 if __name__ == "__main__":
