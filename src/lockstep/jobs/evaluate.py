@@ -32,8 +32,7 @@ def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
     recipe, placement = spec.recipe, spec.placement
     if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
         return Session(recipe, placement, ctx)
-    with ctx.loading_guard(), ctx.monitor.pausing(endless=True):
-        images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
+    images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
     return Session(recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images))
 
 
