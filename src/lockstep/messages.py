@@ -24,7 +24,7 @@ logger = logging.getLogger("lockstep")
 in_python = ContextVar("in_python", default=False)  # whether a Python program reads the messages
 
 _SWITCHES = {"resume", "trust_code", "portable", "inline", "quiet", "verbose", "watch", "once", "force"}
-_ONLY_IN_SHELL = {"json", "host", "port"}
+_ONLY_IN_SHELL = {"json", "host", "port", "labels", "html"}
 # An option, and what follows if that is its value: a name in capitals, a number, a path, a setting, or one of six
 # words. Or a command of the shell for which Python has no function, up to the end of the message.
 _VALUE = r"(?:[A-Z]+\b|[\d./~]|[\w.]+=|(?:cpu|raw|float32|bfloat16|folders|table)\b)[^\s,;:)]*"

@@ -1,4 +1,4 @@
-"""Sure answers: probabilities of training images that were held out, and the threshold that follows from them."""
+"""Sure answers: answers on training images that were held out, and the thresholds that follow from them."""
 
 import pytest
 import torch
@@ -6,70 +6,140 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.core.state import State
-from lockstep.core.sure import ANSWERS, facts, threshold
+from lockstep.core.sure import ANSWERS, FOLDS, Marks, facts, held_out, thresholds
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
 
 RECIPE = make(get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64})
-DIRECTION = torch.ones(8) / 8**0.5
+INFINITY = float("inf")
 
 
-def features(count, seed, copies=1):
-    """Return (features [count, 8], labels) of two classes that overlap; the labels of copies are drawn anew."""
+def features(count, seed, copies=1, shares=(1, 1), size=8):
+    """Return (features [count, size], labels) of two classes that overlap; the labels of copies are drawn anew."""
     draw = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count // copies) % 2
-    values = torch.randn(len(labels), 8, generator=draw) + 2 * (labels[:, None] - 0.5) * DIRECTION * 1.3
+    labels = (torch.arange(count // copies) % sum(shares) >= shares[0]).long()
+    values = torch.randn(len(labels), size, generator=draw) + 2.6 * (labels[:, None] - 0.5) / size**0.5
     labels = torch.randint(0, 2, (count,), generator=draw) if copies > 1 else labels
     return values.repeat_interleave(copies, 0), labels
 
 
-def held_out(values, labels, module=None, groups=None, **changes):
+def dataset_of(values, labels, groups=None):
     views = torch.stack([values, values], 1)[:, None]
-    dataset = Dataset(views.view(torch.uint8), labels, ("a", "b"), "", groups=groups)
-    module = nn.Linear(8, 2) if module is None else module
+    return Dataset(views.view(torch.uint8), labels, ("a", "b"), "", groups=groups)
+
+
+def state_of(recipe, size, module=None):
+    module = nn.Linear(size, 2) if module is None else module
+    return State(recipe, {f"_fc.{name}": p for name, p in module.named_parameters()}, {}, torch.device("cpu"))
+
+
+def answers_of(values, labels, module=None, groups=None, **changes):
     recipe = RECIPE.replace(**changes)
-    state = State(recipe, {f"_fc.{name}": p for name, p in module.named_parameters()}, {}, torch.device("cpu"))
-    return facts(recipe.bind(len(values)), state, dataset).get(ANSWERS)
+    state = state_of(recipe, values.shape[1], module)
+    return facts(recipe.bind(len(values)), state, dataset_of(values, labels, groups)).get(ANSWERS)
+
+
+def right(answers):
+    return answers[:, 0] == answers[:, 1]
+
+
+def table(*rows):
+    """Return answers of (label, class found, probability, how often)."""
+    return torch.tensor([row[:3] for row in rows for _ in range(row[3])])
+
+
+def least(answers, share, balanced=False, classes=2):
+    return thresholds(answers, classes, share, balanced).tolist()
 
 
 def test_the_threshold_is_the_one_by_hand():
-    answers = torch.tensor([0.7, 0.99, -0.6, 0.9, 0.95, 0.5])
-    assert threshold(answers, 0.8) == pytest.approx(0.7)  # four right ones, and one more that counts as wrong
-    assert threshold(answers, 0.7) == pytest.approx(0.5)  # two of seven
-    assert threshold(answers, 0.9) == float("inf")
-    for other in (answers * 2, answers.double(), answers[None]):
-        with pytest.raises(ValueError, match="has no probabilities"):
-            threshold(other, 0.9)
+    answers = table((0, 0, 0.8, 1), (0, 0, 0.99, 1), (1, 0, 0.7, 1), (1, 1, 0.9, 1), (1, 1, 0.95, 1), (0, 0, 0.68, 1))
+    assert least(answers, 0.8) == pytest.approx([0.8] * 2)  # four right ones, and one more that counts as wrong
+    assert least(answers, 0.7) == pytest.approx([0.68] * 2)  # two of seven
+    assert least(answers, 0.9) == [INFINITY] * 2
+    for bad in (answers * 2, -answers, answers.double(), answers[:, :2], answers[0], answers * torch.nan):
+        with pytest.raises(ValueError, match="has no classes and probabilities"):
+            least(bad, 0.9)
 
 
-def test_answers_above_the_threshold_are_right_as_often_as_asked_for():
-    values, labels = features(1_000, 1)
-    answers = held_out(values, labels)
-    assert len(answers) == 1_000
-    least = threshold(answers, 0.95)
-    found = held_out(*features(1_000, 2))
-    sure = found[found.abs() >= least]
-    assert 300 < len(sure) < 950
-    assert 0.92 < (sure > 0).double().mean() < 0.98
-    assert (found > 0).double().mean() < 0.93  # So not all answers are.
+def test_a_threshold_counts_all_answers_of_its_probability():
+    tied = table((0, 0, 1.0, 800), (1, 0, 1.0, 200))
+    assert least(tied, 0.9) == [INFINITY] * 2
+    assert least(tied, 0.79)[0] == 1.0
+    assert least(torch.cat([table((0, 0, 1.1 - 0.1, 50)), table((1, 0, 0.9, 50), (0, 0, 0.9, 50))]), 0.9) == [1.0] * 2
+
+
+def test_an_answer_below_two_thirds_is_never_sure():
+    assert least(table((0, 0, 0.7, 50), (1, 1, 0.66, 50)), 0.5) == pytest.approx([0.7] * 2)
+
+
+def test_each_class_counts_alike_if_the_recipe_is_balanced():
+    answers = table((0, 0, 0.9, 160), (1, 1, 0.9, 16), (1, 0, 0.8, 4))  # a fifth of the second class is not found
+    assert least(answers, 0.9)[0] == pytest.approx(0.8)  # 4 of 180 are wrong
+    assert least(answers, 0.9, balanced=True) == pytest.approx([0.9] * 2)  # one of ten would be, if equally frequent
+    assert least(table((0, 0, 0.9, 160), (1, 1, 0.9, 8)), 0.95, balanced=True) == [INFINITY] * 2  # 8 promise little
+
+
+def test_the_answers_of_a_rare_class_must_be_right_often_enough_themselves():
+    answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
+    first, second, third = least(answers, 0.95, classes=3)
+    assert first == second == pytest.approx(0.8)
+    assert third == pytest.approx(0.9)  # a third of its answers from 0.8 on are wrong
+
+
+def test_marks_follow_the_class_that_is_found():
+    answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
+    marks = Marks({ANSWERS: answers}, 4, 3, 0.95, False)
+    probabilities = torch.tensor([[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64)
+    assert marks(torch.zeros(3, 1, 2, 16, dtype=torch.uint8), probabilities) == ["sure", "unsure", "sure"]
+    assert Marks({}, 4, 3, 0.95, False)(torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]) == [None]
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (4, 1), (8, 1), (16, 1)])
+def test_sure_answers_on_equally_frequent_classes_are_right_as_often_as_asked_for(shares):
+    answers = answers_of(*features(1_700, 1, shares=shares))
+    counts = answers[:, 0].long().bincount()
+    bounds = thresholds(answers, 2, 0.95, balanced=True)
+    values, labels = features(4_000, 2)
+    recipe = RECIPE.replace()
+    dataset = dataset_of(*features(1_700, 1, shares=shares))
+    rows, _ = held_out(recipe.bind(1_700), state_of(recipe, 8), dataset, FOLDS)
+    assert sorted(rows.tolist()) == list(range(1_700))
+    # The optimal classifier of equally frequent classes, whose probabilities a balanced head has.
+    probabilities = torch.stack([-values.sum(1), values.sum(1)], 1).mul(1.3 / 8**0.5).softmax(1)
+    found = probabilities.max(1)
+    sure = found.values >= bounds[found.indices]
+    assert counts.max() / counts.min() == pytest.approx(shares[0], rel=0.01)
+    assert sure.double().mean() > 0.3
+    assert (found.indices == labels)[sure].double().mean() > 0.94
+    assert (found.indices == labels).double().mean() < 0.93  # So not all answers are.
 
 
 def test_the_result_depends_on_recipe_and_data_alone():
     values, labels = features(60, 3)
-    first = held_out(values, labels)
-    assert torch.equal(first, held_out(values, labels))  # other weights
-    assert not torch.equal(first, held_out(values, labels, lr=0.01))
-    portable = held_out(values, labels, arithmetic="portable")
+    first = answers_of(values, labels)
+    assert torch.equal(first, answers_of(values, labels))  # other weights
+    assert not torch.equal(first, answers_of(values, labels, lr=0.01))
+    portable = answers_of(values, labels, arithmetic="portable")
     assert torch.allclose(first, portable, atol=1e-4)
-    assert held_out(values[:49], labels[:49]) is None
-    assert held_out(values, labels, nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))) is None
-    assert len(held_out(*features(10_000, 4), steps=2)) == 2_000  # one fifth is enough
+    assert answers_of(values[:49], labels[:49]) is None
+    assert answers_of(values, labels, nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))) is None
+    assert len(answers_of(*features(10_000, 4), steps=2)) == 2_000  # one fifth is enough
+    assert len(answers_of(*features(10_000, 4, shares=(9, 1)), steps=2)) == 6_000  # for 1,000 of each class, three
+
+
+def test_heads_do_not_see_the_images_that_they_judge():
+    """With more features than images, a head knows the random labels of those it was trained on by heart."""
+    values = torch.randn(300, 600, generator=torch.Generator().manual_seed(6))
+    labels = torch.randint(0, 2, (300,), generator=torch.Generator().manual_seed(7))
+    assert abs(right(answers_of(values, labels)).double().mean() - 0.5) < 0.1
 
 
 def test_copies_and_groups_are_held_out_together():
-    values, labels = features(600, 5, copies=4)
+    values, labels = features(600, 5, copies=4, size=600)
+    labels = labels[::4].repeat_interleave(4)  # random, and the same for all copies
     noise = values + 0.01 * torch.randn(values.shape, generator=torch.Generator().manual_seed(6))
-    apart = held_out(noise, labels, groups=torch.arange(600) // 4)
-    for answers in (held_out(values, labels), apart):  # Random labels cannot be known.
+    apart = answers_of(noise, labels, groups=torch.arange(600) // 4)
+    for answers in (answers_of(values, labels), apart):
         assert len(answers) == 600
-        assert abs((answers > 0).double().mean() - 0.5) < 0.08
+        assert abs(right(answers).double().mean() - 0.5) < 0.12

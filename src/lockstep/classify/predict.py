@@ -21,8 +21,8 @@ from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.model import Model
-from lockstep.core.sure import ANSWERS, threshold
-from lockstep.core.unlike import Unlike, divided, every_view
+from lockstep.core.sure import Answer, Marks
+from lockstep.core.unlike import divided
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.jobs.weights import classifier_weights, raw_sha256
@@ -45,9 +45,11 @@ class Prediction:
         probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
         answer: "unlike" if the image is less like the training images than 99 % of held-out images are; else "sure" if
-            answers of this probability are right as often as the classifier was asked for, by training images that
-            were held out, and "unsure" if not. None if the image cannot be read, or the classifier has no facts for
-            it: these are in the model files of recipes with a linear `head`.
+            answers of this class and probability, or a higher one, are right as often as the classifier was asked for,
+            by training images that were held out, and "unsure" if not. With `balanced` in the recipe, that holds
+            where all classes are equally frequent, else where they are as frequent as in training. None if the image
+            cannot be read, or the classifier has no facts for it: these are in the model files of recipes with a
+            linear `head`.
         error: why the image cannot be read, or None.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a grid over the middle
             square. With the bias of the class, the parts add up to the logit. None if it was not asked for, or the
@@ -59,7 +61,7 @@ class Prediction:
     index: int | None = None
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
-    answer: Literal["sure", "unsure", "unlike"] | None = None
+    answer: Answer | None = None
     error: str | None = None
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
@@ -87,7 +89,6 @@ class Classifier:
         device: where it computes.
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does not state it.
-        sure_from: the least probability of a sure answer, infinity if none is; None if the file cannot tell.
     """
 
     def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
@@ -95,7 +96,6 @@ class Classifier:
         self.classes, self.image_shape = _classes_and_shape(file)
         self.weights_sha256: str | None = file.facts.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
-        answers = facts.pop(ANSWERS, None)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -106,10 +106,16 @@ class Classifier:
         self._network, self._prefix = model.network, model.prefix
         self._network.module.eval()
         try:
-            self.sure_from = None if answers is None else threshold(answers, sure)
-            self._unlike = Unlike(facts, self._prefix.shape[-1] // 4 if self._prefix else 0) if facts else None
+            features = self._prefix.shape[-1] // 4 if self._prefix else 0
+            self._marks = Marks(facts, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
+
+    @property
+    def sure_from(self) -> list[float] | None:
+        """Return the least probability of a sure answer of each class, infinity where none is; None if not known."""
+        least = self._marks.sure_from
+        return None if least is None else least.tolist()
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -201,13 +207,8 @@ class Classifier:
         shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
         ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
         parts = self._evidence(pixels, labels[0]) if evidence else None
-        answer = self._answer(inputs, shares[0])
+        (answer,) = self._marks(inputs, row[None])
         return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, answer=answer, evidence=parts)
-
-    def _answer(self, inputs: Tensor, probability: float) -> Literal["sure", "unsure", "unlike"] | None:
-        if self._unlike is not None and self._unlike(every_view(inputs)[:, 0])[0]:
-            return "unlike"
-        return None if self.sure_from is None else "sure" if probability >= self.sure_from else "unsure"
 
     def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
         if self._prefix is None:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lockstep.commands.shell import record_of as record_of_job, require_writable
+from lockstep.commands.to_spec import labels_spec
 from lockstep.errors import LockstepError, unknown
+from lockstep.files import deliver
 from lockstep.messages import command
 
 if TYPE_CHECKING:
@@ -48,6 +51,8 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
 def check(
     name: Annotated[str, typer.Argument(metavar="NAME|PHOTOS")],
     data: Path | None = None,
+    labels: bool = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None,
     **options: Any,
 ) -> Iterator[str | dict[str, Any]]:
     """Read every file of a dataset, and check sizes, headers and labels.
@@ -56,17 +61,28 @@ def check(
     several splits or classes, or alike over splits, and files that cannot be read. The exit code is 3 if it cannot be
     trained on.
 
+    --labels also lists the images whose label is doubtful, the most doubtful one first: five classifiers, as of recipe
+    photos, each judge a fifth of the images after training on the others. Look at these images: some labels are wrong,
+    and some images show several things. Small and grey images are judged less well. The exit code does not change.
+
     Examples:
       lockstep data check cifar10
       lockstep data check photos
+      lockstep data check photos --labels --html doubtful.html
       lockstep data check mnist --data ~/mnist
 
     Args:
         name: Name of a dataset, or a folder with a folder for each class.
         data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache.
+        labels: Of a folder: also list the images whose label is doubtful.
+        html: With --labels: write a page with these images to a new file.
         **options: Of a folder: group, layout and names of columns, as for `lockstep train`.
     """
+    if html and not labels:
+        raise LockstepError("--html needs --labels: add it, or leave out the option")
     if not ("/" in name or os.path.lexists(name)):
+        if labels:
+            raise LockstepError(f"--labels is for folders of images, and {name} is none: leave it out")
         from lockstep.data import DATASETS
         from lockstep.data.catalog import present
         from lockstep.settings import load_object
@@ -85,9 +101,19 @@ def check(
     from lockstep.recipes import RECIPES, get_recipe
 
     folder, recipe = Path(name), get_recipe("folder").replace(**options)
+    if html:
+        require_writable(html, force=False, option="--html")
     found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()
+    if labels and not found.problems:
+        from lockstep.pages import labels as doubtful
+
+        record["labels"] = record_of_job(labels_spec(folder.absolute(), options))
+        yield from doubtful.lines_of(record["labels"])
+        if html:
+            deliver(html, doubtful.page(record["labels"]).encode())
+            yield f"pictures of them: {html}"
     yield record
     found.require_sound()
     named = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.

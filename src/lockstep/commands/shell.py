@@ -190,9 +190,10 @@ def require_extra(name: str, modules: Sequence[str]) -> None:
         raise LockstepError(f"{name} needs {', '.join(missing)}: {install}", ENVIRONMENT)
 
 
-def require_writable(path: Path, force: bool) -> None:
-    """Raise a LockstepError, before anything is computed, if --output cannot be `path`, or is there and not `force`."""
+def require_writable(path: Path, force: bool, option: str = "--output") -> None:
+    """Raise a LockstepError, before anything is computed, if `option` cannot be `path`, or is there and not `force`."""
     if not force and os.path.lexists(path):
-        raise LockstepError(f"--output {path}: this file exists already: give a new one, or --force")
+        other = ", or --force" if option == "--output" else ""
+        raise LockstepError(f"{option} {path}: this file exists already: give a new one{other}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise LockstepError(f"--output {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
+        raise LockstepError(f"{option} {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)

@@ -18,7 +18,7 @@ from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import require_folder
 from lockstep.errors import DATA, LockstepError, unknown
-from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.specs import LabelsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import logger
@@ -341,6 +341,14 @@ def train_spec(
         recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
         notes=tuple(subject.notes), details=tuple(subject.details),
     )  # fmt: skip
+
+
+def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:
+    """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
+    given = {name: value for name, value in options.items() if value is not None}
+    recipe = fitted(subject_of(PHOTOS, given, folder))
+    recipe, _ = resolve(recipe, "auto")
+    return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)), path=folder)
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

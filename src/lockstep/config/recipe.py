@@ -160,6 +160,11 @@ class Recipe(Settings):
         description="Name of the last layer, to train it alone, in float32, on features: the layers before it compute "
         "each image and its mirror image once, with the weights of init_sha256 (core/features.py).",
     )
+    balanced: bool = Field(
+        False,
+        description="Train for tests in which all classes are equally frequent, whatever their shares of the training "
+        "images: the loss adds the logarithm of its class's share to each logit. False: for the same shares.",
+    )
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="Name of a layer or parameter -> factor on its learning rate; the longest name counts. Parameters "
@@ -352,7 +357,7 @@ class Course:
         size_px = recipe.progressive.size_px(step, self.steps) if recipe.progressive else None
         return Plan.at(
             seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=self.examples,
-            pipeline=Pipeline(recipe.input, recipe.arithmetic), size_px=size_px,
+            pipeline=Pipeline(recipe.input, recipe.arithmetic, recipe.balanced), size_px=size_px,
         )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ class Prefix:
         self._arithmetic = recipe.arithmetic
         with arithmetic(recipe.arithmetic):
             layers = _folded(layers)
-        self._network = Network(recipe.replace(head=None), layers, shape, device)
+        self._network = Network(recipe.replace(head=None, lr_factors={}), layers, shape, device)
         freeze(self._network.parameters.values())
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1

@@ -92,7 +92,7 @@ class Model:
         for size in self.recipe.progressive.sizes_px if self.recipe.progressive else ():
             if not smallest <= size <= largest:
                 raise LockstepError(f"progressive.sizes_px: got {size}: {smallest} to {largest} is allowed here")
-        parameters = dict(self.module.named_parameters())
+        parameters = dict(self.trained.named_parameters())
         factors = lr_factors(self.recipe, parameters)
         if not any(p.requires_grad and factors.get(name) != 0 for name, p in parameters.items()):
             raise LockstepError("lr_factors are 0 for all parameters, so nothing is trained: give some another factor")

@@ -115,7 +115,8 @@ def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
     for name in recipe.lr_factors:
         if not any(_lies_in(parameter, name) for parameter in parameters):
             outer = dict.fromkeys(parameter.partition(".")[0] for parameter in parameters)
-            raise LockstepError(unknown("layer or parameter in lr_factors", name, [*outer, *parameters], shown=outer))
+            what = "layer or parameter" if recipe.head is None else f"layer or parameter of the head {recipe.head}"
+            raise LockstepError(unknown(f"{what} in lr_factors", name, [*outer, *parameters], shown=outer))
     factors = {parameter: _factor(recipe, parameter) for parameter in parameters}
     return {parameter: factor for parameter, factor in factors.items() if factor is not None}
 

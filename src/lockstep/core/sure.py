@@ -1,9 +1,12 @@
 """Sure: from which probability on a linear head is right as often as asked for, by training images that it left out.
 
 A head is trained as the recipe says, without a fifth of the training images, and then classifies these. This is done
-for as many fifths as have 1,000 images together, for all at once. A model file holds the probability of each answer,
-so that the least probability of a sure answer can be derived for any share of right answers.
+for as many fifths as have 1,000 images together, for all at once; each class counts as many images as the smallest. A
+model file holds these answers, so that the least probability of a sure one can be derived for any share of right ones.
 """
+
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,53 +15,127 @@ from torch.nn import functional
 
 from lockstep.config.recipe import Course
 from lockstep.core.state import State
-from lockstep.core.unlike import LEAST_IMAGES, every_view
+from lockstep.core.unlike import LEAST_IMAGES, Unlike, every_view
 from lockstep.data.dataset import Dataset
 from lockstep.kernels.portable import arithmetic
-from lockstep.optim.settings import parameter_groups
 
-ANSWERS = "sure/answers"  # in a model file: float32 [n], each answer's probability, negative if the answer is wrong
-_FOLDS, _ENOUGH = 5, 1_000
+Answer = Literal["sure", "unsure", "unlike"]
+
+# In a model file: float32 [n, 3], of each image that was left out its label, the class found, and its probability.
+ANSWERS = "sure/answers"
+SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
+FOLDS = 5
+_ENOUGH = 1_000
+_LEAST = 2 / 3  # A less probable answer is never sure: all other classes together are half as probable or more.
 
 
 def facts(course: Course, state: State, train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no linear head.
 
-    `train_set` has features in place of images. Of `state` only the names, shapes and decay of the head count, so the
-    result depends on recipe and data alone.
+    `train_set` has features in place of images. The result depends on recipe and data alone, see `held_out`.
     """
-    recipe = course.recipe
-    names = [f"{recipe.head}.{kind}" for kind in ("weight", "bias")]
+    names = [f"{course.recipe.head}.{kind}" for kind in ("weight", "bias")]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
     if len(train_set) < LEAST_IMAGES or not linear:
         return {}
+    labels = train_set.labels
+    counts = labels.bincount(minlength=len(train_set.classes))
+    folds = -(-_ENOUGH * FOLDS // max(1, len(counts) * int(counts.min())))
+    rows, probabilities = held_out(course, state, train_set, min(FOLDS, folds))
+    found = probabilities.max(1)
+    return {ANSWERS: torch.stack([labels[rows].float(), found.indices.float(), found.values], 1).cpu()}
+
+
+def held_out(course: Course, state: State, train_set: Dataset, folds: int) -> tuple[Tensor, Tensor]:
+    """Classify the images of `folds` fifths of the `train_set` by heads that were trained without their fifth.
+
+    Copies and groups are in one fifth. Of `state` only the names and shapes of the head's parameters count.
+    Return the rows of the images, int64 [n], and their probabilities, float32 [n, classes]; 0 where not finite.
+    """
+    recipe = course.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
-    folds = min(_FOLDS, -(-_ENOUGH * _FOLDS // len(train_set)))
+    every_row, every_probability = list[Tensor](), list[Tensor]()
     with arithmetic(recipe.arithmetic):
         heads = _trained(course, state, train_set, fold_of, folds)
-    answers = []
-    for fold, (weight, bias) in enumerate(heads):
+    for fold, head in enumerate(heads):
         rows = (fold_of == fold).nonzero()[:, 0]
         views = every_view(train_set.pixels(rows))[:, : 1 if recipe.test_views == "one" else 2]
         with arithmetic(recipe.arithmetic):
-            probabilities = functional.linear(views.mean(1), weight, bias).softmax(1)
-        found = probabilities.nan_to_num(0.0).max(1)
-        answers.append(torch.where(found.indices == train_set.labels[rows], found.values, -found.values))
-    return {ANSWERS: torch.cat(answers).cpu()}
+            logits = functional.linear(views.mean(1), *head.parameters_of(recipe.own_weights).values())
+            probabilities = logits.softmax(1)
+        every_row.append(rows)
+        every_probability.append(probabilities.nan_to_num(0.0))
+    return torch.cat(every_row), torch.cat(every_probability)
 
 
-def threshold(answers: Tensor, share: float) -> float:
-    """Return the least probability from which on at least `share` of the `answers` are right; infinity if none is.
+def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> Tensor:
+    """Return the least probability of a sure answer for each class that may be found, float64 [classes].
 
-    One more wrong answer is counted than there are, so that few answers promise little.
+    It is the least one from which on at least `share` of the `answers` are right, or infinity. For a class with fewer
+    than half as many images as classes have on average, that must also be so among the answers that find this class.
+    If `balanced`, every class counts alike, however many images it has. One more wrong answer is counted than there
+    are: among all answers one that counts as much as any. So few answers promise little.
     Raises: ValueError if `answers` cannot be those of `facts`.
     """
-    if answers.dtype != torch.float32 or answers.ndim != 1 or not (answers.abs() <= 1.001).all():
-        raise ValueError(f"its tensor {ANSWERS} has no probabilities")
-    ordered = answers[answers.abs().argsort(descending=True, stable=True)]
-    wrong = (ordered < 0).cumsum(0) + 1
-    fits = (wrong <= (1 - share) * torch.arange(2, len(ordered) + 2)).nonzero()
-    return float(ordered[fits[-1]].abs()) if len(fits) else float("inf")
+    most = torch.tensor([classes, classes, 1.001])
+    if answers.dtype != torch.float32 or answers.shape[1:] != (3,) or not ((answers >= 0) & (answers < most)).all():
+        raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
+    labels, found = answers[:, :2].long().unbind(1)
+    counts = labels.bincount(minlength=classes).double()
+    weights = counts.mean() / counts[labels] if balanced else torch.ones(len(labels), dtype=torch.float64)
+    every = _least(answers, weights, share, more=max([1.0, *weights.tolist()]))
+    least = torch.full([classes], every, dtype=torch.float64)
+    for label in (counts < counts.mean() / 2).nonzero().flatten().tolist():
+        own = found == label
+        least[label] = max(every, _least(answers[own], weights[own], share, more=1.0))
+    return least
+
+
+def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float:
+    """Return the least probability, `_LEAST` or more, from which on `share` of the answers are right; or infinity.
+
+    `weights` say how much an answer counts. One wrong answer `more` is counted, with this weight.
+    """
+    probabilities, order = answers[:, 2].sort(descending=True, stable=True)
+    labels, found, _ = answers[order].unbind(1)
+    every = weights[order].cumsum(0) + more
+    wrong = (weights[order] * (labels != found)).cumsum(0) + more
+    # Answers of one probability are sure together, so a threshold counts all of them.
+    last = probabilities.diff(append=torch.zeros(1)) < 0
+    fits = last & (probabilities >= _LEAST) & (wrong <= (1 - share) * every * (1 + 1e-9))
+    return float(probabilities[fits][-1]) if fits.any() else float("inf")
+
+
+class Marks:
+    """Tells what the answers of a classifier are worth.
+
+    Attributes:
+        sure_from: the result of `thresholds`; None if the model file has no answers.
+    """
+
+    def __init__(self, facts: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool) -> None:
+        """Use the results of `facts` here and in core/unlike.py, for images of `features` values; see `thresholds`.
+
+        Raises: ValueError if they are not sound.
+        """
+        others = dict(facts)
+        answers = others.pop(ANSWERS, None)
+        self.sure_from = None if answers is None else thresholds(answers, classes, share, balanced)
+        self._unlike = Unlike(others, features) if others else None
+
+    def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
+        """Return the mark of each image, None if the file cannot tell.
+
+        `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on the CPU.
+        """
+        marks: list[Answer | None] = [None] * len(features)
+        if self.sure_from is not None:
+            found = probabilities.max(1)
+            marks = ["sure" if one else "unsure" for one in (found.values >= self.sure_from[found.indices]).tolist()]
+        if self._unlike is None:
+            return marks
+        unlike = self._unlike(every_view(features)[:, 0])
+        return ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
@@ -70,41 +147,40 @@ def _fold_of(train_set: Dataset) -> Tensor:
         units = torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
     _, firsts, unit_of = np.unique(units.numpy(), return_index=True, return_inverse=True)
     folds = np.empty(len(firsts), np.int64)
-    folds[np.argsort(labels[firsts], kind="stable")] = np.arange(len(firsts)) % _FOLDS
+    folds[np.argsort(labels[firsts], kind="stable")] = np.arange(len(firsts)) % FOLDS
     return torch.from_numpy(folds[unit_of])
 
 
-def _trained(
-    course: Course, state: State, train_set: Dataset, fold_of: Tensor, folds: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the weight [classes, D] and bias of a head for each of the `folds`, trained without its images.
+def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> list[State]:
+    """Return the state of a head for each of the `folds`, trained without its images.
 
     All begin with zeros and see the batches of the run, and each leaves its images out of them.
     """
     recipe, labels = course.recipe, train_set.labels
-    weights, biases = ([torch.zeros_like(t).requires_grad_() for _ in range(folds)] for t in state.parameters.values())
-    names = [name for name in state.parameters for _ in range(folds)]
-    heads = {
-        f"{name}.{number}": tensor for number, (name, tensor) in enumerate(zip(names, [*weights, *biases], strict=True))
-    }
-    decay = {key: state.decay.get(name, 0.0) for key, name in zip(heads, names, strict=True)}
-    optimizer = recipe.optimizer.build(parameter_groups(heads, decay))
+    heads = [state.fresh() for _ in range(folds)]
+    for head in heads:
+        for tensor in (*head.parameters.values(), *(head.ema or {}).values()):
+            tensor.zero_()
+    none, priors = torch.zeros(0, device=labels.device), train_set.priors if recipe.balanced else None
     for step in range(course.steps):
         plan = course.plan(step)
         rows, epochs = (torch.from_numpy(part.reshape(-1)).to(labels.device) for part in (plan.examples, plan.epochs))
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
         features = views[torch.arange(len(rows)), (rows + epochs) % views.shape[1]]
-        logits = functional.linear(features, torch.cat(weights), torch.cat(biases)).view(len(rows) * folds, -1)
+        weight, bias = (
+            torch.stack([head.parameters[name] for head in heads]).requires_grad_() for name in state.parameters
+        )
+        logits = functional.linear(features, weight.flatten(0, 1), bias.flatten()).view(len(rows) * folds, -1)
         losses = functional.cross_entropy(
-            logits, labels[rows].repeat_interleave(folds), reduction="none", label_smoothing=recipe.label_smoothing
+            logits if priors is None else logits + priors,
+            labels[rows].repeat_interleave(folds),
+            reduction="none",
+            label_smoothing=recipe.label_smoothing,
         )
         kept = fold_of[rows, None] != torch.arange(folds, device=labels.device)
-        loss = (losses.view(kept.shape) * kept).sum() * (_FOLDS / (_FOLDS - 1) / len(rows))
-        for parameter, gradient in zip(heads.values(), torch.autograd.grad(loss, [*heads.values()]), strict=True):
-            parameter.grad = gradient
-        for group in optimizer.param_groups:
-            group["lr"] = course.learning_rate(step) * group["scale"]
-        with torch.no_grad():
-            optimizer.step()
-    return [(weight.detach(), bias.detach()) for weight, bias in zip(weights, biases, strict=True)]
+        loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
+        gradients = torch.autograd.grad(loss, (weight, bias))
+        for head, *parts in zip(heads, *gradients, strict=True):
+            head.apply(torch.cat([part.flatten() for part in parts]), none, course.learning_rate(step))
+    return heads

@@ -57,7 +57,10 @@ class Tower:
                 torch.cuda.manual_seed(seed)
             logits = network(shard.images)
             loss = functional.cross_entropy(
-                logits, shard.labels, reduction="sum", label_smoothing=recipe.label_smoothing
+                logits if shard.priors is None else logits + shard.priors,
+                shard.labels,
+                reduction="sum",
+                label_smoothing=recipe.label_smoothing,
             )
             vector = VectorBuilder(self.layout, loss.device, on_part)
             scaled = loss * state.loss_scale if recipe.precision == "float16" else loss

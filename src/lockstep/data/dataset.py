@@ -1,9 +1,10 @@
 """Dataset: labelled images, in memory or in a file that is mapped. Plan: the examples of each tower in one step."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ class Pipeline(NamedTuple):
 
     augmentation: "Augmentation | Features"
     arithmetic: str = "native"
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,14 @@ class Plan:
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b].
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]. priors: what the loss adds to
+    the logits of each class, see `Dataset.priors`, or None.
     """
 
     tower: int
     images: Tensor
     labels: Tensor
+    priors: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,20 @@ class Dataset:
             return replace(self, labels=labels)
         # Its own images only: others may have rows of the same file.
         return replace(self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False)
+
+    @cached_property
+    def priors(self) -> Tensor | None:
+        """The logarithm of each class's number of examples, over that of the largest one: float32 [classes].
+
+        None if all classes have equally many. A class without examples counts as one with a single example.
+        Source: logit adjustment of Menon et al. 2021 (arXiv:2007.07314).
+        """
+        counts = self.labels.bincount(minlength=len(self.classes)).clamp(min=1).tolist()
+        if min(counts) == max(counts):
+            return None
+        # Not by torch, whose logarithm has other low-order bits on another kind of CPU.
+        logarithms = [math.log(count / max(counts)) for count in counts]
+        return torch.tensor(logarithms, dtype=torch.float32, device=self.labels.device)
 
     def pixels(self, rows: Tensor | slice) -> Tensor:
         """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8 [n, H, W, C]."""
@@ -201,7 +219,7 @@ class Dataset:
             images = pipeline.augmentation.train(images, keys)
             if plan.size_px:
                 images = resize(images, plan.size_px)
-            return Shard(tower, images, self.labels[rows])
+            return Shard(tower, images, self.labels[rows], self.priors if pipeline.balanced else None)
 
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs, unless the dataset is smaller than a batch

@@ -3,9 +3,11 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from lockstep import hardware
+from lockstep.core.sure import ANSWERS, SHARE
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
@@ -141,9 +143,13 @@ class OpenRun:
         if (folder := self.folder) is None:
             return None
         with self._ctx.stopping(True):  # To find out which answers are sure may take as long as the training.
+            tensors, facts = self._session.model_file()
+            if ANSWERS in tensors:
+                probabilities = self._session.probabilities(result.evaluated)
+                sure = self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
+                result = replace(result, sure=sure)
             record = result.record(log, folder, self._spec.started, self._mixed)
-            model = self._session.model_file()
-        folder.finish(record, *model)
+        folder.finish(record, tensors, facts)
         log.note(*console.block(result.lines(record, folder.model)))
         return record
 

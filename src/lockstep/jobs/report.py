@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.core import sure
 from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
@@ -48,6 +47,8 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
         rules = spec.recipe.test_share, spec.recipe.group, spec.recipe.reading
         photos = survey(spec.placement.data, *rules, images.classes if spec.split == ALL else None).splits
         names = [photo.path for photo in photos.get(spec.split, ())]
+    model = Run(spec.path).model
+    tensors = statefile.read(model).tensors if model.is_file() else {}
     first = probabilities.amax(1)
     correct = classes == labels
     mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
@@ -55,24 +56,10 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     return {
         **record,
         "calibration": calibration(first, correct),
-        "sure": _sure(Run(spec.path), first, correct),
+        "sure": [session.sure_answers(tensors, share, dataset, probabilities) for share in _SURE],
         "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
         "right": [_shown(session, images, probabilities, row, names) for row in right[:: len(right) // _RIGHT + 1]],
     }
-
-
-def _sure(run: Run, confidence: Tensor, correct: Tensor) -> list[tuple[float, float | None, int, int]] | None:
-    """Return (share asked for, least probability, sure images, right ones) for each of `_SURE`; None if not known."""
-    answers = statefile.read(run.model).tensors.get(sure.ANSWERS) if run.model.is_file() else None
-    if answers is None:
-        return None
-    rows = []
-    for share in _SURE:
-        least = sure.threshold(answers, share)
-        chosen = confidence >= least
-        shown = least if least <= 1 else None
-        rows.append((share, shown, int(chosen.sum()), int((chosen & correct).sum())))
-    return rows
 
 
 def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.unlike import LEAST_IMAGES
 from lockstep.data import IMAGE_FOLDER
+from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
@@ -18,7 +19,7 @@ from lockstep.runs.folder import Run
 from lockstep.words import counted, noted, plural, rate_text, wilson_interval
 
 _FEW = 20  # training images of a class, below which a warning says so
-_UNEQUAL = 20  # times the images of the smallest class that the largest one has
+_UNEQUAL = 4  # times the images of the smallest class that the largest one has
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,16 @@ class Result:
         trained: the number of updates.
         evaluations: the evaluations of the resulting weights by kind of weights, the classifier's first.
         memory: each process's peak, in bytes.
+        evaluated: the split of `evaluations`.
+        sure: what `Session.sure_answers` returned for it, in process 0, or None.
     """
 
     session: Session
     trained: int
     evaluations: Mapping[str, Evaluation]
     memory: list[int]
+    evaluated: Dataset
+    sure: Mapping[str, Any] | None = None
 
     @property
     def best(self) -> Evaluation:
@@ -53,9 +58,11 @@ class Result:
             shares = f"{counts[most]:,} training images, and class {names[least]} {counts[least]:,}"
             texts.append(f"class {names[most]} has {shares}")
         rows = [row for row in zip(best.class_correct, best.class_examples, names, strict=True) if row[1]]
-        right, examples, name = min(rows, key=lambda row: row[0] / row[1])
-        if right / examples < best.accuracy / 2:
-            texts.append(f"of class {name} only {right} of {plural(examples, 'image')} are classified correctly")
+        rows.sort(key=lambda row: row[0] / row[1])
+        (right, examples, name), (right_of_best, examples_of_best, best_name) = rows[0], rows[-1]
+        if right / examples < right_of_best / examples_of_best / 2:
+            text = f"of class {name} only {right} of {plural(examples, 'image')} are classified correctly"
+            texts.append(f"{text}, of class {best_name} {right_of_best} of {examples_of_best}")
         if self.session.recipe.head is not None and len(train_set) < LEAST_IMAGES:
             texts.append(f"no picture is marked as unlike the training images, as these are fewer than {LEAST_IMAGES}")
         return texts
@@ -69,6 +76,8 @@ class Result:
         steps_per_s = log.monitor.steps_per_s()
         images_per_s = session.images_per_s(steps_per_s)
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
+        if self.sure is not None:
+            views["sure"] = self.sure
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -105,8 +114,14 @@ class Result:
         judge = recipe.command("eval", run)
         use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
+        sure: list[Line] = []
+        if self.sure is not None:
+            share, images, right, _ = self.sure.values()
+            of = f"{images} of {best.examples} {recipe.evaluated_split} images"
+            sure = [("sure", f"{of}, {right} of them right ({share:.0%} is asked for)")]
         return [
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
+            *sure,
             *(("warning", text) for text in record["warnings"]),
             ("weights", str(model)),
             ("speed", f"{rate_text(record)}; {seconds}"),

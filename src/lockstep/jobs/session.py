@@ -21,6 +21,7 @@ from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
+from lockstep.core.sure import Marks
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
@@ -182,6 +183,33 @@ class Session:
                 tensors |= unlike.facts(self.train_set)
         facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
         return tensors, {**self.facts(), **facts}
+
+    def probabilities(self, dataset: Dataset) -> Tensor:
+        """Return the probabilities of `dataset` by the classifier's weights, float64 [n, classes], by this process."""
+        logits = torch.zeros(len(dataset), len(dataset.classes), dtype=torch.float64)
+
+        def keep(examples: Tensor, found: Tensor) -> None:
+            logits[examples.cpu()] = found.double().cpu()
+
+        weights = self.state.parameters_of(self.recipe.own_weights)
+        evaluate(self.network, weights, self.state.buffers, dataset, Group(), each=keep)
+        return logits.softmax(1)
+
+    def sure_answers(
+        self, tensors: Mapping[str, Tensor], share: float, dataset: Dataset, probabilities: Tensor
+    ) -> dict[str, Any] | None:
+        """Return how many answers on `dataset` are sure and right, by the `tensors` of the model file; None if unknown.
+
+        "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
+        """
+        features = self._prefix.shape[-1] // 4 if self._prefix else 0
+        marks = Marks(unlike.divided(tensors)[1], features, len(dataset.classes), share, self.recipe.balanced)
+        if marks.sure_from is None:
+            return None
+        sure = torch.tensor([mark == "sure" for mark in marks(dataset.pixels(slice(None)).cpu(), probabilities)])
+        right = sure & (probabilities.argmax(1) == dataset.labels.cpu())
+        least = sorted({one for one in marks.sure_from.tolist() if one <= 1})
+        return {"share": share, "images": int(sure.sum()), "right": int(right.sum()), "least": least}
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with `head` its features.

@@ -73,7 +73,13 @@ class VerifySpec(_Spec):
     start: int | None = Field(None, ge=0)
 
 
-Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec
+class LabelsSpec(_Spec):
+    """Find the images whose labels are doubtful. `path` is their folder."""
+
+    job: ClassVar[str] = "labels"
+
+
+Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
 
 
 class Output(NamedTuple):

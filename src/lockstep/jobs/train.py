@@ -128,4 +128,4 @@ def _result(session: Session, test_set: Dataset, log: Log, evaluations: dict[str
     evaluations = evaluations or _evaluate_all(session, test_set, log, ctx)
     session.require_equal_states()
     memory = session.group.gather(torch.tensor([peak_memory_bytes(session.device)]))
-    return Result(session, session.state.step, evaluations, memory.flatten().tolist())
+    return Result(session, session.state.step, evaluations, memory.flatten().tolist(), test_set)

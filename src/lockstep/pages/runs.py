@@ -14,7 +14,7 @@ from lockstep.words import duration, listed, loss_text, plural, rate_text, size
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
-_SURE = "An answer is sure from the probability on at which training images that were held out are right often enough."
+_SURE = "Answers are sure from the probability at which enough answers on held-out training images are right."
 _NOT_SURE = "Which answers are sure is known only of a complete run of a linear head with 50 training images or more."
 _EVIDENCE = "Beside each image, light shows where it speaks for the class that was found (the parts of its logit)."
 _NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
@@ -183,13 +183,14 @@ def calibration(record: Mapping[str, Any]) -> Section:
     )
     bins = ", ".join(f"{share:.0%} of {count:,} at {mean:.0%}" for mean, share, count in found["bins"])
     drawn = Figure(figures.reliability(found["bins"]), f"Accuracy over the probability of the predicted class: {bins}")
-    if record["sure"] is None:
+    if None in record["sure"]:
         return Section("Calibration", [text, _NOT_SURE], [drawn])
     rows = []
-    for share, least, count, right in record["sure"]:
+    for share, count, right, every in (one.values() for one in record["sure"]):
+        least = " to ".join(f"{one:.1%}" for one in every[:1] + every[1:][-1:]) or "-"
         correct = f"{right / count:.1%}" if count else "-"
         images = f"{count / record['examples']:.1%} ({count:,})"
-        rows.append([f"{share:.0%}", "-" if least is None else f"{least:.1%}", images, correct])
+        rows.append([f"{share:.0%}", least, images, correct])
     table = Table(["right, asked for", "from a probability of", f"sure {record['split']} images", "right"], rows)
     return Section("Calibration", [text, _SURE], [drawn], table)
 

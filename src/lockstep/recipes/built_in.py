@@ -151,6 +151,7 @@ def photos() -> Recipe:
         init_sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
         head="_fc",
         augmentation=FlipTranslate(pixels=0, mean=_HALF, std=_HALF),
+        balanced=True,
         test_views="flip",
         towers=4,
         batch=256,

@@ -1,0 +1,64 @@
+"""The labels job: which labels of a folder of images are contradicted by heads that have not seen these images."""
+
+from typing import Any
+
+import torch
+
+from lockstep.core import sure
+from lockstep.data.dataset import Dataset
+from lockstep.data.photos import survey
+from lockstep.data.scan import SPLITS
+from lockstep.jobs.context import Context
+from lockstep.jobs.session import Session
+from lockstep.jobs.specs import LabelsSpec
+
+
+def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
+    """Judge every image of the folder, of all its splits. Return the record in process 0, None in the others.
+
+    Five heads are trained, each without a fifth of the images, and classify these; copies and groups are in one fifth.
+    "doubtful" has the images that another class fits better than their own, the least probable label first. "first"
+    is the probability of that class.
+    """
+    recipe = spec.recipe
+    session = Session(recipe, spec.placement, ctx)
+    found = survey(spec.placement.data, recipe.test_share, recipe.group).splits
+    # Without test images, the validation images are those too.
+    same = found.get("validation") is found["test"]
+    names = [name for name in SPLITS if name in found and not (same and name == "test")]
+    splits = [session.split(name) for name in names]
+    if not ctx.first:
+        return None
+    every = joined(splits)
+    with ctx.progress("judging the labels", 1) as advance:
+        rows, probabilities = sure.held_out(recipe.bind(len(every)), session.state, every, sure.FOLDS)
+        advance(1)
+    photos = [photo for name in names for photo in found[name]]
+    own = probabilities.gather(1, every.labels[rows, None])[:, 0]
+    first = probabilities.max(1)
+    doubtful = []
+    for place in own.argsort(stable=True).tolist():
+        row, label = int(rows[place]), int(first.indices[place])
+        if label != int(every.labels[row]):
+            doubtful.append(
+                {
+                    "path": photos[row].path,
+                    "label": photos[row].class_name,
+                    "probability": float(own[place]),
+                    "better": every.classes[label],
+                    "probability_of_better": float(first.values[place]),
+                }
+            )
+    return {"folder": str(spec.placement.data), "images": len(photos), "doubtful": doubtful}
+
+
+def joined(splits: list[Dataset]) -> Dataset:
+    """Return the examples of all `splits` of one folder, in their order, as one dataset."""
+    groups = [split.groups for split in splits if split.groups is not None]
+    return Dataset(
+        torch.cat([split.pixels(slice(None)) for split in splits]),
+        torch.cat([split.labels for split in splits]),
+        splits[0].classes,
+        sha256="",
+        groups=torch.cat(groups) if groups else None,
+    )
