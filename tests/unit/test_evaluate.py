@@ -166,14 +166,16 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
 @pytest.mark.parametrize(
     ("training", "confusion", "head", "warnings"),
     [
-        ([399, 20], [[9, 1], [5, 5]], None, []),
-        ([400, 20], [[9, 1], [5, 5]], "fc", ["class a has 400 training images, and class b 20"]),
+        ([79, 20], [[9, 1], [5, 5]], None, []),
+        ([80, 20], [[9, 1], [5, 5]], "fc", ["class a has 80 training images, and class b 20"]),
         ([19, 20], [[9, 1], [5, 5]], "fc", [
             "1 class with fewer than 20 training images (a has 19)",
             "no picture is marked as unlike the training images, as these are fewer than 50",
         ]),
-        ([25, 24], [[9, 1], [7, 3]], None, []),  # 30 % is exactly half of the accuracy
-        ([25, 24], [[9, 1], [8, 2]], None, ["of class b only 2 of 10 images are classified correctly"]),
+        ([25, 24], [[8, 2], [6, 4]], None, []),  # 40 % is exactly half of the best class's share
+        ([25, 24], [[8, 2], [7, 3]], None, [
+            "of class b only 3 of 10 images are classified correctly, of class a 8 of 10",
+        ]),
     ],
 )  # fmt: skip
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
@@ -182,4 +184,4 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     session = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
     best = Evaluation(20, rows[0][0] + rows[1][1], 0.5, (10, 10), rows)
-    assert Result(session, 1, {"raw": best}, []).warnings() == warnings
+    assert Result(session, 1, {"raw": best}, [], dataset).warnings() == warnings
