@@ -223,6 +223,21 @@ def build(shape, classes):
 """
 
 
+def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(tmp_path):
+    digits = get_recipe("digits").replace(epochs=None, steps=3)
+    fit_here(digits, tmp_path / "whole", Placement(summary_every=0))
+    file = find_weights(tmp_path / "whole/model.safetensors")
+    changes = {"head": "logits", "augmentation": "plain", "weight_decay": {}, "init_sha256": file.sha256, "ema": None}
+    head = make(digits.model_dump(mode="json"), changes)
+    fit_here(head.replace(lr_factors={"logits.bias": 0.0}), tmp_path / "still", Placement(init=file.path))
+    before, after = (load_file(path) for path in (file.path, tmp_path / "still/model.safetensors"))
+    assert torch.equal(before["logits.bias"], after["logits.bias"])
+    assert not torch.equal(before["logits.weight"], after["logits.weight"])
+    with pytest.raises(LockstepError, match="unknown layer or parameter of the head logits in lr_factors 'conv1'"):
+        fit_here(head.replace(lr_factors={"conv1": 0.1}), tmp_path / "none", Placement(init=file.path))
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.slow
 def test_head_of_own_network_from_own_weights(here, tmp_path):
     """The weights may be gone after the run was made: its checkpoints have them."""
