@@ -7,6 +7,7 @@ show. The name of a figure decides its unit. In a case over seeds, round n train
 
 import argparse
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -132,6 +133,56 @@ def photos_tuned(call: Call) -> Figures:
     return {first: before["best"], then: result["best"]}
 
 
+def unequal(call: Call) -> Figures:
+    """`photos` on the folder WHAT with training images of half of its classes left out, for three ratios."""
+    source, draw = Path(call.what).absolute(), random.Random(call.number)
+    classes = sorted(path.name for path in (source / "train").iterdir())
+    rare = draw.sample(classes, len(classes) // 2)
+    smallest = min(len([*(source / "train" / name).iterdir()]) for name in classes)
+    tests, figures = sum(path.is_file() for path in (source / "test").rglob("*")), {}
+    for ratio in (4, 8, 16):
+        folder = call.folder / f"data-{call.number}-{ratio}"
+        for name in classes:
+            (folder / "train" / name).mkdir(parents=True)
+            chosen = draw.sample(sorted((source / "train" / name).iterdir()), smallest)
+            for path in chosen[: round(smallest / ratio) if name in rare else smallest]:
+                (folder / "train" / name / path.name).symlink_to(path)
+        (folder / "test").symlink_to(source / "test")
+        for setting in ("true", "false"):
+            result = train(call, "photos", "--data", folder, "--set", f"balanced={setting}", "--seed", call.number)
+            command = [sys.executable, "-m", "lockstep", "eval", result["run"], "--json"]
+            cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
+            shares = [one["accuracy"] for one in record_of(command, **cache)["classes"]]
+            about = f"{source.name}, {ratio} : 1, balanced={setting}"
+            figures[f"{about}: test accuracy, mean of the classes"] = statistics.mean(shares)
+            sure = result["sure"]
+            figures[f"{about}: share of sure answers (accuracy)"] = sure["images"] / tests
+            if sure["images"]:
+                figures[f"{about}: accuracy of sure answers"] = sure["right"] / sure["images"]
+    return figures
+
+
+def labels(call: Call) -> Figures:
+    """What `data check --labels` finds of 5 % exchanged labels among the training images of the folder WHAT."""
+    source, draw = Path(call.what).absolute() / "train", random.Random(call.number)
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    exchanged, classes = {*draw.sample(files, round(0.05 * len(files)))}, sorted({path.parent.name for path in files})
+    copy, wrong = call.folder / f"copy-{call.number}", set[str]()
+    for number, path in enumerate(files):
+        own = path.parent.name
+        name = draw.choice([each for each in classes if each != own]) if path in exchanged else own
+        link = copy / name / f"{number}{path.suffix}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+        if path in exchanged:
+            wrong.add(str(link.relative_to(copy)))
+    cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
+    command = [sys.executable, "-m", "lockstep", "data", "check", copy, "--labels", "--json"]
+    found = record_of(command, **cache)["labels"]
+    first = {one["path"] for one in found["doubtful"][: found["images"] // 10]}
+    return {f"{Path(call.what).name}: exchanged labels in the first tenth (accuracy)": len(first & wrong) / len(wrong)}
+
+
 def unlike(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
@@ -192,7 +243,8 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
     "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
-    "photos-tuned": (photos_tuned, 1), "unlike": (unlike, 1), "folder": (folder, 1),
+    "photos-tuned": (photos_tuned, 1), "unequal": (unequal, 5), "labels": (labels, 5), "unlike": (unlike, 1),
+    "folder": (folder, 1),
     "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
 }  # fmt: skip

@@ -22,7 +22,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     """
     recipe = spec.recipe
     session = Session(recipe, spec.placement, ctx)
-    found = survey(spec.placement.data, recipe.test_share, recipe.group).splits
+    found = survey(spec.placement.data, recipe.test_share, recipe.group, recipe.reading).splits
     # Without test images, the validation images are those too.
     same = found.get("validation") is found["test"]
     names = [name for name in SPLITS if name in found and not (same and name == "test")]

@@ -9,6 +9,7 @@ from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.photos import ALL, survey
+from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, session_of
 from lockstep.jobs.session import Session
@@ -49,6 +50,10 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
         names = [photo.path for photo in photos.get(spec.split, ())]
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
+    try:
+        sure = [session.sure_answers(tensors, share, dataset, probabilities) for share in _SURE]
+    except ValueError as error:
+        raise LockstepError(f"{model} is damaged: {error}", DATA) from None
     first = probabilities.amax(1)
     correct = classes == labels
     mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
@@ -56,7 +61,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     return {
         **record,
         "calibration": calibration(first, correct),
-        "sure": [session.sure_answers(tensors, share, dataset, probabilities) for share in _SURE],
+        "sure": sure,
         "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
         "right": [_shown(session, images, probabilities, row, names) for row in right[:: len(right) // _RIGHT + 1]],
     }
