@@ -25,7 +25,8 @@ GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
 def survey_of(sides, grey):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
     photos = [Photo("", "", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
-    return SimpleNamespace(splits={"train": photos[:-1], "test": photos[-1:]}, classes=("a", "b"))
+    splits = {"train": photos[:-1], "test": photos[-1:]}
+    return SimpleNamespace(splits=splits, classes=("a", "b"), scan=SimpleNamespace(folders={"": "photos"}))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,32 @@ def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stat
     fit = fitting(found, {}, "photos")
     assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
     assert "weight_decay.default=0.0047, because there are 43 classes and 100 training images" in fit.note()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "folders", "balanced"),
+    [
+        ((160, 40), (40, 10), "train test", False),
+        ((160, 40), (38, 12), "train validation", False),
+        ((160, 40), (25, 25), "train test", None),
+        ((100, 100), (25, 25), "train test", False),  # Equally frequent either way.
+        ((160, 40), (40, 10), "train", None),  # a part of the training images, which tells nothing
+    ],
+)
+def test_photos_are_not_balanced_if_the_users_test_images_have_the_shares_of_the_training_images(
+    train, test, folders, balanced
+):
+    found = survey_of([96] * 2, [False] * 2)
+    photo = found.splits["train"][0]
+    for split, counts in (("train", train), ("test", test)):
+        found.splits[split] = [
+            photo._replace(class_name=name) for name, n in zip("ab", counts, strict=True) for _ in range(n)
+        ]
+    found.scan.folders = dict.fromkeys(folders.split())
+    fit = fitting(found, {})
+    assert fit.settings.get("balanced") is balanced
+    assert "the classes in the shares of the training images" in fit.note() or balanced is None
+    assert "balanced" not in fitting(found, {"balanced": True}).settings
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Pages: self-contained HTML files about runs, and the figures on them."""
+"""Pages: self-contained HTML files about runs and doubtful labels, and the figures on them."""

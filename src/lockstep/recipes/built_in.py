@@ -140,7 +140,8 @@ def photos() -> Recipe:
     """A new last layer for EfficientNet-lite0 on a folder of photos of your own: in seconds.
 
     Measured: hymenoptera, 2 classes: 94.77 %; flowers, 5: 92.17 %; apples, 5: 81.45 %; grocery, 43: 82.05 % (mean of
-    5 seeds), with calibration errors of 2.24 %, 2.23 %, 6.12 % and 1.76 %.
+    5 seeds), with calibration errors of 2.24 %, 2.23 %, 6.12 % and 1.76 %. All classes are trained alike, however
+    unequal, by priors in the loss: these were better than weights in the loss (benchmarks/lab-notes.md).
     `python -m benchmarks.measure photos DIR`
     """
     return Recipe(

@@ -1,5 +1,6 @@
 """The recipe and the settings that fit a folder of images."""
 
+from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,19 @@ _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
 _GREY = {"augmentation.mean": [0.449], "augmentation.std": [0.226]}  # the means of ImageNet's three values
+_MOVED = 0.1  # the share of test images that would need another class to have the shares of the training images
 # Settings of the user that may depend on three channels.
 _NEED_COLOUR = {"model", "augmentation", "augmentation.kind", *_GREY}
+
+
+def _equal_shares(found: "Survey") -> bool:
+    """Return whether the user has given test images, and these have the classes in the shares of the training images.
+
+    They then show how frequent each class is in use. Test images that Lockstep has taken from all images do not.
+    """
+    train, test = (Counter(photo.class_name for photo in found.splits[name]) for name in ("train", "test"))
+    moved = sum(abs(train[name] / train.total() - test[name] / test.total()) for name in found.classes) / 2
+    return bool({"test", "validation"} & found.scan.folders.keys()) and moved < _MOVED
 
 
 class Fit(NamedTuple):
@@ -53,7 +65,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
 
     Colour images whose median shorter side is 96 pixels or more are photos. All others get the recipe `folder`, whose
     size, channels, mirror images and length follow the images. The weight decay of `photos` follows the number of
-    classes, so that its probabilities are right.
+    classes, so that its probabilities are right. It is not `balanced` if the user's test images show the classes in the
+    shares of the training images.
     """
     used = [photo for photos in found.splits.values() for photo in photos]
     side, grey = median(min(photo.width, photo.height) for photo in used), all(photo.grey for photo in used)
@@ -64,9 +77,14 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     if recipe == PHOTOS or (recipe is None and not grey and side >= _PHOTO_PX and not own_network):
         classes = f"there are {len(found.classes)} classes and {count:,} training images"
         decay = {"weight_decay.default": float(f"{_DECAY / (len(found.classes) * count**0.5):.2g}")}
+        if recipe is None:
+            classes = f"{why}; {classes}"
         # Another network has features of another size.
-        stays = {"model", "weight_decay", *decay} & stated.keys()
-        return Fit(PHOTOS, {} if stays else decay, f"{why}; {classes}" if recipe is None else classes)
+        fit = {} if {"model", "weight_decay", *decay} & stated.keys() else decay
+        if "balanced" not in stated and _equal_shares(found):
+            fit["balanced"] = False
+            classes += "; the test images have the classes in the shares of the training images"
+        return Fit(PHOTOS, fit, classes)
     settings: dict[str, Any] = {"image_px": _SMALL_PX if side <= _SMALL_PX else 64}
     if stated.get("grey", grey and not _NEED_COLOUR & stated.keys()) is True:
         settings |= {"grey": True, **_GREY}
