@@ -124,7 +124,7 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
 
     right = Int8._convolved
     monkeypatch.setattr(Int8, "_convolved", wrong_in_steps)
-    monkeypatch.setattr(units, "_by_speed", lambda: UNITS[:2])
+    monkeypatch.setattr(units, "_by_speed", lambda convolves: UNITS[:2])
     units._unit.cache_clear()
     try:
         chosen = units.kinds_by_unit()
@@ -134,6 +134,19 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
         "8-bit integers": ["matrix products", "convolutions"],
         "float32": ["strided convolutions", "grouped convolutions", "grouped strided convolutions"],
     }
+
+
+def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_times(monkeypatch):
+    """Without VNNI, 8-bit integers are the slower unit for products and the faster one for convolutions."""
+    seconds = {"convolution": {Int8: 1.0, Float32: 2.0}, "product": {Int8: 2.0, Float32: 1.0}}
+    timed = lambda compute, **_: [seconds[compute.func.__name__][type(compute.func.__self__)]]  # noqa: E731
+    monkeypatch.setattr(units.timeit, "repeat", timed)
+    units._by_speed.cache_clear()
+    try:
+        first = [units._by_speed(convolves)[0].name for convolves in (False, True)]
+    finally:
+        units._by_speed.cache_clear()
+    assert first == ["float32", "8-bit integers"]
 
 
 def test_kept_slices_are_those_of_the_values_that_a_backward_pass_or_a_frozen_layer_has():

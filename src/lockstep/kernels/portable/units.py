@@ -159,15 +159,15 @@ def unit(at: Geometry | None = None) -> Unit:
 
 
 def kinds_by_unit() -> dict[str, list[str]]:
-    """Return what each unit computes on this machine, by the unit's name. The fastest unit is the first."""
+    """Return what each unit computes on this machine, by the unit's name. That of matrix products is the first."""
     chosen = {kind: unit(at).name for kind, at in _KINDS.items()}
-    return {one.name: [kind for kind, name in chosen.items() if name == one.name] for one in _by_speed()}
+    return {one.name: [kind for kind, name in chosen.items() if name == one.name] for one in _by_speed(False)}
 
 
 @cache
 def _unit(at: Geometry | None) -> Unit:
     grouped = at is not None and at.groups > 1  # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
-    for one in sorted(_by_speed(), key=lambda one: grouped and isinstance(one, Int8)):
+    for one in sorted(_by_speed(at is not None), key=lambda one: grouped and isinstance(one, Int8)):
         with suppress(RuntimeError):  # oneDNN does not compute this kind.
             if _is_exact(one, at):
                 return one
@@ -179,12 +179,16 @@ def _unit(at: Geometry | None) -> Unit:
 
 
 @cache
-def _by_speed() -> list[Unit]:
-    """Return the units that work here, the fastest one first, by the time of a convolution."""
+def _by_speed(convolves: bool) -> list[Unit]:
+    """Return the units that work here, the fastest one first, by the time of a convolution or of a matrix product.
+
+    Without VNNI, torch multiplies matrices of int8 by a plain loop, while oneDNN's convolutions are fast.
+    """
     times: dict[Unit, float] = {}
     x, weight = _slices(16, 64, 16, 16), _slices(64, 64, 3, 3).signed()
+    rows, columns = x.signed().high.reshape(-1, 64)[:256], weight.high.reshape(-1, 64).mT
     for one in (Int8(), Float32()):
-        compute = partial(one.convolution, x, weight, _PLAIN, 0)
+        compute = partial(one.convolution, x, weight, _PLAIN, 0) if convolves else partial(one.product, rows, columns)
         with suppress(RuntimeError, AttributeError):  # Torch is built without oneDNN, or this CPU is not one of its.
             times[one] = min(timeit.repeat(compute, number=1, repeat=3))
     return sorted(times, key=lambda one: times[one])
