@@ -53,8 +53,10 @@ def log(x: Tensor) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """Return x**exponent of `x` >= 0 in its dtype; NaN for negative values."""
-    return exp(log(x.double()) * exponent).to(x.dtype)
+    """Return x**exponent of `x` in its dtype; NaN for negative values if the exponent is not an integer."""
+    wide = x.double()
+    result = exp(log(wide.abs() if exponent % 1 == 0 else wide) * exponent)
+    return (result.copysign(wide) if exponent % 2 == 1 else result).to(x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -148,12 +150,8 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
                 t = math.copysign(1.0, theta) / (abs(theta) + math.sqrt(theta * theta + 1.0))
                 c = 1.0 / math.sqrt(t * t + 1.0)
                 s = t * c
-                a[:, p], a[:, q] = c * a[:, p] - s * a[:, q], s * a[:, p] + c * a[:, q]
-                a[p], a[q] = c * a[p] - s * a[q], s * a[p] + c * a[q]
-                vectors[:, p], vectors[:, q] = (
-                    c * vectors[:, p] - s * vectors[:, q],
-                    s * vectors[:, p] + c * vectors[:, q],
-                )
+                for rows in (a.T, a, vectors.T):
+                    rows[p], rows[q] = c * rows[p] - s * rows[q], s * rows[p] + c * rows[q]
     values = np.diag(a)
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]

@@ -99,6 +99,8 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Return x minus its maximum over `dim`, which becomes the last one, and the sum of the exponentials; float64."""
+    if not (x.ndim and x.numel()):
+        raise NotImplementedError
     wide = x.movedim(dim, -1).double()
     shifted = wide - wide.amax(-1, keepdim=True)
     flat = elementary.exp(shifted).reshape(-1, wide.shape[-1])
@@ -123,6 +125,8 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
 
 def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the weights."""
+    if x.ndim != 2:
+        raise NotImplementedError
     counted = labels != ignored
     weights = counted.to(x.dtype) if weight is None else weight[labels.where(counted, 0)] * counted
     losses = -x.gather(1, labels.where(counted, 0)[:, None])[:, 0] * weights

@@ -1,22 +1,26 @@
 """The operations of torch that portable arithmetic covers: those that are exact as they are, and the portable others.
 
-Names are those of torch's native functions, without the underscore of those that work in place.
+Names are those of torch's native functions, without the underscore of those that work in place. `implementation` is the
+only door: it says which dtypes may enter an operation. The functions here rely on it. No operand changes, and a result
+has the shape and the dtype that torch's own has.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.errors import LockstepError
 from lockstep.kernels.portable import draws, elementary, layers, products
 from lockstep.kernels.portable.sums import total
 from lockstep.kernels.portable.units import Geometry
 
-# Copies and views; comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an
-# element is one addition, product, division or conversion, or a sum that torch's source adds in one order.
-_EXACT = """
+# Copies, conversions and views.
+_COPIES = """
     _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat chunk
     clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye fill
     flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
@@ -24,18 +28,21 @@ _EXACT = """
     reflection_pad2d reflection_pad2d_backward repeat replication_pad2d replication_pad2d_backward reshape
     resolve_conj resolve_neg roll scalar_tensor scatter select select_backward slice slice_backward split
     split_with_sizes squeeze stack t take to transpose unbind unfold unsqueeze view zero zeros zeros_like
-
+"""
+# Comparisons, selections and integers; and functions of which IEEE 754 fixes each bit, because an element is one
+# addition, product, division or conversion, or a sum that torch's source adds in one order.
+_COMPUTED = """
     __and__ __lshift__ __or__ __rshift__ __xor__ adaptive_max_pool2d adaptive_max_pool2d_backward all amax amin
     aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min count_nonzero eq equal floor floor_divide ge gt
     hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not logical_or lt max
-    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu remainder round sgn sign
-    sort threshold threshold_backward topk tril triu trunc where
+    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu round sgn sign sort
+    threshold threshold_backward topk tril triu trunc where
 
     _foreach_mul abs avg_pool2d avg_pool2d_backward div leaky_relu leaky_relu_backward mul neg nll_loss_backward
     reciprocal
 """
-EXACT = frozenset(_EXACT.split())
+EXACT = frozenset((_COPIES + _COMPUTED).split())
 _MOST_FACTORS = 8  # of a power as a product
 
 
@@ -43,13 +50,14 @@ def _is_power_of_two(value: Any) -> bool:
     return isinstance(value, int | float) and value != 0 and abs(math.frexp(value)[0]) == 0.5
 
 
-def _add(x: Any, y: Any, *, alpha: float = 1) -> Any:
-    # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
-    return torch.add(x, y, alpha=alpha) if _is_power_of_two(alpha) else torch.add(x, y * alpha)
-
-
-def _reverse_subtract(x: Tensor, y: Any, alpha: float = 1) -> Any:
-    return torch.sub(y if isinstance(y, Tensor) else torch.tensor(y, dtype=x.dtype), x * alpha)
+def _add(x: Any, y: Any, alpha: float) -> Tensor:
+    """Return x + y * alpha, with a rounded product."""
+    dtype = torch.result_type(x, y)
+    x, y = (z.to(dtype) if isinstance(z, Tensor) else z for z in (x, y))
+    result: Tensor = x + y * alpha
+    if result.dtype != dtype:
+        raise NotImplementedError
+    return result
 
 
 def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
@@ -63,6 +71,10 @@ def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 def _pow(x: Any, exponent: Any) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(x, Tensor):
         raise NotImplementedError
+    dtype = torch.result_type(x, exponent)
+    if not dtype.is_floating_point:
+        return torch.pow(x, exponent)
+    x = x.to(dtype)
     if exponent == 0.5:
         return elementary.sqrt(x)
     if not (float(exponent).is_integer() and abs(exponent) <= _MOST_FACTORS):
@@ -71,6 +83,16 @@ def _pow(x: Any, exponent: Any) -> Tensor:
     for _ in range(abs(int(exponent))):
         result = result * x
     return result if exponent >= 0 else result.reciprocal_()
+
+
+def _remainder(x: Any, divisor: Any) -> Tensor:
+    dtype = torch.result_type(x, divisor)
+    if not dtype.is_floating_point:
+        return torch.remainder(x, divisor)
+    # Torch's own is NaN on some CPUs where x / divisor is infinite. C's, and so numpy's, is exact.
+    x, divisor = (torch.as_tensor(z, dtype=dtype).detach().numpy() for z in (x, divisor))
+    with np.errstate(invalid="ignore"):
+        return torch.as_tensor(np.remainder(x, divisor))
 
 
 def _arange(*numbers: Any, **kwargs: Any) -> Tensor:
@@ -83,20 +105,11 @@ def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     return lambda x: function(x.double()).to(x.dtype)
 
 
-def _sum(x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
+def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
-        return torch.sum(x, list(dims), keepdim, dtype=dtype) if dims else torch.sum(x, dtype=dtype)
-    return total(x, dims, keepdim=keepdim).to(dtype or x.dtype)
-
-
-def _of_integers(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def compute(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if x.is_floating_point():
-            raise NotImplementedError
-        return function(x, *args, **kwargs)
-
-    return compute
+        return torch.sum(x, list(dim or []), keepdim, dtype=dtype)
+    return total(x, dim or [], keepdim=keepdim).to(x.dtype)
 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -166,7 +179,7 @@ def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> li
 
 def _foreach_add(tensors: Sequence[Tensor], others: Any, alpha: float = 1) -> None:
     for i, x in enumerate(tensors):
-        x.copy_(_add(x, others[i] if isinstance(others, list | tuple) else others, alpha=alpha))
+        _write(x, _add(x, others[i] if isinstance(others, list | tuple) else others, alpha))
 
 
 def _upsampled(
@@ -208,15 +221,14 @@ def _resizing(old: int, new: int) -> Tensor:
 
 
 PORTABLE: dict[str, Callable[..., Any]] = {
-    "add": _add, "sub": lambda x, y, alpha=1: torch.sub(x, y * alpha), "rsub": _reverse_subtract,
+    "add": _add, "sub": lambda x, y, alpha: _add(x, y, -alpha), "rsub": lambda x, y, alpha: _add(y, x, -alpha),
     "lerp": lambda x, end, weight: x + (end - x) * weight, "addcmul": _addcmul, "addcdiv": _addcdiv,
     "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
     "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(), "exp": _of_float64(elementary.exp),
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "arange": _arange, "sum": _sum, "cumsum": _of_integers(torch.cumsum),
-    "scatter_add": _of_integers(torch.scatter_add),
+    "arange": _arange, "sum": _sum, "cumsum": torch.cumsum, "scatter_add": torch.scatter_add, "remainder": _remainder,
     "mean": _mean, "var": _variance, "linalg_vector_norm": _vector_norm,
     "std": lambda *args, **kwargs: elementary.sqrt(_variance(*args, **kwargs)),
     "dot": lambda a, b: total(a * b).to(a.dtype),
@@ -237,35 +249,86 @@ PORTABLE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 IN_PLACE = {"_foreach_add", "_fused_sgd", "_fused_adam", "_fused_adamw", "uniform", "normal", "bernoulli"}
 _WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute nothing
+# The operations that take other dtypes than float32 or float64. Without integers, all must have the same float dtype.
+_DTYPES = {
+    "integers float32 float64 bfloat16 float16": _COPIES,
+    "integers float32 float64": _COMPUTED + "sub rsub _foreach_add pow arange sum remainder bernoulli",
+    "integers float32 float64 bfloat16": "add div",  # Muon divides, adds and multiplies in bfloat16.
+    "float32 float64 bfloat16": "mm bmm addmm baddbmm linalg_vector_norm",
+    "integers": "cumsum scatter_add",
+    "float32 float64 int64": "nll_loss_forward",
+    "float32": """
+        convolution convolution_backward native_batch_norm native_batch_norm_backward silu silu_backward gelu
+        gelu_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    """,
+}
+_DOORS = {base: dtypes for dtypes, names in _DTYPES.items() for base in names.split()}
 
 
-def implementation(operation: Any) -> Callable[..., Any] | None:
-    """Return the function that computes an operation of torch portably, or None if there is none."""
+class NotPortableError(LockstepError):
+    """An operation that portable arithmetic does not cover, or not for these dtypes."""
+
+    def __init__(self, operation: str, instead: str = "use another one in the model") -> None:
+        super().__init__(
+            f"portable arithmetic does not cover the operation {operation}: {instead} (docs/portable.md lists those "
+            f"that are covered), or give --no-portable (arithmetic=native)"
+        )
+
+
+def dtypes_in(values: Iterable[Any]) -> Iterator[torch.dtype]:
+    """Yield the dtypes of the arguments of an operation: of tensors, alone or in lists, and those given as such."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value.dtype
+        elif isinstance(value, list | tuple):
+            yield from dtypes_in(value)
+        elif isinstance(value, torch.dtype):
+            yield value
+        elif isinstance(value, complex):
+            yield torch.complex64
+
+
+def implementation(operation: Any, dtypes: Iterable[torch.dtype]) -> Callable[..., Any]:
+    """Return the function that computes an operation of torch portably, on these dtypes. Raises: NotPortableError."""
     namespace, _, name = operation._schema.name.partition("::")
-    base = name if name.endswith("__") else name.removesuffix("_")
-    if namespace in _WITHOUT_BITS or (namespace == "aten" and base in EXACT):
+    if namespace in _WITHOUT_BITS:
         return operation  # type: ignore[no-any-return]
-    function = PORTABLE.get(base) if namespace == "aten" else None
-    if function is None or (base in IN_PLACE and not operation._schema.is_mutable):
-        return None
-    if base in ("add", "sub", "_foreach_add"):
-        # Without a factor, they are single operations.
-        def add(*args: Any, **kwargs: Any) -> Any:
-            alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-            if _is_power_of_two(alpha):
-                return operation(*args, **kwargs)
-            return _into(operation, function, args, kwargs)
+    base = name if name.endswith("__") else name.removesuffix("_")
+    function = operation if base in EXACT else PORTABLE.get(base)
+    outputs = [f"{argument.type} {argument.name}" for argument in operation._schema.arguments if argument.is_out]
+    is_other_form = (base in IN_PLACE and base == name) or (base in PORTABLE and outputs not in ([], ["Tensor out"]))
+    if namespace != "aten" or function is None or is_other_form:
+        raise NotPortableError(operation)
+    allowed = _DOORS.get(base, "float32 float64").split()
+    given = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+    floats = {name for name in given if not name.startswith(("int", "uint", "bool"))}
+    one = "" if "integers" in allowed else " of one float dtype"
+    if (given if one else floats) - {*allowed} or (one and len(floats) != 1):
+        raise NotPortableError(
+            f"{operation} of {' and '.join(sorted(given))}",
+            f"give it tensors{one} ({' or '.join(allowed)}), or use another one in the model",
+        )
+    if base not in EXACT | IN_PLACE:
+        function = partial(_into, operation, function)
+    return partial(_added, operation, function) if base in ("add", "sub", "rsub", "_foreach_add") else function
 
-        return add
-    if base in IN_PLACE:
-        return function
-    return lambda *args, **kwargs: _into(operation, function, args, kwargs)
+
+def _added(operation: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation with a factor `alpha`: `function` computes it if the factor is rounded."""
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
+    return (operation if _is_power_of_two(alpha) else function)(*args, **kwargs)
 
 
-def _into(operation: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _into(operation: Any, function: Callable[..., Any], *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
     """Return the result of `function`, in the tensor that an operation in place, or one with `out`, writes."""
-    out = kwargs.pop("out", None)
     result = function(*args, **kwargs)
     if out is not None:
-        return out.copy_(result)
-    return args[0].copy_(result) if operation._schema.is_mutable and isinstance(result, Tensor) else result
+        return _write(out.resize_(result.shape), result)
+    return _write(args[0], result) if operation._schema.is_mutable and isinstance(result, Tensor) else result
+
+
+def _write(x: Tensor, result: Tensor) -> Tensor:
+    if not torch.can_cast(result.dtype, x.dtype):
+        raise NotImplementedError
+    return x.copy_(result)

@@ -75,7 +75,7 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
         exponent = exponent_of(x, bits)
         if exponent is None:
             return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
-        factors.append(x.double().mul_(2.0**exponent).round_())
+        factors.append(x.to(torch.float64, copy=True).mul_(2.0**exponent).round_())
         scale -= exponent
     result = torch.matmul(*factors).mul_(2.0**scale).add_(0.0)  # A sum that is -0 becomes 0.
     return result if a.dtype == torch.float64 else result.float()

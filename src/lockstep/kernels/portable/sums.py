@@ -17,8 +17,8 @@ _MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bi
 def total(x: Tensor, dims: Sequence[int] = (), *, keepdim: bool = False) -> Tensor:
     """Return the sum of float `x` over `dims` (none: over all), as float64; see `column_sums`."""
     if not x.ndim:
-        return x.double()
-    dims = sorted({d % x.ndim for d in dims}) or list(range(x.ndim))
+        return x.to(torch.float64, copy=True)
+    dims = sorted({range(x.ndim)[d] for d in dims}) or list(range(x.ndim))
     if len(dims) == x.ndim:
         return _whole(x.float()).view([1] * x.ndim if keepdim else [])
     kept = [d for d in range(x.ndim) if d not in dims]
