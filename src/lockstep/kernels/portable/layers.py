@@ -177,7 +177,8 @@ def sgd_(
     **others: Any,
 ) -> None:
     """Make the update of torch.optim.SGD, in place."""
-    assert not maximize
+    if maximize:
+        raise NotImplementedError
     for some in _in_chunks(parameters, gradients, *([momenta] if momentum else [])):
         parameter, gradient = some[:2]
         if weight_decay:
@@ -212,8 +213,8 @@ def adam_(decoupled: bool) -> Any:
         maximize: bool,
         **others: Any,
     ) -> None:
-        assert not amsgrad
-        assert not maximize
+        if amsgrad or maximize:
+            raise NotImplementedError
         count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
         assert all(int(step) == count for step in steps)
         first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))

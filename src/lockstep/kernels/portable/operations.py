@@ -42,7 +42,8 @@ _COMPUTED = """
     _foreach_mul abs avg_pool2d avg_pool2d_backward div leaky_relu leaky_relu_backward mul neg nll_loss_backward
     reciprocal
 """
-EXACT = frozenset((_COPIES + _COMPUTED).split())
+_OF_INTEGERS = "cumsum scatter_add"
+EXACT = frozenset((_COPIES + _COMPUTED + _OF_INTEGERS).split())
 _MOST_FACTORS = 8  # of a power as a product
 
 
@@ -108,7 +109,7 @@ def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
-        return torch.sum(x, list(dim or []), keepdim, dtype=dtype)
+        return torch.sum(x, dim or [], keepdim, dtype=dtype)
     return total(x, dim or [], keepdim=keepdim).to(x.dtype)
 
 
@@ -228,7 +229,7 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
     "tanh": _of_float64(elementary.tanh), "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-    "arange": _arange, "sum": _sum, "cumsum": torch.cumsum, "scatter_add": torch.scatter_add, "remainder": _remainder,
+    "arange": _arange, "sum": _sum, "remainder": _remainder,
     "mean": _mean, "var": _variance, "linalg_vector_norm": _vector_norm,
     "std": lambda *args, **kwargs: elementary.sqrt(_variance(*args, **kwargs)),
     "dot": lambda a, b: total(a * b).to(a.dtype),
@@ -255,7 +256,7 @@ _DTYPES = {
     "integers float32 float64": _COMPUTED + "sub rsub _foreach_add pow arange sum remainder bernoulli",
     "integers float32 float64 bfloat16": "add div",  # Muon divides, adds and multiplies in bfloat16.
     "float32 float64 bfloat16": "mm bmm addmm baddbmm linalg_vector_norm",
-    "integers": "cumsum scatter_add",
+    "integers": _OF_INTEGERS,
     "float32 float64 int64": "nll_loss_forward",
     "float32": """
         convolution convolution_backward native_batch_norm native_batch_norm_backward silu silu_backward gelu

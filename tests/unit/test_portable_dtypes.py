@@ -1,0 +1,391 @@
+"""Portable arithmetic on every dtype: each listed operation does what torch does, or is refused by its name."""
+
+import copy
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lockstep.errors import LockstepError
+from lockstep.kernels.portable import NotPortableError, Portable, integers, products, units
+from lockstep.kernels.portable.integers import assembled, sliced
+from lockstep.kernels.portable.operations import EXACT, PORTABLE
+from lockstep.kernels.portable.units import Float32, Geometry
+
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.int32,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+ONE = torch.tensor(1.0)
+
+
+def _image(t):
+    return t(1, 2, 4, 4)
+
+
+def _positions(*shape):
+    return torch.arange(int(np.prod(shape))).view(shape) % 2
+
+
+# The arguments of torch.ops.aten.NAME, from t(*shape), which makes a tensor of the tried dtype.
+SHARED = (
+    (
+        "abs all alias any amax amin aminmax argmax argmin argsort bitwise_not ceil clone contiguous count_nonzero "
+        "detach empty_like exp floor isfinite isinf isnan lift_fresh log logical_not max mean min neg ones_like "
+        "reciprocal relu resolve_conj resolve_neg round rsqrt sgn sigmoid sign sqrt square squeeze std sum tanh t "
+        "tril triu trunc unbind var zero zeros_like silu gelu",
+        [lambda t: (t(2, 3),), lambda t: (t(4, 3).t()[::2],)],
+    ),
+    (
+        "__and__ __lshift__ __or__ __rshift__ __xor__ add bitwise_and bitwise_left_shift bitwise_or "
+        "bitwise_right_shift bitwise_xor clamp_max clamp_min div eq floor_divide ge gt le logical_and logical_or lt "
+        "maximum minimum mul ne remainder rsub sub",
+        [
+            lambda t: (t(2, 3), t(3)), lambda t: (t(2, 3), torch.ones(3)), lambda t: (t(3), 2), lambda t: (t(), 0.5),
+            lambda t: (t(3)[:1].expand(3), torch.arange(3) + 1),
+        ],
+    ),
+    ("add rsub sub", [lambda t: (t(2, 3), t(3), {"alpha": 3}), lambda t: (t(3), torch.ones(3), {"alpha": 0.3})]),
+    ("is_same_size equal copy expand_as", [lambda t: (t(2, 3), t(2, 3))]),
+    ("new_empty new_ones new_zeros", [lambda t: (t(2), [2, 3])]),
+    ("broadcast_to expand view reshape _unsafe_view", [lambda t: (t(2, 3), [2, 3])]),
+    ("empty ones zeros", [lambda t: ([2, 3], {"dtype": t().dtype})]),
+    (
+        "_fused_adam _fused_adamw",
+        [
+            lambda t, amsgrad=amsgrad: (
+                *([t(3)] for _ in range(4)), [t(3)] * amsgrad, [torch.ones(())],
+                {
+                    "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": amsgrad,
+                    "maximize": False,
+                },
+            )
+            for amsgrad in (False, True)
+        ],
+    ),
+)  # fmt: skip
+ARGUMENTS = {
+    "_local_scalar_dense": [lambda t: (t(),)],
+    "sort": [lambda t: (t(6),)],
+    "topk": [lambda t: (t(6), 2)],
+    "_foreach_add": [
+        lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}), lambda t: ([t(3)], 2), lambda t: ([t(3)], [t(3)]),
+        lambda t: ([t(3)], [torch.ones(3)], {"alpha": 0.3}),
+    ],
+    "_foreach_copy": [lambda t: ([t(3)], [t(3) * 0])],
+    "_foreach_mul": [lambda t: ([t(3), t(2)], 0.5), lambda t: ([t(3)], [t(3)])],
+    "_foreach_norm": [lambda t: ([t(3), t(2)],)],
+    "_reshape_alias": [lambda t: (t(2, 3), [3, 2], [2, 1])],
+    "_to_copy": [lambda t, d=d: (t(2, 3), {"dtype": d}) for d in DTYPES],
+    "to": [lambda t: (t(2, 3), torch.float32)],
+    "as_strided": [lambda t: (t(2, 3), [2, 2], [3, 1])],
+    "cat": [lambda t: ([t(2, 3), t(1, 3)],)],
+    "stack": [lambda t: ([t(2, 3), t(2, 3)],)],
+    "chunk": [lambda t: (t(4), 2)],
+    "constant_pad_nd": [lambda t: (t(2, 3), [1, 2])],
+    "diagonal": [lambda t: (t(3, 3),)],
+    "empty_strided": [lambda t: ([2, 3], [3, 1], {"dtype": t().dtype})],
+    "new_empty_strided": [lambda t: (t(2), [2, 3], [3, 1])],
+    "eye": [lambda t: (3, {"dtype": t().dtype})],
+    "fill": [lambda t: (t(2, 3), 2), lambda t: (t(2, 3), t())],
+    "flip": [lambda t: (t(2, 3), [1])],
+    "roll": [lambda t: (t(2, 3), [1], [1])],
+    "full": [lambda t: ([2], 1, {"dtype": t().dtype}), lambda t: ([2], t().sum().item())],
+    "full_like": [lambda t: (t(2), 1)],
+    "new_full": [lambda t: (t(2), [3], 1)],
+    "gather": [lambda t: (t(2, 3), 1, _positions(2, 3))],
+    "im2col": [lambda t: (_image(t), [2, 2], [1, 1], [0, 0], [1, 1])],
+    "index": [lambda t: (t(2, 3), [_positions(4)])],
+    "index_copy": [lambda t: (t(2, 3), 0, torch.tensor([1]), t(1, 3))],
+    "index_put": [
+        lambda t: (t(2, 3), [_positions(2)], t(2, 3)),
+        lambda t: (t(2, 3), [_positions(4)], t(4, 3), True),
+    ],
+    "index_select": [lambda t: (t(2, 3), 1, _positions(4))],
+    "masked_fill": [lambda t: (t(2, 3), torch.tensor([True, False, True]), 1)],
+    "movedim": [lambda t: (t(2, 3), 0, 1)],
+    "narrow": [lambda t: (t(2, 3), 1, 0, 2)],
+    "permute": [lambda t: (t(2, 3), [1, 0])],
+    "promote_types": [lambda t: (t().dtype, torch.float32)],
+    "reflection_pad2d": [lambda t: (_image(t), [1, 1, 1, 1])],
+    "reflection_pad2d_backward": [lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1])],
+    "replication_pad2d": [lambda t: (_image(t), [1, 1, 1, 1])],
+    "replication_pad2d_backward": [lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1])],
+    "repeat": [lambda t: (t(2, 3), [2, 1])],
+    "scalar_tensor": [lambda t: (2, {"dtype": t().dtype})],
+    "scatter": [lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))],
+    "select": [lambda t: (t(2, 3), 1, 1)],
+    "select_backward": [lambda t: (t(2), [2, 3], 1, 1)],
+    "slice": [lambda t: (t(2, 3), 1, 0, 2)],
+    "slice_backward": [lambda t: (t(2, 2), [2, 3], 1, 0, 2, 1)],
+    "split": [lambda t: (t(4), 2)],
+    "split_with_sizes": [lambda t: (t(4), [1, 3])],
+    "take": [lambda t: (t(2, 3), _positions(2))],
+    "transpose": [lambda t: (t(2, 3), 0, 1)],
+    "unfold": [lambda t: (t(6), 0, 2, 2)],
+    "unsqueeze": [lambda t: (t(2, 3), 1)],
+    "adaptive_max_pool2d": [lambda t: (_image(t), [2, 2])],
+    "adaptive_max_pool2d_backward": [lambda t: (t(1, 2, 2, 2), _image(t), _positions(1, 2, 2, 2))],
+    "bincount": [lambda t: (t(4),)],
+    "clamp": [lambda t: (t(2, 3), 1, 2)],
+    "hardtanh": [lambda t: (t(2, 3), -1, 2)],
+    "hardtanh_backward": [lambda t: (t(2, 3), t(2, 3), -1, 2)],
+    "max_pool2d_with_indices": [lambda t: (_image(t), [2, 2])],
+    "max_pool2d_with_indices_backward": [
+        lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], [1, 1], False, _positions(1, 2, 2, 2))
+    ],
+    "threshold": [lambda t: (t(2, 3), 1, 0)],
+    "threshold_backward": [lambda t: (t(2, 3), t(2, 3), 1)],
+    "where": [lambda t: (torch.tensor([True, False, True]), t(2, 3), t(3))],
+    "avg_pool2d": [lambda t: (_image(t), [2, 2])],
+    "avg_pool2d_backward": [lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], False, True, None)],
+    "leaky_relu": [lambda t: (t(2, 3),)],
+    "leaky_relu_backward": [lambda t: (t(2, 3), t(2, 3), 0.1, False)],
+    "nll_loss_forward": [lambda t: (t(2, 3), _positions(2), None, 1, -100), lambda t: (t(3), t()[None][0], None, 1, 9)],
+    "nll_loss_backward": [lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t())],
+    "addcmul": [lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}), lambda t: (t(3), torch.ones(3), t(3))],
+    "addcdiv": [lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2})],
+    "lerp": [lambda t: (t(2, 3), t(2, 3), 0.25), lambda t: (t(3), torch.ones(3), 0.5)],
+    "pow": [lambda t, n=n: (t(2, 3) * -1, n) for n in (0, 1, 2, 3, 9, 10, -1, -9)]
+    + [lambda t, n=n: (t(2, 3), n) for n in (0.5, 1.5, -0.5)]
+    + [lambda t: (2, t(3)), lambda t: (t(3), t(3))],
+    "sigmoid_backward": [lambda t: (t(2, 3), t(2, 3))],
+    "tanh_backward": [lambda t: (t(2, 3), t(2, 3))],
+    "silu_backward": [lambda t: (t(2, 3), t(2, 3))],
+    "gelu_backward": [lambda t: (t(2, 3), t(2, 3))],
+    "arange": [lambda t: (5, {"dtype": t().dtype})],
+    "cumsum": [lambda t: (t(2, 3), 1)],
+    "scatter_add": [lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))],
+    "linalg_vector_norm": [lambda t: (t(2, 3),), lambda t: (t(2, 3), 2, [1], True)],
+    "dot": [lambda t: (t(3), t(3)), lambda t: (t(3), torch.ones(3))],
+    "mm": [lambda t: (t(2, 3), t(3, 4)), lambda t: (t(2, 3), torch.ones(3, 4))],
+    "bmm": [lambda t: (t(2, 2, 3), t(2, 3, 4))],
+    "addmm": [lambda t: (t(4), t(2, 3), t(3, 4)), lambda t: (t(4), t(2, 3), t(3, 4), {"beta": 2, "alpha": 3})],
+    "baddbmm": [lambda t: (t(2, 2, 4), t(2, 2, 3), t(2, 3, 4))],
+    "convolution": [
+        lambda t: (_image(t), t(2, 2, 3, 3), t(2), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        lambda t: (_image(t), torch.ones(2, 2, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    ],
+    "convolution_backward": [
+        lambda t: (_image(t), _image(t), t(2, 2, 3, 3), [2], *[[1, 1]] * 3, False, [0, 0], 1, [True] * 3)
+    ],
+    "native_batch_norm": [
+        lambda t, training=training: (t(4, 3), t(3), t(3), t(3), t(3), training, 0.5, 1e-5)
+        for training in (True, False)
+    ],
+    "native_batch_norm_backward": [
+        lambda t: (t(4, 3), t(4, 3), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True, True, True])
+    ],
+    "_softmax": [lambda t: (t(2, 3), 1, False), lambda t: (t(), 0, False), lambda t: (t(2, 0), 1, False)],
+    "_log_softmax": [lambda t: (t(2, 3), 0, False), lambda t: (t(), 0, False), lambda t: (t(2, 0), 1, False)],
+    "_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
+    "_log_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
+    "_linalg_eigh": [lambda t: (t(3, 3) + t(3, 3).mT,)],
+    "_upsample_bilinear2d_aa": [lambda t: (_image(t), [3, 5], False)],
+    "_upsample_bilinear2d_aa_backward": [lambda t: (t(1, 2, 3, 5), [3, 5], [1, 2, 4, 4], False)],
+    "uniform": [lambda t: (t(3),)],
+    "normal": [lambda t: (t(3),)],
+    "bernoulli": [lambda t: (t(3), 0.5)],
+    "native_dropout": [lambda t: (t(2, 3), 0.5, True), lambda t: (t(2, 3), 0.5, False)],
+    "_fused_sgd": [
+        lambda t, maximize=maximize: (
+            [t(3)], [t(3)], [t(3)],
+            {
+                "weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False,
+                "maximize": maximize, "is_first_step": False,
+            },
+        )
+        for maximize in (False, True)
+    ],
+}  # fmt: skip
+for names, cases in SHARED:
+    for name in names.split():
+        ARGUMENTS[name] = ARGUMENTS.get(name, []) + cases
+WITHOUT_VALUES = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "uniform", "normal", "bernoulli",
+    "native_dropout",
+}  # fmt: skip
+RETURNS_ITS_OPERAND = {"contiguous", "detach", "resolve_conj", "resolve_neg"}  # so that torch computes nothing
+OF_INTEGERS = {
+    "__and__", "__lshift__", "__or__", "__rshift__", "__xor__", "bincount", "bitwise_and", "bitwise_left_shift",
+    "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cumsum", "scatter_add",
+}  # fmt: skip
+
+
+def maker(dtype):
+    """Return t(*shape), which makes a tensor of small numbers above 0: halves, or integers."""
+
+    def t(*shape):
+        numbers = torch.arange(int(np.prod(shape))).view(shape) % 3 + 1
+        return (numbers / 2 if dtype.is_floating_point or dtype.is_complex else numbers).to(dtype)
+
+    return t
+
+
+def flat(values):
+    """Return all that lists in `values` hold."""
+    if isinstance(values, list | tuple):
+        return [one for value in values for one in flat(value)]
+    return list(values.values()) if isinstance(values, dict) else [values]
+
+
+def computed(mode, name, arguments):
+    """Return what torch.ops.aten.NAME returns in a `mode`, or its error."""
+    named = arguments[-1] if isinstance(arguments[-1], dict) else {}
+    try:
+        with mode:
+            return flat(getattr(torch.ops.aten, name)(*arguments[: len(arguments) - bool(named)], **named))
+    except (LockstepError, RuntimeError, IndexError, TypeError, ValueError) as error:
+        return error
+
+
+def is_near(found, right):
+    if not isinstance(right, torch.Tensor):
+        return found == right or (found, right) == (None, None)
+    same = found.dtype == right.dtype and found.shape == right.shape
+    return same and torch.allclose(*(x.detach().to(torch.complex128) for x in (found, right)), 2e-2, 2e-2, True)
+
+
+def places(results, operands):
+    """Return which operands each result shares its memory with."""
+    memory = [
+        [x.untyped_storage().data_ptr() for x in some if isinstance(x, torch.Tensor)] for some in (results, operands)
+    ]
+    return [[result == operand for operand in memory[1]] for result in memory[0]]
+
+
+def forms(name, make, dtype):
+    """Yield an operation's names and arguments: as it is, in place, and into a tensor `out`."""
+    yield name, make(maker(dtype))
+    if hasattr(torch.ops.aten, f"{name}_"):
+        yield f"{name}_", make(maker(dtype))
+    if dtype not in (torch.float32, torch.int64):  # Few dtypes, for time.
+        return
+    right = computed(nullcontext(), name, make(maker(dtype)))
+    if isinstance(right, list) and len(right) == 1 and isinstance(right[0], torch.Tensor):
+        for out in (torch.empty_like(right[0]), right[0].new_empty(0), torch.zeros(right[0].shape, dtype=torch.int64)):
+            *positional, last = make(maker(dtype))
+            named = last if isinstance(last, dict) else {}
+            yield name, (*positional, *([] if named else [last]), {**named, "out": out})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(EXACT | PORTABLE.keys()))
+def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name):
+    accepted = set()
+    for dtype, make in product(DTYPES, ARGUMENTS[name]):
+        for form, arguments in forms(name, make, dtype):
+            ours, torchs = copy.deepcopy(arguments), copy.deepcopy(arguments)
+            right, found = computed(nullcontext(), form, torchs), computed(Portable(), form, ours)
+            what = name, form, dtype, arguments, found, right
+            if isinstance(found, LockstepError):
+                assert re.search(r"the operation aten\.\w+\.\w+.*--no-portable", str(found)), what
+                continue
+            assert isinstance(found, Exception) == isinstance(right, Exception), what
+            if isinstance(right, Exception):
+                continue
+            accepted.add(dtype)
+            assert len(found) == len(right), what
+            assert places(found, flat(ours)) == places(right, flat(torchs)), what
+            for before, mine, theirs in zip(*map(flat, (arguments, ours, torchs)), strict=True):
+                if isinstance(before, torch.Tensor):
+                    kept = not form.endswith("_") and before.shape == theirs.shape and torch.equal(before, theirs)
+                    assert torch.equal(mine, before) if kept else name in WITHOUT_VALUES or is_near(mine, theirs), what
+            for mine, theirs in zip(found, right, strict=True):
+                if name == "_linalg_eigh":  # An eigenvector may have either sign.
+                    assert is_near(mine.abs(), theirs.abs()), what
+                elif name in WITHOUT_VALUES:
+                    assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape), what
+                else:
+                    assert is_near(mine, theirs), what
+    assert torch.int64 in accepted if name in OF_INTEGERS else torch.float32 in accepted
+    assert torch.complex64 not in accepted or name in RETURNS_ITS_OPERAND
+
+
+def test_a_float64_product_keeps_its_operands_and_trains_as_float32_does():
+    """A layer in float64 had scaled its own weight: the weight is the operand of the next step's product."""
+    images, labels = torch.linspace(-1, 1, 60).view(10, 6), torch.arange(10) % 2
+
+    def losses(dtype):
+        layer = nn.Linear(6, 2, dtype=dtype)
+        with torch.no_grad():
+            layer.weight.copy_((torch.arange(12) / 6 - 1).view(2, 6))
+            layer.bias.zero_()
+        for _ in range(5):
+            loss = functional.cross_entropy(layer(images.to(dtype)), labels)
+            gradients = torch.autograd.grad(loss, [*layer.parameters()])
+            with torch.no_grad():
+                for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                    parameter.sub_(gradient)
+            yield float(loss.detach())
+
+    right = [*losses(torch.float64)]
+    with Portable():
+        for dtype in (torch.float32, torch.float64):
+            assert [*losses(dtype)] == pytest.approx(right, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_remainder_is_exact_where_the_quotient_is_beyond_all_numbers(dtype):
+    """The vector form of torch's remainder is NaN there, and the other one is not."""
+    draw, most = np.random.default_rng(0), np.finfo(dtype).maxexp
+    x = np.ldexp(draw.uniform(1, 2, 64), most - 2).astype(dtype)
+    divisor = np.ldexp(draw.uniform(1, 2, 64), 3 - most).astype(dtype)
+    right = [float(Fraction(float(a)) % Fraction(float(b))) for a, b in zip(x, divisor, strict=True)]
+    with Portable():
+        found = torch.from_numpy(x) % torch.from_numpy(divisor)
+    assert found.tolist() == right
+
+
+def test_a_power_has_the_sign_of_an_odd_number_of_factors():
+    x = torch.tensor([-3.0, -0.5, 0.0, 2.0, -torch.inf], dtype=torch.float64)
+    exponents = 9, 10, 11, -9, -10, 101
+    right = [x**exponent for exponent in exponents]
+    with Portable():
+        for exponent, expected in zip(exponents, right, strict=True):
+            assert torch.allclose(x**exponent, expected, 1e-12, 0.0)
+        assert (x[:2] ** 1.5).isnan().all()
+
+
+def test_a_tensor_of_integers_is_never_made_of_parts_of_numbers():
+    whole, parts = torch.tensor([1, 2, 3]), torch.tensor([0.5, 0.5])
+    with Portable():
+        assert (1.5 - whole).tolist() == [0.5, -0.5, -1.5]
+        assert parts.sum(dtype=torch.int64) == 0
+        assert whole.sum(dtype=torch.float32) == 6.0
+        with pytest.raises(NotPortableError, match=r"aten\.exp\.default of int64: give it .*\(float32 or float64\)"):
+            whole.exp()
+        with pytest.raises(NotPortableError, match=r"aten\.add_\.Tensor"):
+            whole.add_(whole.float(), alpha=0.3)
+
+
+def test_no_sum_is_a_zero_below_0():
+    """Integers have no -0, so the units agree only if a float sum of the same integers has none either."""
+    minus = torch.tensor([[-0.0]])
+    below, none = torch.tensor([[-1.0]]), torch.tensor([[0.0]])
+    slices = [sliced(x.view(1, 1, 1, 1).expand(2, 2, 1, 1)) for x in (below, none)]
+    at = Geometry((1, 1), (0, 0), (1, 1))
+    sums = [
+        assembled(minus.clone(), minus.clone(), 0), products.matmul(below, none), products.matmul(none, below),
+        products.matmul(below.double(), none.double()),
+        Float32().convolution(slices[0], slices[1], at, 0),
+        Float32().convolution(slices[0], replace(slices[1], parts=slices[1].parts[:, :, :1]), at._replace(groups=2), 0),
+    ]  # fmt: skip
+    for one in sums:
+        assert not one.any()
+        assert not one.signbit().any()
+
+
+def test_the_check_of_a_unit_refuses_longer_float32_sums(monkeypatch):
+    """With four times as many terms, a float32 sum is above 2**24, so it would not be exact."""
+    assert integers.MOST_TERMS * 2**12 == 2**24
+    assert units._is_exact(Float32(), None)
+    monkeypatch.setattr(units, "MOST_TERMS", 4 * units.MOST_TERMS)
+    assert not units._is_exact(Float32(), None)
