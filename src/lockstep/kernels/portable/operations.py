@@ -6,7 +6,7 @@ has the shape and the dtype that torch's own has.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -263,6 +263,7 @@ _DTYPES = {
         gelu_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
     """,
 }
+_PLAIN = {int, float, bool, type(None)}  # `isinstance` takes a microsecond for each of these.
 _DOORS = {base: dtypes for dtypes, names in _DTYPES.items() for base in names.split()}
 
 
@@ -276,20 +277,18 @@ class NotPortableError(LockstepError):
         )
 
 
-def dtypes_in(values: Iterable[Any]) -> Iterator[torch.dtype]:
-    """Yield the dtypes of the arguments of an operation: of tensors, alone or in lists, and those given as such."""
+def dtypes_in(values: Iterable[Any]) -> set[Any]:
+    """Return the dtypes of tensors, alone or in lists, the dtypes, and the complex numbers among `values`."""
+    found = set()
     for value in values:
-        if isinstance(value, Tensor):
-            yield value.dtype
-        elif isinstance(value, list | tuple):
-            yield from dtypes_in(value)
-        elif isinstance(value, torch.dtype):
-            yield value
-        elif isinstance(value, complex):
-            yield torch.complex64
+        if isinstance(value, (list, tuple)):
+            found |= dtypes_in(value)
+        elif type(value) not in _PLAIN and isinstance(value, (Tensor, torch.dtype, complex)):
+            found.add(getattr(value, "dtype", value))
+    return found
 
 
-def implementation(operation: Any, dtypes: Iterable[torch.dtype]) -> Callable[..., Any]:
+def implementation(operation: Any, dtypes: Iterable[Any]) -> Callable[..., Any]:
     """Return the function that computes an operation of torch portably, on these dtypes. Raises: NotPortableError."""
     namespace, _, name = operation._schema.name.partition("::")
     if namespace in _WITHOUT_BITS:
