@@ -20,10 +20,9 @@ from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.units import Float32, Geometry
 
 DTYPES = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int64, torch.int32,
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32, torch.int64,
     torch.uint8, torch.bool,
 )  # fmt: skip
-ONE = torch.tensor(1.0)
 
 
 def _image(t):
@@ -280,7 +279,8 @@ def forms(name, make, dtype):
 @pytest.mark.parametrize("name", sorted(EXACT | PORTABLE.keys()))
 def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name):
     accepted = set()
-    for dtype, make in product(DTYPES, ARGUMENTS[name]):
+    # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.
+    for dtype, make in product(DTYPES[:: 2 if name in EXACT else 1], ARGUMENTS[name]):
         for form, arguments in forms(name, make, dtype):
             ours, torchs = copy.deepcopy(arguments), copy.deepcopy(arguments)
             right, found = computed(nullcontext(), form, torchs), computed(Portable(), form, ours)

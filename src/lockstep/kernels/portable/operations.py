@@ -51,14 +51,13 @@ def _is_power_of_two(value: Any) -> bool:
     return isinstance(value, int | float) and value != 0 and abs(math.frexp(value)[0]) == 0.5
 
 
-def _add(x: Any, y: Any, alpha: float) -> Tensor:
-    """Return x + y * alpha, with a rounded product."""
+def _add(x: Any, y: Any, alpha: float) -> Any:
+    """Return x + y * alpha of floating-point operands, with a rounded product."""
+    if not all(dtype.is_floating_point for dtype in dtypes_in((x, y))):
+        raise NotImplementedError
     dtype = torch.result_type(x, y)
     x, y = (z.to(dtype) if isinstance(z, Tensor) else z for z in (x, y))
-    result: Tensor = x + y * alpha
-    if result.dtype != dtype:
-        raise NotImplementedError
-    return result
+    return x + y * alpha
 
 
 def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
@@ -78,7 +77,7 @@ def _pow(x: Any, exponent: Any) -> Tensor:
     x = x.to(dtype)
     if exponent == 0.5:
         return elementary.sqrt(x)
-    if not (float(exponent).is_integer() and abs(exponent) <= _MOST_FACTORS):
+    if exponent % 1 or abs(exponent) > _MOST_FACTORS:
         return elementary.power(x, exponent)
     result = torch.ones_like(x)
     for _ in range(abs(int(exponent))):
@@ -91,7 +90,7 @@ def _remainder(x: Any, divisor: Any) -> Tensor:
     if not dtype.is_floating_point:
         return torch.remainder(x, divisor)
     # Torch's own is NaN on some CPUs where x / divisor is infinite. C's, and so numpy's, is exact.
-    x, divisor = (torch.as_tensor(z, dtype=dtype).detach().numpy() for z in (x, divisor))
+    x, divisor = (torch.as_tensor(z, dtype=dtype).numpy(force=True) for z in (x, divisor))
     with np.errstate(invalid="ignore"):
         return torch.as_tensor(np.remainder(x, divisor))
 
@@ -109,7 +108,7 @@ def _of_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
-        return torch.sum(x, dim or [], keepdim, dtype=dtype)
+        return torch.sum(x, list(dim or []), keepdim, dtype=dtype)
     return total(x, dim or [], keepdim=keepdim).to(x.dtype)
 
 
@@ -315,7 +314,7 @@ def implementation(operation: Any, dtypes: Iterable[Any]) -> Callable[..., Any]:
 
 def _added(operation: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the result of an operation with a factor `alpha`: `function` computes it if the factor is rounded."""
-    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    alpha = kwargs.get("alpha", (*args, 1)[2])
     # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
     return (operation if _is_power_of_two(alpha) else function)(*args, **kwargs)
 
@@ -325,7 +324,7 @@ def _into(operation: Any, function: Callable[..., Any], *args: Any, out: Tensor 
     result = function(*args, **kwargs)
     if out is not None:
         return _write(out.resize_(result.shape), result)
-    return _write(args[0], result) if operation._schema.is_mutable and isinstance(result, Tensor) else result
+    return _write(args[0], result) if operation._schema.is_mutable else result
 
 
 def _write(x: Tensor, result: Tensor) -> Tensor:
