@@ -125,6 +125,17 @@ def photos(call: Call) -> Figures:
     return {**found, f"{name}: total time {start}": result["total_s"]}
 
 
+def fit(call: Call) -> Figures:
+    """The recipe `photos` on the folder WHAT, with each way to make a picture a square, a seed a round."""
+    name = Path(call.what).name
+    return {
+        f"{name}, fit={way}: test accuracy": train(
+            call, "photos", "--data", call.what, "--set", f"fit={way}", "--seed", call.number
+        )["best"]
+        for way in ("crop", "pad", "squash")
+    }
+
+
 def photos_tuned(call: Call) -> Figures:
     """The recipe `photos-tuned` on the folder WHAT, from a run of `photos`."""
     name, before = Path(call.what).name, train(call, call.what, "--name", f"start-{call.number}")
@@ -243,8 +254,8 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
     "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
-    "photos-tuned": (photos_tuned, 1), "unequal": (unequal, 5), "labels": (labels, 5), "unlike": (unlike, 1),
-    "folder": (folder, 1),
+    "fit": (fit, 5), "photos-tuned": (photos_tuned, 1), "unequal": (unequal, 5), "labels": (labels, 5),
+    "unlike": (unlike, 1), "folder": (folder, 1),
     "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
 }  # fmt: skip

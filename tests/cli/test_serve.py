@@ -151,7 +151,7 @@ def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, 
     first, second = classified(page, 2)
     assert picture.name in first
     assert page.locator("html").evaluate("root => root.scrollWidth") == 390  # as wide as the window
-    assert "not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image" in second
+    assert "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image" in second
     page.get_by_role("button", name="Clear").click()
     assert page.locator(".card").count() == 0
 

@@ -7,12 +7,13 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from lockstep.data.decode import UnreadableImageError, _load_plugins, decode_image, inspect_image
 from lockstep.errors import DATA
 
 _load_plugins()  # so that Pillow writes HEIC too
-LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF")
+LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF", "PPM")
 
 
 def picture(width=48, height=48, channels=3):
@@ -44,14 +45,14 @@ def test_every_source_has_the_same_pixels(tmp_path):
         assert np.array_equal(decode_image(source, 32), result)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "HEIF", *LOSSLESS])
+@pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
 def test_every_format_is_read_by_content(tmp_path, format):
     file = tmp_path / "wrong-name.txt"
-    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format in ("JPEG", "HEIF") else {}
+    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {}
     file.write_bytes(encoded(picture(64, 48), format, **options))
     assert near(decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4)
     assert inspect_image(file.read_bytes())[:4] == (format, 64, 48, False)
-    if format in ("PNG", "BMP", "TIFF"):
+    if format in ("PNG", "BMP", "TIFF", "PPM"):
         assert np.array_equal(decode_image(encoded(picture(32, 32), format), 32), picture(32, 32))
 
 
@@ -71,7 +72,8 @@ def test_the_square_in_the_middle_is_taken():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(
-    ("format", "size"), [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203)), ("HEIF", (96, 80))]
+    ("format", "size"),
+    [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203)), ("HEIF", (96, 80)), ("AVIF", (96, 80))],
 )
 def test_the_orientation_is_applied(orientation, format, size):
     upright = Image.fromarray(picture(*size))
@@ -81,7 +83,9 @@ def test_the_orientation_is_applied(orientation, format, size):
     stored = upright if back is None else upright.transpose(back)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(stored, format, exif=exif.tobytes(), **({"quality": 95} if format in ("JPEG", "HEIF") else {}))
+    data = encoded(
+        stored, format, exif=exif.tobytes(), **({"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {})
+    )
     expected = decode_image(upright, 32)
     assert near(decode_image(data, 32), expected)
     assert near(decode_image(Image.open(io.BytesIO(data)), 32), expected)
@@ -120,15 +124,117 @@ def test_a_transparent_colour_is_white(mode):
     image = image.quantize(2) if mode == "P" else image.convert(mode)
     black = image.getpixel((0, 0))
     pixels = decode_image(encoded(image, transparency=black), 32)
-    assert (pixels[:, :14] == 255).all()
+    assert (pixels[:, :14] == (0 if mode == "1" else 255)).all()  # White ink is not laid on white.
     assert np.array_equal(pixels[:, 20:], np.asarray(image.convert("RGB"))[:, 20:])
 
 
-@pytest.mark.parametrize("format", ["PNG", "TIFF"])
+@pytest.mark.parametrize("format", ["PNG", "TIFF", "PGM"])
 def test_16_bit_grey_is_scaled_and_not_clipped(format):
     values = np.linspace(0, 65535, 32 * 32).astype(np.uint16).reshape(32, 32)
-    pixels = decode_image(encoded(Image.fromarray(values), format), 32)
+    data = b"P5 32 32 65535\n" + values.astype(">u2").tobytes()
+    pixels = decode_image(data if format == "PGM" else encoded(Image.fromarray(values), format), 32)
     assert near(pixels, (values / 257).round()[..., None], 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "row"),
+    [
+        (b"P1 # a comment\n4 1\n0 1 0 1", [255, 0, 255, 0]),
+        (b"P4 4 1\n\x50", [255, 0, 255, 0]),
+        (b"P2 4 1 15\n0 5 10 15", [0, 85, 170, 255]),
+        (b"P5 4 1 255\n\0\x55\xaa\xff", [0, 85, 170, 255]),
+    ],
+)
+def test_netpbm_images_of_one_channel_are_read(data, row):
+    assert decode_image(data, 4, fit="squash")[0, :, 0].tolist() == row
+
+
+@pytest.mark.parametrize("part", ["text", "compressed text", "text after the pixels", "profile", "all memory"])
+def test_a_png_with_a_long_text_or_profile_is_read_upright(part):
+    """As viewers show it. Pillow refuses more than 1 MiB of a text, and 64 MiB of all texts."""
+    exif, info = Image.Exif(), PngInfo()
+    exif[0x0112] = 3
+    long = "long " * 300_000
+    if part in ("text", "compressed text"):
+        info.add_itxt("prompt", long, zip=part != "text")
+    if part == "text after the pixels":
+        info.add(b"zTXt", b"prompt\0\0" + zlib.compress(long.encode()), after_idat=True)
+    if part == "all memory":
+        info.add(b"tEXt", b"prompt\0" + bytes(65 << 20))
+    profile = {"icc_profile": bytes(2_000_000)} if part == "profile" else {}
+    data = encoded(picture(), pnginfo=info, exif=exif.tobytes(), **profile)
+    assert np.array_equal(decode_image(data, 48), picture()[::-1, ::-1])
+
+
+def test_a_png_whose_header_is_damaged_is_refused():
+    data = bytearray(encoded(picture()))
+    data[16] ^= 1
+    with pytest.raises(UnreadableImageError, match=r"damaged|checksum"):
+        decode_image(bytes(data), 32)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_pad_and_squash_keep_the_edges(turned):
+    wide = np.zeros((20, 64, 3), np.uint8)
+    wide[:, :8] = wide[:, -8:] = 255  # marks that the crop does not show
+    wide = wide.transpose(1, 0, 2) if turned else wide
+    crop, pad, squash = (decode_image(wide, 32, fit=fit) for fit in ("crop", "pad", "squash"))
+    if turned:
+        crop, pad, squash = (pixels.transpose(1, 0, 2) for pixels in (crop, pad, squash))
+    assert not crop.any()
+    assert (squash[:, [0, 1, 30, 31]] > 240).all()
+    assert not squash[:, 8:24].any()
+    assert (pad[:11] == 128).all()
+    assert (pad[21:] == 128).all()
+    assert (pad[11:21, [0, 1, 30, 31]] > 240).all()
+    assert not pad[11:21, 8:24].any()
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+@pytest.mark.parametrize("size", [(48, 48), (301, 203), (1, 500), (500, 1)])
+def test_every_fit_gives_a_square_of_any_image(fit, size):
+    image = Image.fromarray(picture(48, 48)).resize(size)
+    pixels = decode_image(image, 33, fit=fit)
+    assert pixels.shape == (33, 33, 3)
+    turned = decode_image(image.transpose(Image.Transpose.ROTATE_90), 33, fit=fit)
+    assert near(np.rot90(pixels), turned, 4)
+    assert decode_image(image, 33, True, fit).shape == (33, 33, 1)
+    large = encoded(Image.fromarray(picture(1203, 401)), "JPEG", quality=95)  # which is decoded at a smaller size
+    assert near(decode_image(large, 33, fit=fit), decode_image(picture(1203, 401), 33, fit=fit), 6)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16"])
+def test_white_ink_on_transparency_is_laid_on_black(mode):
+    ink = np.zeros((32, 32), np.uint8)
+    ink[8:24, 8:24] = 255
+    image = Image.merge("LA", [Image.new("L", (32, 32), 255), Image.fromarray(ink)])
+    if mode == "I;16":
+        data = encoded(Image.fromarray(ink.astype(np.uint16) * 257), transparency=0)
+    elif mode == "P":
+        data = encoded(Image.fromarray(ink // 255, "L").convert("P"), transparency=0)
+        data = encoded(palette(ink // 255, [(255, 255, 255), (250, 250, 250)]), transparency=0)
+    else:
+        data = encoded(image.convert(mode))
+    pixels = decode_image(data, 32)
+    assert (pixels[10:22, 10:22] >= 250).all()
+    assert not pixels[:6].any()
+    facts = inspect_image(data)
+    assert facts.seen
+
+
+def palette(indexes, colours):
+    """Return an image of mode P."""
+    image = Image.fromarray(indexes).convert("P")
+    image.putdata(indexes.flatten().tolist())
+    image.putpalette([value for colour in colours for value in colour])
+    return image
+
+
+def test_a_picture_of_one_colour_is_known_and_equal_pixels_too():
+    assert inspect_image(encoded(Image.new("RGB", (40, 50), (3, 2, 1)))).seen == ""
+    assert inspect_image(encoded(Image.new("RGBA", (40, 50)))).seen == ""
+    one, other = (inspect_image(encoded(picture(), format)) for format in ("PNG", "BMP"))
+    assert one.seen == other.seen != inspect_image(encoded(picture(50, 48))).seen
 
 
 def png_16_bit_rgb(pixels, size=None):
@@ -158,7 +264,7 @@ def test_the_first_of_several_frames_is_taken(format, most):
     assert near(decode_image(data, 32), picture(32, 32), most)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "HEIF", *LOSSLESS])
+@pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_truncated_file_is_refused(format, share):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -173,8 +279,31 @@ def test_a_truncated_file_is_refused(format, share):
     ("source", "cause"),
     [
         (b"", "empty"),
-        (b"hello", "not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a JPEG"),  # would start ghostscript
+        (
+            b"hello",
+            "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that begins with 'hello'",
+        ),
+        (b"\1\2\3", "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image$"),
+        (b"\n<!DOCTYPE html><title>Log in", "an HTML page, not an image: download the image itself"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:1",
+            "a Git LFS pointer, .*: fetch it with git lfs pull",
+        ),
+        (b"../../.git/annex/objects/1/2/SHA256E-s9--1.jpg", "a git-annex pointer, .*git annex get"),
+        (bytes(128) + b"DICM\2\0\0\0", "a DICOM file: convert it to PNG"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "a JPEG XL image, which is not read: convert"),
+        (b"\xff\n\xfa\x7f", "a JPEG XL image"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image"),
+        (b"\0\0\0\x20ftypisom\0\0\2\0", "a video, or an image that is not read"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="...">', "a vector graphic, which is not read: export it"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a vector graphic"),  # would start ghostscript
+        (b"%PDF-1.7", "a PDF file"),
+        (b"8BPS\0\1", "a Photoshop file"),
+        (b"PK\3\4\n", "an archive, not an image: unpack it"),
+        (b"\x93NUMPY\1\0", "an array of numbers"),
+        (b"\0\5\x16\7\0\2", "a file of macOS about an image"),
+        (bytes(5000), "zeros, as an incomplete copy"),
+        (b"\x89PNG\r\n", "damaged or truncated"),
         (encoded(Image.new("F", (32, 32)), "TIFF"), "floating-point pixels"),
         (encoded(Image.new("I", (32, 32)), "TIFF"), "32-bit integer pixels"),
         (encoded(Image.new("LAB", (32, 32)), "TIFF"), "CIE Lab colours"),

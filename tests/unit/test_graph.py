@@ -8,7 +8,7 @@ from lockstep.classify.export import Graph, exported, graph_recipe, loaded
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
-from lockstep.data import transforms
+from lockstep.data import Plain, transforms
 from lockstep.data.decode import decode_image
 from lockstep.recipes import RECIPES, get_recipe
 
@@ -30,6 +30,7 @@ def graph_of(recipe, model, shape):
     return Graph(recipe, model, shape).eval()
 
 
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
 @pytest.mark.parametrize(
     ("size", "most", "mean"),
     [
@@ -37,22 +38,24 @@ def graph_of(recipe, model, shape):
         ((64, 64), 2.6, 0.3), ((200, 170), 2.6, 0.3),
     ],
 )  # fmt: skip
-def test_images_are_resized_as_pillow_does(size, most, mean):
+def test_images_are_resized_as_pillow_does(size, most, mean, fit):
     """Logits are pixels / 255, so the probabilities' ratios tell the pixels.
 
     Pillow begins with the columns of a tall image, and values that are cut at black or white in between differ then. It
     rounds the means of the blocks that it first makes of an image of four times the size or more.
     """
-    recipe, picture = get_recipe("mnist").replace(model="mine:pixels"), images(1, *size)
+    pixels = {"model": "mine:pixels", "augmentation": Plain(), "head": None, "init_sha256": None, "test_views": "one"}
+    recipe, picture = get_recipe("photos").replace(**pixels, image_px=32, fit=fit), images(1, *size)
     found = graph_of(recipe, Pixels(), (16, 16, 3))(torch.from_numpy(picture)).log()[0]
-    expected = torch.from_numpy(decode_image(picture[0], 16)).permute(2, 0, 1).flatten() / 255
+    expected = torch.from_numpy(decode_image(picture[0], 16, fit=fit)).permute(2, 0, 1).flatten() / 255
     difference = ((found - found[0]) * 255 - (expected - expected[0]) * 255).abs()
     assert difference.max() < most
     assert difference.mean() < mean
 
 
 def random_graph(name):
-    recipe = get_recipe(name)
+    name, _, fit = name.partition(" ")
+    recipe = get_recipe(name).replace(**({"fit": fit} if fit else {}))
     shape = (recipe.image_px, recipe.image_px, 3) if recipe.image_px else SHAPES.get(name, (32, 32, 3))
     recipe = graph_recipe(recipe)
     torch.manual_seed(0)
@@ -82,7 +85,7 @@ class Source:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits"])
+@pytest.mark.parametrize("name", ["folder pad", *(name for name in RECIPES if name != "digits")])
 def test_every_recipe_exports_for_any_number_and_size_of_images(name):
     pytest.importorskip("onnxruntime")
     source = Source(name)

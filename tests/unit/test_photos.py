@@ -156,13 +156,13 @@ def test_what_is_not_read_is_counted(photos):
     (photos / "a/link.png").symlink_to(photos / "b/4.png")
     (photos / "a/up").symlink_to(photos)
     os.mkfifo(photos / "b/pipe.png")
-    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/phone.AVIF"):
+    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/phone.JXL"):
         (photos / name).write_bytes(b"x")
     found = sound(photos)
     names = ("a/1", "a/2", "a/3", "a/link", "b/4", "b/5", "b/6")
     assert [photo.path for photo in found.scan.photos] == [f"{name}.png" for name in names]
-    assert found.scan.others == {"txt": 1, "md": 1, "avif": 1, "png": 1}
-    for words in ("2 images in no class", "1 link to a folder within a class, not followed (a/up)", "(1 avif)"):
+    assert found.scan.others == {"txt": 1, "md": 1, "jxl": 1, "png": 1}
+    for words in ("2 images in no class", "1 link to a folder within a class, not followed (a/up)", "(1 jxl)"):
         assert any(words in note for note in found.notes)
 
 
@@ -222,6 +222,47 @@ def test_unreadable_files_are_listed_at_once_and_read_again(photos):
     refused(photos, "1 image cannot be read", "a/self.png: too many levels of symbolic links")
     (photos / "a/self.png").unlink()
     assert contents(sound(photos)) == clean
+
+
+def test_a_file_without_suffix_is_read_by_content_and_other_kinds_are_named(photos):
+    write(photos, {"a": [1, 2], "b": [3, 4]})
+    (photos / "a/1.png").rename(photos / "a/1")
+    (photos / "a/README").write_text("a text")
+    os.mkfifo(photos / "a/pipe")
+    assert sorted(photo.path for photo in scan(photos).photos) == ["a/1", "a/2.png", "b/3.png", "b/4.png"]
+    for number in (3, 4):
+        (photos / f"b/{number}.png").rename(photos / f"b/{number}.jxl")
+    refused(photos, "1 class without an image that can be read, b: remove or fill them", "not read as images: 2 .jxl")
+    for number in (3, 4):
+        (photos / f"b/{number}.jxl").rename(photos / f"b/{number}.pgm")
+    assert sound(photos).classes == ("a", "b")
+
+
+def test_images_that_are_left_out_are_as_if_they_were_not_there(six):
+    names = survey(six, 0.2, left_out=["b/bad.png", "a/gone.png"]).require_sound()
+    assert "1 image left out, as the recipe says (b/bad.png)" in names.notes
+    left = load(six, **DEFAULTS, left_out=["b/bad.png"])
+    (six / "b/bad.png").unlink()
+    assert {split: data.sha256 for split, data in load(six, **DEFAULTS).items()} == {
+        split: data.sha256 for split, data in left.items()
+    }
+
+
+def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
+    write(photos, {"a": range(4), "b": range(4, 8)})
+    assert sound(photos).notes == []
+    white = Image.new("LA", (20, 20), (255, 0))
+    white.save(photos / "a/empty.png")
+    Image.open(photos / "a/1.png").save(photos / "b/again.bmp")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(photos / "b/wide.png")
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (29, 20, 3), np.uint8)).save(photos / "b/less.png")
+    notes = sound(photos).notes
+    assert notes == [
+        "1 image in several files, or of equal pixels (a/1.png = b/again.bmp)",
+        "1 image of one colour: the network sees nothing in it (a/empty.png)",
+        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or fit=pad keeps the edges",
+    ]
+    assert survey(photos, 0.2, fit="pad").notes == notes[:2]
 
 
 # a table of labels
@@ -395,6 +436,14 @@ def test_equal_files_are_on_one_side_and_noted(photos):
 # the dataset
 
 
+def test_the_dataset_has_the_pixels_of_its_fit(photos):
+    write(photos, {"a": [1, 4], "b": [2, 5]})  # 6 x 7 and 6 x 8 pixels
+    for fit in ("crop", "pad", "squash"):
+        for split, data in load(photos, **DEFAULTS, fit=fit).items():
+            shown = [decode_image(photos / path, 32, fit=fit) for path in paths(sound(photos))[split]]
+            assert np.array_equal(data.pixels(slice(None)), shown)
+
+
 def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order(photos, tmp_path):
     write(photos, {"a": range(8), "b": range(8, 16)})
     splits, found = load(photos, **DEFAULTS), sound(photos)
@@ -440,7 +489,8 @@ def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(tmp_path):
         return load(root, **DEFAULTS | options)["train"].sha256
 
     base = {"a": [1, 2], "b": [3, 4]}
-    digests = [sha256(base), sha256(base, image_px=48), sha256(base, grey=True), sha256({"a": [1, 2], "c": [3, 4]}),
+    digests = [sha256(base), sha256(base, image_px=48), sha256(base, grey=True), sha256(base, fit="pad"),
+               sha256({"a": [1, 2], "c": [3, 4]}),
                sha256({"a": [1, 3], "b": [2, 4]}), sha256({"a": [1, 2], "b": [3, 5]}),
                sha256({"a": [1, 2], "b": [3, 4, 5]})]  # fmt: skip
     assert len(set(digests)) == len(digests)

@@ -14,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lockstep import numerics
-from lockstep.data.scan import SUFFIXES, UNSUPPORTED, is_foreign
+from lockstep.data.scan import UNSUPPORTED, is_foreign, is_image
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file or of a folder.
@@ -95,7 +95,7 @@ def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
         if os.path.isdir(member):
             if os.path.realpath(member) not in (*above, own):
                 yield from _in_folder(member, (*above, own))
-        elif member.suffix.lower().removeprefix(".") in SUFFIXES | UNSUPPORTED:
+        elif is_image(str(member)) or member.suffix.lower().removeprefix(".") in UNSUPPORTED:
             yield Item(member, member)
 
 

@@ -250,7 +250,7 @@ class Classifier:
                 f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
                 DATA,
             )
-        return decode_image(source, height, grey=channels == 1)
+        return decode_image(source, height, channels == 1, self.recipe.fit)
 
 
 def load(

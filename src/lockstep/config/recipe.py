@@ -90,6 +90,11 @@ class Recipe(Settings):
         description="Side in pixels to which images of a folder or own images are brought.",
     )
     grey: bool = Field(False, description="Bring the images of a folder to one channel.")
+    fit: Literal["crop", "pad", "squash"] = Field(
+        "crop",
+        description="How an image of a folder becomes a square: crop keeps the square in the middle, pad adds grey "
+        "margins, squash changes the proportions.",
+    )
     test_share: float = Field(
         0.2, gt=0, lt=1, description="Share of a folder without a test part that becomes it, by a hash of each file."
     )
@@ -110,6 +115,10 @@ class Recipe(Settings):
     )
     group_column: str | None = Field(None, description="Column with the groups, as in --group. Default: group.")
     split_column: str | None = Field(None, description="Column with train, val or test. Default: split.")
+    left_out: tuple[str, ...] = Field(
+        (),
+        description="Paths of images in the folder that are not used. --skip-damaged sets it.",
+    )
     held_out: int = Field(
         0,
         ge=0,
@@ -201,7 +210,7 @@ class Recipe(Settings):
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
-        of_folder = ("grey", "group", *Reading._fields)
+        of_folder = ("grey", "fit", "group", "left_out", *Reading._fields)
         for name in ("image_px", "test_share", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (name in of_folder and self.dataset != IMAGE_FOLDER)
             if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:

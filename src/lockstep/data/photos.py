@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.data import decode
-from lockstep.data.decode import RULES, UnreadableImageError, decode_image, decoder_versions, read_image
+from lockstep.data.decode import RULES, Fit, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.progress import in_threads
 from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
 from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
+_WHOLE = "--set fit=squash or fit=pad keeps the edges"
+_KINDS = 3  # of other files that an error names
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,13 @@ class Survey:
         return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
-        """Return the paths of images with the same bytes, or the `same` group, if they have several values of `differ`.
+        """Return the paths of images with the same bytes, or what else `same` names, that `differ` in a value.
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
         groups: dict[str, list[Photo]] = defaultdict(list)
         for photo in self.scan.photos:
-            if not photo.cause:
+            if not photo.cause and getattr(photo, same):
                 groups[getattr(photo, same)].append(photo)
         several = (group for group in groups.values() if len({getattr(photo, differ) for photo in group}) > 1)
         return [[photo.path for photo in group] for group in several]
@@ -96,11 +98,13 @@ def load(
     group: str | None = None,
     reading: Reading = PLAIN,
     classes: Sequence[str] | None = None,
+    fit: Fit = "crop",
+    left_out: Collection[str] = (),
 ) -> "dict[str, Dataset]":
     """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
 
-    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, and the
-    SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
+    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, `fit`, and
+    the SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
     into a file of pixels; later calls are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
@@ -109,21 +113,21 @@ def load(
     from lockstep.data.dataset import Dataset
     from lockstep.data.pixels import Rows
 
-    found = survey(folder, test_share, group, reading, classes).require_sound()
+    found = survey(folder, test_share, group, reading, classes, fit, {*left_out}).require_sound()
     for note in found.notes:
         logger.warning(note)
     # Without test images, the validation images are those too; see `survey`.
     same = "test" in found.splits and found.splits.get("validation") is found.splits["test"]
     names = [name for name in (*SPLITS, ALL) if name in found.splits and not (same and name == "test")]
     photos = [photo for name in names for photo in found.splits[name]]
-    digests = {name: digest(found, name, image_px, grey) for name in names}
+    digests = {name: digest(found, name, image_px, grey, fit) for name in names}
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
     # which a run may be resumed.
-    key = json.dumps([RULES, image_px, grey, decoder_versions()])
+    key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
     what = f"the pixels of {len(photos):,} images"
-    rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey), what)
+    rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
     datasets: dict[str, Dataset] = {}
     first = 0
     _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
@@ -138,15 +142,16 @@ def load(
     return datasets | ({"test": datasets["validation"]} if same else {})
 
 
-def digest(found: Survey, split: str, image_px: int | None, grey: bool) -> str:
+def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
     """Return the SHA-256 of a split, in hex; see `load`."""
-    digest = hashlib.sha256(json.dumps([RULES, image_px, list(found.classes), *(["grey"] if grey else [])]).encode())
+    form = [RULES, image_px, list(found.classes), grey, fit]
+    digest = hashlib.sha256(json.dumps(form).encode())
     digest.update(found.labels(split).tobytes())
     digest.update(bytes.fromhex("".join(photo.sha256 for photo in found.splits[split])))
     return digest.hexdigest()
 
 
-def _pixels(root: Path, photo: Photo, image_px: int, grey: bool) -> NDArray[np.uint8]:
+def _pixels(root: Path, photo: Photo, image_px: int, grey: bool, fit: Fit) -> NDArray[np.uint8]:
     """Return the pixels of a file. Raises: LockstepError if its SHA-256 is not that of the index."""
     path = root / photo.path
     try:
@@ -154,7 +159,7 @@ def _pixels(root: Path, photo: Photo, image_px: int, grey: bool) -> NDArray[np.u
         if hashlib.sha256(data).hexdigest() != photo.sha256:
             index_file(root).unlink(missing_ok=True)  # so that the next start reads all files
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px, grey)
+        return decode_image(data, image_px, grey, fit)
     except UnreadableImageError as error:
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
 
@@ -165,9 +170,12 @@ def survey(
     group: str | None = None,
     reading: Reading = PLAIN,
     classes: Sequence[str] | None = None,
+    fit: Fit = "crop",
+    left_out: Collection[str] = (),
 ) -> Survey:
-    """Return the examples under `root`. Problems are collected, not raised.
+    """Return the examples under `root`, but not those whose paths are `left_out`. Problems are collected, not raised.
 
+    `fit` is how images become squares, for the notes.
     The regular expression `group` names the group of each image: its first capture group, or else all that it matches,
     in the path below `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
 
@@ -185,8 +193,10 @@ def survey(
         give = f"give the folder of images as --data DIR, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
     if classes is not None:
-        group, reading = None, reading._replace(group_column=None, split_column=None)
+        group, reading, left_out = None, reading._replace(group_column=None, split_column=None), ()
     found = scan(root, reading, partial=classes is not None)
+    absent = [photo.path for photo in found.photos if photo.path in left_out]
+    found.photos = [photo for photo in found.photos if photo.path not in left_out]
     found.photos = read(found)
     problems, notes = found.problems + _name_groups(found, group), list[str]()
     training = "train" if "train" in found.folders else ""
@@ -212,7 +222,7 @@ def survey(
         if not problems and not members
     ]
     result = Survey(found, known, splits, problems + _unreadable(found.photos), notes, units)
-    notes += _notes(result)
+    notes += [*noted(absent, "image", "left out, as the recipe says"), *_notes(result, fit)]
     return result
 
 
@@ -230,10 +240,12 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
         return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
+    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
+    unread = f". Files that are not read as images: {kinds}" if kinds else ""
     if empty := [name for name in classes if name not in full]:
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {few(empty)}: remove or "
-            "fill them"
+            f"fill them{unread}"
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
@@ -255,7 +267,8 @@ def _unreadable(photos: list[Photo]) -> list[str]:
         return []
     rest = [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"] if len(lines) > _LISTED else []
     text = "".join(f"\n  {line}" for line in [*lines[:_LISTED], *rest])
-    return [f"{plural(len(lines), 'image')} cannot be read. Repair or remove what is named here:{text}"]
+    remedy = "Repair or remove what is named here, or train without them: add --skip-damaged"
+    return [f"{plural(len(lines), 'image')} cannot be read. {remedy}:{text}"]
 
 
 def _name_groups(found: Scan, pattern: str | None) -> list[str]:
@@ -315,8 +328,8 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
     return []
 
 
-def _notes(found: Survey) -> list[str]:
-    """Return what a user should know of the folder, besides its problems."""
+def _notes(found: Survey, fit: Fit) -> list[str]:
+    """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
     unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
     foreign = {suffix: number for suffix, number in sorted(found.scan.others.items()) if suffix in UNSUPPORTED}
     kinds = ", ".join(f"{number} {suffix}" for suffix, number in foreign.items())
@@ -327,6 +340,10 @@ def _notes(found: Survey) -> list[str]:
     groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
     sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
     grouped = any(photo.group for photo in found.scan.photos)
+    photos = [photo for photo in found.scan.photos if not photo.cause]
+    plain = [photo.path for photo in photos if not photo.seen]
+    equal = [" = ".join(paths) for paths in found.duplicates("sha256", "seen")]
+    long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
     torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if grouped else []
     notes = [
         *([f"the images of a group stay together: {sides}"] if grouped else []),
@@ -338,6 +355,9 @@ def _notes(found: Survey) -> list[str]:
         *noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *noted(leaks, "image", "in several splits: the accuracy will be too high"),
         *noted(copies, "image", "in several files"),
+        *noted(equal, "image", "of equal pixels in files that differ"),
+        *noted(plain, "image", "of one colour: the network sees nothing in it"),
+        *noted(long if fit == "crop" else [], "image", "of 3:2 or longer, cut to the middle square", _WHOLE),
     ]
     for split, photos in found.splits.items():
         present = {photo.class_name for photo in photos}
@@ -383,8 +403,7 @@ def _examined(root: Path, photo: Photo) -> Photo:
     try:
         data = read_image(root / photo.path)
         photo = photo._replace(sha256=hashlib.sha256(data).hexdigest())
-        format, width, height, grey, look = decode.inspect_image(data)
-        return photo._replace(format=format, width=width, height=height, grey=grey, look=look)
+        return photo._replace(**decode.inspect_image(data)._asdict())
     except UnreadableImageError as error:
         return photo._replace(cause=str(error))
 

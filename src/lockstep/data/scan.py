@@ -11,6 +11,7 @@ import stat
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +25,19 @@ SPLITS = ("train", "validation", "test")
 _SPLIT = re.compile(
     "(?<![a-z])(?i:(train(?:ing|val)?)|(val(?:id|idation)?)|(test(?:ing)?))(?i:set|data|images|imgs)?(?![a-z])"
 )
-SUFFIXES = {"jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif"}
+SUFFIXES = {
+    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif", "avif",
+    "ppm", "pgm", "pbm", "pnm",
+}  # fmt: skip
 # Suffixes of images that cannot be read. A user expects them to be trained on, so a note counts them.
 UNSUPPORTED = {
-    "avif", "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
+    "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
+# How the files of images begin.
+_BEGINS = re.compile(
+    rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s", re.DOTALL
+)
+_BEGIN_BYTES = 16
 _ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"}
 # Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
 _IGNORED = {
@@ -55,7 +64,7 @@ class Photo(NamedTuple):
     stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
         set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
-    format, width, height, grey, look: see `inspect_image`.
+    format, width, height, grey, look, seen: see `decode.Facts`.
     cause: why the file cannot be decoded; "" if it can.
     """
 
@@ -70,6 +79,7 @@ class Photo(NamedTuple):
     height: int = 0
     grey: bool = False
     look: str = ""
+    seen: str = ""
     cause: str = ""
 
 
@@ -233,7 +243,7 @@ def _add_class(result: Scan, split: str, class_name: str, path: str) -> None:
                 stamps: tuple[int, ...] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
             except OSError:  # The file is listed all the same, so that its cause is shown.
                 facts, stamps = None, ()
-            if _suffix(name) in SUFFIXES and (facts is None or stat.S_ISREG(facts.st_mode)):
+            if is_image(f"{folder}/{name}") and (facts is None or stat.S_ISREG(facts.st_mode)):
                 photos.append(Photo(os.path.normpath(f"{below}/{name}"), split, class_name, "", stamps))
             else:  # A pipe counts here too: reading it would wait for its writer.
                 result.add_other(os.path.normpath(f"{below}/{name}"))
@@ -353,10 +363,21 @@ def _add_loose(result: Scan, folder: str) -> None:
     for name in _visible(os.listdir(result.root / folder)):
         path = os.path.join(folder, name)
         if not (result.root / path).is_dir():
-            if _suffix(name) in SUFFIXES:
+            if is_image(str(result.root / path)):
                 result.loose.append(path)
             else:
                 result.add_other(path)
+
+
+def is_image(path: str) -> bool:
+    """Return whether a file is an image by its suffix; by its first bytes if its name has none."""
+    name = os.path.basename(path)
+    if "." in name:
+        return _suffix(name) in SUFFIXES
+    if os.path.isfile(path):  # not a pipe, which would wait for its writer
+        with suppress(OSError), open(path, "rb") as file:
+            return _BEGINS.match(file.read(_BEGIN_BYTES)) is not None
+    return False
 
 
 def _folders(folder: Path) -> list[str]:
@@ -373,4 +394,4 @@ def is_foreign(name: str) -> bool:
 
 
 def _suffix(name: str) -> str:
-    return name.rpartition(".")[2].lower()
+    return os.path.splitext(name)[1][1:].lower()

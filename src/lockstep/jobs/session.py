@@ -380,7 +380,7 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
             assert recipe.image_px is not None
             return photos.load(
                 placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
-                group=recipe.group, reading=recipe.reading, classes=classes,
+                group=recipe.group, reading=recipe.reading, classes=classes, fit=recipe.fit, left_out=recipe.left_out,
             )  # fmt: skip
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
