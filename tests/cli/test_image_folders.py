@@ -3,12 +3,14 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.cli.test_mistakes import refused
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
-from lockstep.data.decode import decoder_versions
+from lockstep.classify.predict import load
+from lockstep.data.decode import decode_image, decoder_versions
 from lockstep.pages.runs import page
 from lockstep.runs.folder import Run
 
@@ -117,6 +119,43 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert done.stderr.startswith("lockstep: digits cannot be trained on: 1 image cannot be read")
 
 
+def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
+    """One choice at the start of the run. A file that is mended, or another that is damaged, does not change it."""
+    photos = bright_and_dark(tmp_path / "photos", 20)
+    whole = {name: (photos / name).read_bytes() for name in ("bright/3.png", "dark/4.png")}
+    (photos / "bright/3.png").write_bytes(whole["bright/3.png"][:60])
+    (photos / "dark/4.png").write_text("<html>")
+    train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")
+    refused(here(*train), DATA, "2 images cannot be read", "or train without them: add --skip-damaged")
+    done = here(*train, "--skip-damaged")
+    assert done.returncode == 0, done.stderr
+    assert "left out  2 images that could not be read (bright/3.png and 1 more)" in done.stdout
+    run = tmp_path / "runs/a"
+    result = json.loads((run / "result.json").read_text())
+    assert result["left_out"] == ["bright/3.png", "dark/4.png"]
+    log = (run / "log.txt").read_text()
+    assert "left out: bright/3.png: truncated" in log
+    assert "left out: dark/4.png: an HTML page" in log
+    (run / "result.json").unlink()  # as if it had been stopped
+    (photos / "bright/3.png").write_bytes(whole["bright/3.png"])
+    done = here(*train, "--skip-damaged", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
+    assert here("eval", "runs/a").returncode == 0
+    assert here("report", "runs/a").returncode == 0
+    assert "<dt>Left out</dt><dd>2 images</dd>" in (run / "report.html").read_text().replace("\n", "")
+    (photos / "dark/5.png").write_text("")
+    refused(here("eval", "runs/a"), DATA, "1 image cannot be read", "dark/5.png: empty")
+    (photos / "dark/5.png").unlink()
+    (photos / "dark/4.png").write_bytes(whole["dark/4.png"])
+    done = here(*train[:-1], "b", "--skip-damaged", "--set", "fit=squash")
+    assert json.loads((tmp_path / "runs/b/result.json").read_text())["left_out"] == []
+    own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")  # Prediction has the pixels of training.
+    assert np.array_equal(own, decode_image(photos / "dark/4.png", 32, fit="squash"))
+    assert not np.array_equal(own, decode_image(photos / "dark/4.png", 32))
+    refused(here("train", "digits", "--skip-damaged"), DATA, "give the folder of images as --data DIR")
+
+
 def test_train_and_data_check_say_the_same(here, tmp_path):
     """One scan: whatever is given for a folder of images, both commands have the same sentence, and what to do."""
     (tmp_path / "link").symlink_to("gone")
@@ -135,7 +174,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
         ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),
         ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
         ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's class: call one label"),
-        ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image"),
+        ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image"),
     ):
         trained, checked = here("train", name), here("data", "check", name)
         refused(trained, DATA, *words)

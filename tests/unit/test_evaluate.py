@@ -166,16 +166,19 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
 @pytest.mark.parametrize(
     ("training", "confusion", "head", "warnings"),
     [
-        ([79, 20], [[9, 1], [5, 5]], None, []),
-        ([80, 20], [[9, 1], [5, 5]], "fc", ["class a has 80 training images, and class b 20"]),
-        ([19, 20], [[9, 1], [5, 5]], "fc", [
+        ([79, 20], [[90, 10], [50, 50]], None, []),
+        ([80, 20], [[90, 10], [50, 50]], "fc", ["class a has 80 training images, and class b 20"]),
+        ([19, 20], [[90, 10], [50, 50]], "fc", [
             "1 class with fewer than 20 training images (a has 19)",
             "no picture is marked as unlike the training images, as these are fewer than 50",
         ]),
-        ([25, 24], [[8, 2], [6, 4]], None, []),  # 40 % is exactly half of the best class's share
-        ([25, 24], [[8, 2], [7, 3]], None, [
-            "of class b only 3 of 10 images are classified correctly, of class a 8 of 10",
+        ([25, 24], [[80, 20], [60, 40]], None, []),  # 40 % is exactly half of the best class's share
+        ([25, 24], [[80, 20], [61, 39]], None, [
+            "of class b only 39 of 100 images are classified correctly, of class a 80 of 100",
         ]),
+        # 57 % of 200 have an interval from 50.1 % on.
+        ([25, 24], [[57, 43], [43, 57]], None, []),
+        ([25, 24], [[56, 44], [43, 57]], None, ["this accuracy may be chance: always answering b gives 50.00%"]),
     ],
 )  # fmt: skip
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
@@ -183,5 +186,5 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
     session = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
-    best = Evaluation(20, rows[0][0] + rows[1][1], 0.5, (10, 10), rows)
+    best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
     assert Result(session, 1, {"raw": best}, [], dataset).warnings() == warnings

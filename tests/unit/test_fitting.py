@@ -35,7 +35,8 @@ def survey_of(sides, grey):
         ([28, 28, 28], [True, True, True], "folder", {"image_px": 32, **GREY, **LETTERS}),
         ([28, 28, 28], [True, True, False], "folder", {"image_px": 32}),
         ([33, 33, 33], [True, True, True], "folder", {"image_px": 64, **GREY}),
-        ([500, 500, 500], [True, True, True], "folder", {"image_px": 64, **GREY}),
+        ([95, 95, 95], [True, True, True], "folder", {"image_px": 64, **GREY}),
+        ([500, 500, 500], [True, True, True], "photos", {"weight_decay.default": 0.71}),
         ([10, 95, 500], [False, False, False], "folder", {"image_px": 64}),
         ([10, 96, 96], [False, True, True], "photos", {"weight_decay.default": 0.71}),
     ],
@@ -43,6 +44,11 @@ def survey_of(sides, grey):
 def test_the_choice_by_colour_and_median_shorter_side(sides, grey, recipe, settings):
     fit = fitting(survey_of(sides, grey), {})
     assert (fit.recipe, fit.settings) == (recipe, settings)
+
+
+def test_one_channel_that_is_asked_for_stays():
+    fit = fitting(survey_of([500] * 3, [True] * 3), {"grey": True})
+    assert (fit.recipe, fit.settings["image_px"]) == ("folder", 64)
 
 
 def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stated():

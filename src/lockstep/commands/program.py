@@ -75,7 +75,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 _USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
 _THEMES: dict[str, Sequence[str]] = {
     "The recipe, which decides the weights": (*Recipe.options, "settings", "init"),
-    "The run": ("name", "runs", "resume", "data", "trust_code"),
+    "The run": ("name", "runs", "resume", "data", "skip_damaged", "trust_code"),
     "Processes": ("processes", "device", "reduction", "inline", "max_restarts", "timeout"),
     "Checkpoints and evaluations": ("save_every", "save_every_s", "keep", "eval_every"),
     "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every"),

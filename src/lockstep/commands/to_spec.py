@@ -215,7 +215,8 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     from lockstep.data.photos import survey
 
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    found = survey(subject.data, recipe.test_share, recipe.group, recipe.reading).require_sound()
+    rules, left_out = (recipe.test_share, recipe.group, recipe.reading), {*recipe.left_out}
+    found = survey(subject.data, *rules, left_out=left_out).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)
@@ -311,16 +312,24 @@ def train_spec(
     world: World,
     *,
     trust_code: bool = False,
+    skip_damaged: bool = False,
     **folder: Any,
 ) -> TrainSpec:
     """Return the spec that trains `what` with `changes`, in a new folder or in that of a run to resume.
 
+    With `skip_damaged`, a new run leaves out the images that cannot be read; one to resume keeps its choice.
     `placement.init` is the file or run whose weights the run starts from. `folder` has the name, the folder of runs and
     whether to resume. Raises: LockstepError.
     """
     weights = find_weights(placement.init) if placement.init else None
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
+    if skip_damaged and stated is None:
+        from lockstep.data.photos import survey
+
+        causes = {p.path: p.cause for p in survey(subject.data, subject.recipe.test_share).scan.photos if p.cause}
+        subject = subject_of(what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights)
+        subject.details += [f"left out: {path}: {cause}" for path, cause in causes.items()]
     recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)
     if stated and recipe.precision == "auto":  # A run to continue keeps its choice.
         recipe = recipe.replace(precision=stated["precision"])
@@ -388,11 +397,17 @@ def evaluated_split(given: Path | str | None, recipe: Recipe, placement: Placeme
         or known.resolve() == data.resolve()
     ):
         return recipe.evaluated_split
-    stated, found = run.facts().get("data_sha256", {}), survey(data, *rules)
-    if "train" in found.splits and digest(found, "train", recipe.image_px, recipe.grey) == stated.get("train"):
+    stated, left_out = run.facts().get("data_sha256", {}), {*recipe.left_out}
+    found = survey(data, *rules, left_out=left_out)
+    form = (recipe.image_px, recipe.grey, recipe.fit)
+    if "train" in found.splits and digest(found, "train", *form) == stated.get("train"):
         return recipe.evaluated_split
     images = survey(data, *rules, classes).require_sound().splits[ALL]
-    trained = {photo.sha256 for photo in survey(known, *rules).splits.get("train", ())} if known.is_dir() else None
+    trained = (
+        {photo.sha256 for photo in survey(known, *rules, left_out=left_out).splits.get("train", ())}
+        if known.is_dir()
+        else None
+    )
     seen = f"{known} is not here to say which are known"
     if trained is not None:
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"

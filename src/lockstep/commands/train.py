@@ -27,6 +27,7 @@ def train(
     name: str | None = None,
     runs: Path | str = Path("runs"),
     resume: bool = False,
+    skip_damaged: bool = False,
     trust_code: bool = False,
     inline: bool = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
@@ -58,6 +59,7 @@ def train(
         name: Name of the run. Default: the recipe's name and a number.
         runs: Folder that contains the runs.
         resume: Continue from the last checkpoint. A finished run is left unchanged.
+        skip_damaged: Leave out the images of a folder that cannot be read. The run's result and log list them.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         inline: Compute one process in this program, for debuggers. It is not restarted.
         verbose: Print also what else only log.txt has: all settings, and how they were chosen.
@@ -94,7 +96,7 @@ def train(
         placement = placement.replace(data=path_of(data))
     with muted(quiet or world.process != 0):
         folder = {"name": name, "runs": Path(runs).expanduser(), "resume": resume}
-        spec = train_spec(what, changes, placement, world, trust_code=trust_code, **folder)
+        spec = train_spec(what, changes, placement, world, trust_code=trust_code, skip_damaged=skip_damaged, **folder)
         path: Path | None = spec.path
         if spec.resume and Run(spec.path).result() is not None:
             logger.warning(f"{path} is complete: nothing to resume")

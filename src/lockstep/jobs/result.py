@@ -63,6 +63,10 @@ class Result:
         if right / examples < right_of_best / examples_of_best / 2:
             text = f"of class {name} only {right} of {plural(examples, 'image')} are classified correctly"
             texts.append(f"{text}, of class {best_name} {right_of_best} of {examples_of_best}")
+        share, most_common = max(zip(best.class_examples, names, strict=True))
+        if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
+            always = f"always answering {most_common} gives {share / best.examples:.2%}"
+            texts.append(f"this accuracy may be chance: {always}")
         if self.session.recipe.head is not None and len(train_set) < LEAST_IMAGES:
             texts.append(f"no picture is marked as unlike the training images, as these are fewer than {LEAST_IMAGES}")
         return texts
@@ -87,6 +91,7 @@ class Result:
             "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
+            "left_out": recipe.left_out,
             **views,
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
@@ -123,6 +128,7 @@ class Result:
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             *sure,
             *(("warning", text) for text in record["warnings"]),
+            *(("left out", text) for text in noted(recipe.left_out, "image", "that could not be read")),
             ("weights", str(model)),
             ("speed", f"{rate_text(record)}; {seconds}"),
             ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),

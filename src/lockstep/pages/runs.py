@@ -63,6 +63,7 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"),
             ("Speed", f"{rate_text(result)} on {plural(result['processes'], 'process')}"),
         ]
+    facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
     facts += [("Device", _session(run)["device"])] if _session(run).get("device") else []
     times = [row["time"] for row in run.metrics() if row["kind"] == "step" and row.get("time")]
     facts += [("Date", time.strftime("%Y-%m-%d", time.gmtime(times[-1])))] if times else []

@@ -63,10 +63,10 @@ class Fit(NamedTuple):
 def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
     """Return what fits the images in `found`. The user has `stated` settings, which stay, and may name the recipe.
 
-    Colour images whose median shorter side is 96 pixels or more are photos. All others get the recipe `folder`, whose
-    size, channels, mirror images and length follow the images. The weight decay of `photos` follows the number of
-    classes, so that its probabilities are right. It is not `balanced` if the user's test images show the classes in the
-    shares of the training images.
+    Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others get the recipe
+    `folder`, whose size, channels, mirror images and length follow the images. The weight decay of `photos` follows
+    the number of classes, so that its probabilities are right. It is not `balanced` if the user's test images show the
+    classes in the shares of the training images.
     """
     used = [photo for photos in found.splits.values() for photo in photos]
     side, grey = median(min(photo.width, photo.height) for photo in used), all(photo.grey for photo in used)
@@ -74,7 +74,8 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
     own_network = "model" in stated and "head" not in stated  # trained whole: the head of `photos` is not its head
-    if recipe == PHOTOS or (recipe is None and not grey and side >= _PHOTO_PX and not own_network):
+    one_channel = stated.get("grey") is True  # which the network of `photos` does not take
+    if recipe == PHOTOS or (recipe is None and side >= _PHOTO_PX and not own_network and not one_channel):
         classes = f"there are {len(found.classes)} classes and {count:,} training images"
         decay = {"weight_decay.default": float(f"{_DECAY / (len(found.classes) * count**0.5):.2g}")}
         if recipe is None:
