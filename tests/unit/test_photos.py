@@ -258,7 +258,7 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     Image.fromarray(np.random.default_rng(1).integers(0, 256, (29, 20, 3), np.uint8)).save(photos / "b/less.png")
     notes = sound(photos).notes
     assert notes == [
-        "1 image in several files, or of equal pixels (a/1.png = b/again.bmp)",
+        "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
         "1 image of one colour: the network sees nothing in it (a/empty.png)",
         "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or fit=pad keeps the edges",
     ]

@@ -327,7 +327,8 @@ def train_spec(
     if skip_damaged and stated is None:
         from lockstep.data.photos import survey
 
-        causes = {p.path: p.cause for p in survey(subject.data, subject.recipe.test_share).scan.photos if p.cause}
+        found = survey(subject.data, subject.recipe.test_share, reading=subject.recipe.reading)
+        causes = {photo.path: photo.cause for photo in found.scan.photos if photo.cause}
         subject = subject_of(what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights)
         subject.details += [f"left out: {path}: {cause}" for path, cause in causes.items()]
     recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)

@@ -46,8 +46,8 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
         rules = spec.recipe.test_share, spec.recipe.group, spec.recipe.reading
-        classes, left_out = images.classes if spec.split == ALL else None, {*spec.recipe.left_out}
-        photos = survey(spec.placement.data, *rules, classes, left_out=left_out).splits
+        known = images.classes if spec.split == ALL else None
+        photos = survey(spec.placement.data, *rules, known, left_out={*spec.recipe.left_out}).splits
         names = [photo.path for photo in photos.get(spec.split, ())]
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
