@@ -91,7 +91,7 @@ class Result:
             "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
-            "left_out": recipe.left_out,
+            "left_out": [*recipe.left_out],
             **views,
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
