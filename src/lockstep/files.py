@@ -8,9 +8,12 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +22,47 @@ from lockstep.messages import logger
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
+_ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash
+_OF_WINDOWS = re.compile(r"([A-Za-z]):[\\/](.*)")
+_MOST_NAMES = 10_000  # in a folder, among which `near` looks for the nearest
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def given(path: str | Path) -> Path:
+    """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address, or a path of Windows."""
+    text = str(path)
+    if not os.path.lexists(text):
+        if found := _ADDRESS.fullmatch(text):
+            address = f"{found[1]}://{found[2]}"
+            raise LockstepError(
+                f"{address} is an address, and Lockstep reads only files on this machine: download it first, and give "
+                f"the path of what you downloaded"
+            )
+        if found := _OF_WINDOWS.fullmatch(text):
+            rest = found[2].replace("\\", "/")
+            raise LockstepError(f"{text} is a path of Windows: in WSL, give /mnt/{found[1].lower()}/{rest}")
+    return Path(text).expanduser()
+
+
+def near(path: Path) -> str:
+    """Return the question whether the user meant the path of the nearest name, here or in runs/; "" if none is near."""
+    if os.path.lexists(path):
+        return ""
+    found = [one for one in (_nearest(path), _nearest("runs" / path)) if one is not None]
+    exact = [one for one in found if one.name == path.name]
+    return f"did you mean {[*exact, *found][0]}? " if found else ""
+
+
+def _nearest(path: Path) -> Path | None:
+    """Return the path that exists whose parts are nearest to those of `path`, None if a part has no near name."""
+    found = Path(path.anchor)
+    for part in path.relative_to(found).parts:
+        if not os.path.lexists(found / part):
+            with contextlib.suppress(OSError):
+                names = {one.name.lower(): one.name for one in islice(found.iterdir(), _MOST_NAMES)}
+                part = next((names[name] for name in get_close_matches(part.lower(), names, n=1)), part)
+        found /= part
+    return found if os.path.lexists(found) else None
 
 
 def no_room(error: OSError) -> bool:

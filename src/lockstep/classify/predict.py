@@ -25,9 +25,10 @@ from lockstep.core.sure import Answer, Marks
 from lockstep.core.unlike import divided
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import given, near
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
-from lockstep.runs.folder import Run, near_run
+from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.settings import validated
@@ -302,12 +303,12 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
     """Return the run that `source` is or names, and the step if it is a checkpoint; (None, None) for a file."""
     if isinstance(source, Run):
         return source, None
-    path = Path(source).expanduser()
+    path = given(source)
     if path.is_file():
         step = step_of(path) if path.parent.name == "checkpoints" else None
         return (None, None) if step is None else (Run.open(path.parent.parent), step)
     if not path.exists():
-        give = f"{near_run(path)}give the folder of a run, as in runs/digits-1, or a model file"
+        give = f"{near(path)}give the folder of a run, as in runs/digits-1, or a model file"
         raise LockstepError(f"{path} does not exist: {give}")
     return Run.open(path), None
 

@@ -10,7 +10,7 @@ import typer
 from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
 from lockstep.errors import LockstepError, unknown
-from lockstep.files import deliver
+from lockstep.files import deliver, given, near
 from lockstep.messages import command
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check(
     from lockstep.data.photos import survey
     from lockstep.recipes import RECIPES, get_recipe
 
-    folder, recipe = Path(name), get_recipe("folder").replace(**options)
+    folder, recipe = given(name), get_recipe("folder").replace(**options)
     if html:
         require_writable(html, force=False, option="--html")
     found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
@@ -125,5 +125,5 @@ def _source(name: str) -> "Source":
     from lockstep.data.catalog import SOURCES
 
     if name not in SOURCES:
-        raise LockstepError(unknown("dataset", name, SOURCES))
+        raise LockstepError(f"{unknown('dataset', name, SOURCES)}; {near(Path(name))}or give a folder of images")
     return SOURCES[name]

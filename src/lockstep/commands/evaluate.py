@@ -13,6 +13,7 @@ import typer
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, printable
+from lockstep.files import given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
@@ -151,7 +152,7 @@ def evaluate(
     if not 0 < interval < math.inf:
         raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
     if not (once or isinstance(run, Run)):
-        wait_for_run(Path(run).expanduser(), interval, quiet)
+        wait_for_run(given(run), interval, quiet)
     return watched(spec(), interval, once, quiet)
 
 
@@ -159,7 +160,7 @@ def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
     """Return as soon as the run at `path` has begun, or a file is there."""
     while not (path / "recipe.json").is_file() and (path.is_dir() or not path.exists()):
         if not quiet:
-            logger.warning(f"{path} has not begun, as it has no recipe.json: waiting")
+            logger.warning(f"{path} has not begun, as it has no recipe.json: {near(path)}waiting")
         quiet = True
         time.sleep(interval)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lockstep import files
 from lockstep.config.overrides import make, parse, read_file
 from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import resolve
@@ -24,7 +25,7 @@ from lockstep.launch.world import World
 from lockstep.messages import logger
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
-from lockstep.runs.folder import Run, fresh_path, is_begun, near_run, refuse_existing
+from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 from lockstep.words import few
 
@@ -66,12 +67,12 @@ class Subject:
 
 def existing(run: str | Path | Run) -> Run:
     """Return the run that a command was given. Raises: LockstepError if the folder is not a run."""
-    return run if isinstance(run, Run) else Run.open(Path(run).expanduser())
+    return run if isinstance(run, Run) else Run.open(run)
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:
     """Return the absolute path of a folder or run that the user names."""
-    return given.path if isinstance(given, Run) else Path(given).expanduser().absolute() if given is not None else None
+    return given.path if isinstance(given, Run) else files.given(given).absolute() if given is not None else None
 
 
 def placement_of(options: Mapping[str, Any]) -> Placement:
@@ -146,7 +147,7 @@ def subject_of(
         raise LockstepError(f"what: got a {kind}: give a recipe's name, a Recipe, a recipe file, or a run to resume")
     notes, details = list[str](), list[str]()
     images = _images_named(what, changes, data)
-    path = Path(what).expanduser() if isinstance(what, str) else Path()
+    path = files.given(what) if isinstance(what, str) else Path()
     settings: dict[str, Any] = {}
     parent = Run.open(weights.run) if weights is not None and weights.run is not None else None
     source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
@@ -160,7 +161,7 @@ def subject_of(
     elif isinstance(what, Recipe):
         fields = what.model_dump(mode="json")
     elif what is None or what in RECIPES or not (path.suffix == ".toml" or path.is_dir() or "/" in what):
-        if what is not None and what not in RECIPES and near_run(path):
+        if what is not None and what not in RECIPES and ("runs" / path).is_dir():
             Run.open(path)  # raises an error that names the run
         fields = _fields(what or "digits")
     elif path.suffix == ".toml":
@@ -170,7 +171,7 @@ def subject_of(
     elif os.path.lexists(path / "recipe.json"):
         fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
-        raise LockstepError(f"there is no folder {path}: {_ALLOWED}", DATA)
+        raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.
@@ -183,11 +184,14 @@ def subject_of(
 def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None) -> Path | None:
     """Return the folder of images that a command names, or None. Raises: LockstepError if it names two."""
     if what is None:
-        return data if data is not None and "dataset" not in changes and data.is_dir() else None
+        if data is None or "dataset" in changes:
+            return None
+        require_folder(data)
+        return data
     # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
     if isinstance(what, Recipe) or (what in RECIPES and (data or get_recipe(what).dataset != IMAGE_FOLDER)):
         return None
-    path = Path(what).expanduser()
+    path = files.given(what)
     if not os.path.lexists(path) or path.suffix == ".toml" or os.path.lexists(path / "recipe.json"):
         return None
     require_folder(path)

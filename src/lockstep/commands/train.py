@@ -9,6 +9,7 @@ import typer
 from lockstep.commands.shell import Quiet, SettingsOption, compute
 from lockstep.commands.to_spec import divided, path_of, train_spec, with_stored_data
 from lockstep.config.recipe import Recipe
+from lockstep.files import given
 from lockstep.launch.submit import outer_world
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
@@ -95,7 +96,7 @@ def train(
     else:
         placement = placement.replace(data=path_of(data))
     with muted(quiet or world.process != 0):
-        folder = {"name": name, "runs": Path(runs).expanduser(), "resume": resume}
+        folder = {"name": name, "runs": given(runs), "resume": resume}
         spec = train_spec(what, changes, placement, world, trust_code=trust_code, skip_damaged=skip_damaged, **folder)
         path: Path | None = spec.path
         if spec.resume and Run(spec.path).result() is not None:

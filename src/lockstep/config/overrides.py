@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError
-from lockstep.files import parse_json, read_bytes
+from lockstep.files import near, parse_json, read_bytes
 from lockstep.settings import validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
@@ -51,7 +51,8 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_bytes(path, _MAX_BYTES).decode())
     except (OSError, ValueError) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
-        raise LockstepError(f"recipe file {path}: {error}") from None
+        problem = getattr(error, "strerror", None) or error
+        raise LockstepError(f"recipe file {path}: {near(path)}{problem}") from None
     except RecursionError:
         raise LockstepError(f"recipe file {path}: its brackets nest too deeply") from None
 

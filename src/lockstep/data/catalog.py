@@ -8,6 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import near
 from lockstep.messages import command
 
 
@@ -101,7 +102,7 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
     problem = incomplete(source, folder) or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     raise LockstepError(
-        f"dataset {source.name}: {problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or download it: {fetch}",
+        f"dataset {source.name}: {near(folder) if folder else ''}{problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or download it: {fetch}",
         DATA,
     )
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from lockstep.data.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import near
 from lockstep.words import listed, noted
 
 SPLITS = ("train", "validation", "test")
@@ -151,7 +152,7 @@ def require_folder(path: Path) -> None:
         problem = f"{path} is an archive: unpack it"
     elif path.is_file() and _suffix(path.name) in TABLES:
         problem = f"{path} is a table: give the folder of its images"
-    raise LockstepError(f"{problem}: give a folder that holds a folder of images for each class", DATA)
+    raise LockstepError(f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA)
 
 
 def _split_folders(result: Scan, partial: bool) -> dict[str, str]:

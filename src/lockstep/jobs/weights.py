@@ -212,4 +212,4 @@ def _some(tensors: "Mapping[str, Tensor]") -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> LockstepError:
-    return LockstepError(f"--init {path}: cannot be read: {error.strerror or error}", DATA)
+    return LockstepError(f"--init {path}: {files.near(path)}it cannot be read: {error.strerror or error}", DATA)

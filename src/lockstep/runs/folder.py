@@ -26,7 +26,9 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import (
     finite,
     flush,
+    given,
     make_folder,
+    near,
     open_to_read,
     open_to_write,
     parse_json,
@@ -99,12 +101,6 @@ class _EvaluationRow(Entries):
 _ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow}
 
 
-def near_run(path: Path) -> str:
-    """Return the question whether the user meant the run of that name in "runs", "" if there is none."""
-    near = Path("runs") / path
-    return f"did you mean {near}? " if near.is_dir() else ""
-
-
 class Run:
     """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
 
@@ -128,11 +124,9 @@ class Run:
     @classmethod
     def open(cls, path: Path | str) -> "Run":
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
-        path = Path(path)
+        path = given(path)
         if not path.is_dir():
-            raise LockstepError(
-                f"{path} is not a folder: {near_run(path)}give the folder of a run, as in runs/digits-1"
-            )
+            raise LockstepError(f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1")
         if not (path / "recipe.json").is_file():
             raise LockstepError(f"{path} is not a run: it has no recipe.json")
         return cls(path)

@@ -1,0 +1,70 @@
+"""What the program says to input that is near to right: one sentence, which says what we got and what to do."""
+
+import pytest
+from tests.conftest import SHORT
+
+USAGE, DATA = 2, 3
+
+
+@pytest.fixture
+def place(here, trained_once, tmp_path):
+    """`here`, in a folder with photos/, flowers/, new.png, mine.toml and the run runs/mine."""
+    for name in ("photos/ants", "photos/bees", "photos/wasps", "flowers/rose", "flowers/tulip", "mnist"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mine.toml").write_text('recipe = "digits"')
+    (tmp_path / "weights.pt").touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/mine").symlink_to(trained_once(*SHORT)[0])
+    return here
+
+
+CASES = [
+    # A name of a file or folder that is nearly right: the nearest that exists.
+    ("train phots/", DATA, "there is no folder phots: did you mean photos? give the name of a recipe"),
+    ("train Photos/ant/", DATA, "there is no folder Photos/ant: did you mean photos/ants?"),
+    ("train flowes", USAGE, "did you mean flowers? or give a .toml file"),
+    ("train minne.toml", USAGE, "recipe file minne.toml: did you mean mine.toml? No such file"),
+    ("train --data phots", DATA, "phots: did you mean /TMP/photos? give a folder that holds"),
+    ("train photos --data flwers", DATA, "flwers: did you mean /TMP/flowers?"),
+    ("train mnist --data minst", DATA, "dataset mnist: did you mean /TMP/mnist? no train-images"),
+    ("train --init runs/mien", DATA, "runs/mien: did you mean /TMP/runs/mine? it cannot be read: No such file"),
+    ("train --init wieghts.pt", DATA, "did you mean /TMP/weights.pt?"),
+    ("train runs/mien --resume", DATA, "there is no folder runs/mien: did you mean runs/mine?"),
+    ("eval runs/mien", USAGE, "runs/mien is not a folder: did you mean runs/mine? give the folder of a run"),
+    ("eval rusn/mine", USAGE, "did you mean runs/mine?"),
+    ("eval mien", USAGE, "mien is not a folder: did you mean runs/mine?"),
+    ("eval runs/mine --data phots --split tets", DATA, "leave out --data /TMP/phots"),
+    ("predict runs/mien new.png", USAGE, "runs/mien does not exist: did you mean runs/mine?"),
+    ("serve runs/mien", USAGE, "did you mean runs/mine?"),
+    ("report runs/mien", USAGE, "did you mean runs/mine?"),
+    ("export runs/mien", USAGE, "did you mean runs/mine?"),
+    ("verify runs/mien", USAGE, "did you mean runs/mine?"),
+    ("show runs/mien", DATA, "did you mean runs/mine?"),
+    ("runs rm runs/mien", USAGE, "did you mean runs/mine?"),
+    ("data check phots", USAGE, "unknown dataset 'phots': Allowed: cifar10, digits, mnist; did you mean photos?"),
+    ("data check phots/", DATA, "there is no folder phots: did you mean photos?"),
+    ("train nothing/of/this", DATA, "there is no folder nothing/of/this: give the name of a recipe"),
+    # An address, or a path of another system: what to do, with the address as it was given.
+    ("train https://a.org/photos", USAGE, "https://a.org/photos is an address, and Lockstep reads only files on this"),
+    ("train hf://datasets/x/beans", USAGE, "hf://datasets/x/beans is an address"),
+    ("train digits --data s3://bucket/x", USAGE, "s3://bucket/x is an address"),
+    ("train --init https://a.org/w.pt", USAGE, "https://a.org/w.pt is an address"),
+    ("train --runs gs://bucket/runs", USAGE, "gs://bucket/runs is an address"),
+    ("eval http://a.org/run", USAGE, "http://a.org/run is an address"),
+    ("predict https://a.org/model.safetensors new.png", USAGE, "https://a.org/model.safetensors is an address"),
+    ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
+    (r"train C:\data\photos", USAGE, r"C:\data\photos is a path of Windows: in WSL, give /mnt/c/data/photos"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "code", "sentence"), CASES, ids=[case[0] for case in CASES])
+def test_one_sentence_says_what_to_do(place, tmp_path, line, code, sentence):
+    before = sorted(tmp_path.rglob("*"))
+    done = place(*line.split())
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+    said = done.stderr.replace(str(tmp_path), "/TMP")
+    assert sentence in said
+    assert "Traceback" not in said
+    assert said.startswith("lockstep: ")
+    assert len(said.splitlines()) == 1
+    assert [path for path in sorted(tmp_path.rglob("*")) if "cache" not in path.parts] == before
