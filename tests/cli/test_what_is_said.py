@@ -4,6 +4,16 @@ import pytest
 from tests.conftest import SHORT
 
 USAGE, DATA = 2, 3
+NET = """
+from torch import nn
+
+def norm(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+def other_size(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(100, classes))
+"""
+OWN = "train digits --no-portable --towers 1 --steps 1 --processes 1 --model nets.py"
 
 
 @pytest.fixture
@@ -13,6 +23,7 @@ def place(here, trained_once, tmp_path):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "mine.toml").write_text('recipe = "digits"')
     (tmp_path / "weights.pt").touch()
+    (tmp_path / "nets.py").write_text(NET)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/mine").symlink_to(trained_once(*SHORT)[0])
     return here
@@ -53,6 +64,17 @@ CASES = [
     ("eval http://a.org/run", USAGE, "http://a.org/run is an address"),
     ("predict https://a.org/model.safetensors new.png", USAGE, "https://a.org/model.safetensors is an address"),
     ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
+    # Several folders, a model of another library, a device of another kind, a batch that a model cannot train on.
+    ("train photos/ants photos/bees", USAGE, "photos/ants, photos/bees: give the folder that holds them, photos"),
+    ("train flowers photos", USAGE, "move these folders into a new one, and give that. Each folder in it is a class"),
+    ("train digits mnist.toml", USAGE, "takes one recipe, run or folder of photos, and got 2: digits, mnist.toml"),
+    ("train --model resnet50", USAGE, "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50"),
+    ("train --model timm/resnet50", USAGE, "or a function or class of yours, of torchvision or of timm"),
+    ("train --device mps", USAGE, "Lockstep computes on no other kind of GPU, such as Apple's (mps)"),
+    ("eval runs/mine --device xpu", USAGE, "got 'xpu': give auto, cpu, cuda, or the GPUs to use, as in cuda:0"),
+    (f"{OWN}:norm --batch 1", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
+    (f"{OWN}:norm --towers 2 --batch 2", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
+    (f"{OWN}:other_size --batch 1", USAGE, "Correct the model, or give it images of the size that it takes"),
     (r"train C:\data\photos", USAGE, r"C:\data\photos is a path of Windows: in WSL, give /mnt/c/data/photos"),
 ]  # fmt: skip
 

@@ -38,7 +38,10 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"optimizer.nesterov": True}, "nesterov needs a momentum above 0"),
         ({"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.6]}, "the shares must add up to 1"),
         ({"name": "../x"}, "name: got '../x': give letters"),
-        ({"model": "../a:b"}, r"unknown model .*, or package\.module:function of your own"),
+        (
+            {"model": "../a:b"},
+            r"unknown model .*, or a function or class of yours, .* as in nets\.py:resnet50, torchvision\.models:",
+        ),
         ({"model": "a:b\x1b[2J"}, r"unknown model 'a:b\\x1b\[2J'"),
         ({"augmentation": None}, "augmentation: got None: give a name"),
         ({"lr.base": 0.1}, "lr is one value \\(0.1\\) and has no 'base' inside"),

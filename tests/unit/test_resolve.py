@@ -30,7 +30,7 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
 def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos, tmp_path):
     assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
     assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
-    with pytest.raises(LockstepError, match="there is no folder .*nowhere: give"):
+    with pytest.raises(LockstepError, match=r"there is no folder .*nowhere: give"):
         subject_of(None, {}, tmp_path / "nowhere")
     assert subject_of(None, {}) == subject_of("digits", {})
 

@@ -26,7 +26,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data.table import Reading
 from lockstep.errors import CRASH, DATA, USAGE, LockstepError, printable
-from lockstep.files import require_permission, reserve_standard_streams
+from lockstep.files import given, require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
 
@@ -89,7 +89,11 @@ class _Train(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
         ctx.meta[__name__] = _THEMES if "--help-all" in args else {"Options": _USUAL}
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, args)
+        if ctx.args:
+            raise LockstepError(_several([ctx.params["what"], *ctx.args]))
+        return ctx.args
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options."""
@@ -98,6 +102,19 @@ class _Train(TyperCommand):
         for title, rows in {"Arguments": [records["what"]], **themes, "Help": _HELP}.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+def _several(words: Sequence[str]) -> str:
+    """Return the message for several words where `train` takes one: to give the folder that holds them."""
+    paths = [*map(given, words)]
+    text = f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}"
+    if not all(path.is_dir() for path in paths):
+        return f"{text}: give one of them"
+    parents = {path.parent for path in paths}
+    remedy = "move these folders into a new one, and give that"
+    if len(parents) == 1 and Path() not in parents:
+        remedy = f"give the folder that holds them, {parents.pop()}"
+    return f"{text}: {remedy}. Each folder in it is a class"
 
 
 _OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}

@@ -24,7 +24,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 
 def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
-        raise ValueError("give auto, cpu, cuda, or the GPUs to use, as in cuda:0 or cuda:0,2")
+        raise ValueError(
+            "give auto, cpu, cuda, or the GPUs to use, as in cuda:0 or cuda:0,2; Lockstep computes on no other kind of "
+            "GPU, such as Apple's (mps)"
+        )
     numbers = value.partition(":")[2].split(",")
     if len(set(numbers)) < len(numbers):
         raise ValueError("each GPU takes one process: name it once")

@@ -220,7 +220,11 @@ class Recipe(Settings):
         if (self.layout == "folders" and self.label_column) or (self.group and self.group_column):
             raise ValueError("layout=folders excludes label_column, and group excludes group_column: leave one out")
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
-            raise ValueError(unknown("model", self.model, MODELS) + ", or package.module:function of your own")
+            name = self.model if self.model.isidentifier() else "resnet50"
+            raise ValueError(
+                f"{unknown('model', self.model, MODELS)}, or a function or class of yours, of torchvision or of timm, "
+                f"as in nets.py:{name}, torchvision.models:{name} or timm.models:{name}"
+            )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
         if self.batch % self.towers:

@@ -101,8 +101,10 @@ def find(source: Source, folder: Path | None) -> list[Path]:
         return paths
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
     problem = incomplete(source, folder) or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
+    question = near(folder) if folder else ""
     raise LockstepError(
-        f"dataset {source.name}: {near(folder) if folder else ''}{problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or download it: {fetch}",
+        f"dataset {source.name}: {question}{problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or "
+        f"download it: {fetch}",
         DATA,
     )
 

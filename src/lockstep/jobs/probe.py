@@ -60,9 +60,15 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
         except LockstepError:
             raise
         except Exception as error:
+            remedy = "Correct the model, or give it images of the size that it takes"
+            if training and "more than 1 value per channel" in str(error):
+                remedy = (
+                    "Batch norm needs several values of a channel, and a tower computes only one image "
+                    "a step: give --tower-batch 2 or more"
+                )
             raise LockstepError(
                 f"model {recipe.model} fails on images [channels, height, width] {list(images.shape[1:])}: "
-                f"{failure(error)}. Correct the model, or give it images of the size that it takes"
+                f"{failure(error)}. {remedy}"
             ) from None
         got = f"a {type(output).__name__}"
         if isinstance(output, Tensor):
