@@ -10,24 +10,38 @@ from lockstep.messages import command
 from lockstep.words import plural
 
 
-def recipes() -> Iterator[str | dict[str, Any]]:
-    """List the recipes with their measured results.
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]")] = None,
+) -> Iterator[str | dict[str, Any]]:
+    """List the recipes: what each is for, and its measured accuracy and time.
 
     Examples:
       lockstep recipes
+      lockstep recipes digits                           how its results were measured
       lockstep recipes --json
+
+    Args:
+        name: Say all about this recipe.
     """
     from lockstep.data import IMAGE_FOLDER
-    from lockstep.recipes import RECIPES
+    from lockstep.recipes import RECIPES, get_recipe
 
+    if name is not None:
+        get_recipe(name)  # raises an error for a name that there is not
     texts = {
-        name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
-        for name, make in RECIPES.items()
+        one: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
+        for one, make in RECIPES.items()
+        if name in (None, one)
     }
-    yield {name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}
-    for name, parts in texts.items():
-        data = ("--data", "DIR") if RECIPES[name]().dataset == IMAGE_FOLDER else ()
-        yield from [name, *(f"  {part}" for part in parts), f"  {command('train', name, *data)}", ""]
+    yield {one: {"summary": parts[0], "measured": parts[1:]} for one, parts in texts.items()}
+    if name is None:
+        for one, (summary, *_, measured) in texts.items():
+            brief = measured.removeprefix("Measured: ").partition(". ")[0]
+            yield from [f"{one}: {brief}", f"  {summary}"]
+        yield f"How each was measured, and how to train it: {command('recipes', 'RECIPE')}"
+        return
+    data = ("--data", "DIR") if get_recipe(name).dataset == IMAGE_FOLDER else ()
+    yield from [name, *(f"  {part}" for part in texts[name]), f"  {command('train', name, *data)}"]
 
 
 def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | dict[str, Any]]:
