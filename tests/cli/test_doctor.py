@@ -32,9 +32,10 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert "computes other bits" in done.stderr
     assert "--no-portable" in done.stderr
     first_words = [line.split()[0] for line in done.stdout.splitlines()]
-    assert first_words == ["cpu", "native", "portable", "portable", "gpu", "bits", "bits"]
+    assert first_words == ["cpu", "native", "portable", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
-    assert "portable matrix products: 8-bit integers, the fastest here" in done.stdout
-    assert "portable convolutions: float32, as 8-bit integers would be slower or inexact" in done.stdout
+    assert "portable bits are those of every CPU tried; computed here in 8-bit integers and float32\n" in done.stdout
+    assert "MKL" not in done.stdout
+    assert "Winograd" in json.loads(here("doctor", "--json").stdout)["native"]
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout

@@ -40,12 +40,10 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
     yield f"cpu   {processor}, {plural(cores, 'core')}, torch {torch.__version__}"
-    yield f"native {kind()}"
-    units, why = kinds_by_unit(), "the fastest here"
-    for unit, kinds in units.items():
-        if kinds:
-            yield f"portable {', '.join(kinds)}: {unit}, {why}"
-        why = f"as {unit} would be slower or inexact"
+    yield "native bits depend on this kind of CPU and on the version of torch; log.txt of a run names both"
+    units = kinds_by_unit()
+    used = [unit for unit, kinds in units.items() if kinds]
+    yield f"portable bits are those of every CPU tried; computed here in {' and '.join(used)}"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
     recipe, weights = get_recipe("digits").replace(steps=_STEPS, epochs=None), dict[int, str]()
     for processes in (1, 2):
@@ -58,7 +56,7 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     right = {*weights.values()} == {_SHA256}
     yield {
         "processor": processor, "cores": cores, "torch": torch.__version__, "gpus": gpus, "gpu_problem": problem,
-        "units": units, "weights_sha256": weights, "right": right,
+        "native": str(kind()), "units": units, "weights_sha256": weights, "right": right,
     }  # fmt: skip
     if not right:
         raise LockstepError(
