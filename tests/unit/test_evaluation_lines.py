@@ -25,8 +25,8 @@ SMALL = evaluation(("cat", "a long name", "dog"), [[3, 1, 0], [0, 0, 0], [0, 10,
 
 def test_summary_and_precision_lines():
     assert str(SMALL).splitlines()[0] == (
-        "runs/x after 1000 steps, ema weights, test: accuracy 88.57% (93 of 105; 95% interval 81.1 to 93.3%), "
-        "loss 0.5000"
+        "runs/x after 1000 steps, averaged weights: accuracy 88.57% (93 of 105 test images; "
+        "95% interval 81.1 to 93.3%), loss 0.5000"
     )
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: precision @ 1 = 0\.886  \(step 1000, ema, 105 test images\)",

@@ -15,7 +15,7 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
 from lockstep.listeners import console
-from lockstep.listeners.events import Listener
+from lockstep.listeners.events import EvaluationEvent, Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
@@ -67,11 +67,16 @@ def run(listeners, steps=25):
 
 def test_plain_lines_have_the_tutorials_shape_and_cadence():
     stream = io.StringIO()
-    run([console.Plain(stream, 10)])
+    plain = console.Plain(stream, 10)
+    run([plain])
+    assert "90.00%" not in stream.getvalue()  # The end block says it.
+    plain.evaluation(EvaluationEvent(0.0, 20, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)}))
+    plain.evaluation(EvaluationEvent(0.0, 10, "test", {"raw": Evaluation(10, 7, 0.2)}))
     text = stream.getvalue()
+    assert "after 10 steps, accuracy on 10 test images: 70.00%\n" in text
     assert re.findall(LINE, text, re.M) == [(step, "50.0") for step in ("0", "10", "20", "24")]
     assert "loss = 2.50" in text
-    assert "ema 90.00%, raw 80.00%" in text
+    assert "90.00% by the averaged weights, 80.00% by those of the last step" in text
     assert "\x1b" not in text
     assert all(word in text for word in ("recipe", "a note", "accuracy"))
 

@@ -56,8 +56,9 @@ class EvaluationRecord:
 
     def __str__(self) -> str:
         """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of the classes."""
-        subject = f"{self.run} after {self.step} steps, {self.weights} weights, {self.split}"
-        correct = counted(self.correct, self.examples)
+        averaged = ", averaged weights" if self.weights == "ema" else ""
+        subject = f"{self.run} after {self.step} steps{averaged}"
+        correct = counted(self.correct, self.examples, f"{self.split} images")
         result = f"accuracy {self.accuracy:.2%} ({correct}), loss {loss_text(self.loss)}"
         return "\n".join([printable(f"{subject}: {result}"), "", *table_lines(self.classes, self.confusion)])
 

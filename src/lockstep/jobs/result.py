@@ -112,9 +112,9 @@ class Result:
         recipe, best, run = self.session.recipe, self.best, record["run"]
         others = ""
         if "ema" in self.evaluations:
-            others = f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by the raw ones"
+            others = f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those of the last step"
         if "accuracy_one_view" in record:
-            others += f"; {record['accuracy_one_view']:.2%} without test_views"
+            others += f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of each image"
         counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
         judge = recipe.command("eval", run)
         use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
@@ -139,8 +139,8 @@ class Result:
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
     """Return, in words, which runs have the SHA-256 of these weights."""
     if mixed_arithmetic:
-        return "raw weights: sessions computed differently, see environment.json; no other run has these bits"
+        return "sessions computed differently, see environment.json; no other run has these bits"
     if not recipe.exact:
-        return "raw weights: not exact, as set in the recipe"
+        return "not exact, as set in the recipe"
     same = "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
-    return f"raw weights: the same on {same}"
+    return f"the same on {same}"

@@ -8,6 +8,7 @@ import torch
 
 from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS
+from lockstep.config.recipe import Course
 from lockstep.core.reduction import owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
@@ -33,11 +34,19 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, {shape}, "
                  f"{len(train_set.classes)} classes"),
         ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
-                    + (f" of the head {recipe.head}" if recipe.head else "") + _origin(session)),
-        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({course.epoch(course.steps):.1f} epochs)"
-                 f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
+                    + (" to train, those of its last layer" if recipe.head else "") + _origin(session)),
+        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({_epochs(course)}){done}, "
+                 f"on {plural(session.group.processes, 'process')}{turns}"),
         ("run", f"{run}, with all settings in its log.txt"),
     ]  # fmt: skip
+
+
+def _epochs(course: Course) -> str:
+    """Return how often each training image is seen, in words."""
+    epochs = course.epoch(course.steps)
+    if epochs < 2:
+        return f"{epochs:.1f} epochs"
+    return f"each training image {epochs:.0f} times"
 
 
 def _origin(session: Session) -> str:

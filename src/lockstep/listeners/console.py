@@ -19,6 +19,7 @@ from lockstep.files import discard
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _BAR = 12  # columns of the bar
+_WEIGHTS = {"ema": " by the averaged weights", "raw": " by those of the last step"}
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
@@ -37,9 +38,11 @@ class Plain(Listener):
     def __init__(self, stream: IO[str], every: int | None = None, *, verbose: bool = False) -> None:
         self.every = every
         self._stream, self._verbose = stream, verbose
+        self._steps: int | None = None  # of the run
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Print a line in the shape of TensorFlow's tutorial."""
+        self._steps = event.steps
         rate = _steps_per_s(event) if event.images_per_s is None else f"{event.images_per_s:.1f} examples"
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
@@ -47,9 +50,12 @@ class Plain(Listener):
         )
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """Print the accuracies, one for each kind of weights."""
+        """Print the accuracies, one for each kind of weights. Those after the last step are in the end block."""
         examples = next(iter(event.results.values())).examples
-        parts = [f"{weights} {result.accuracy:.2%}" for weights, result in event.results.items()]
+        if event.step == self._steps:
+            return
+        words = _WEIGHTS if len(event.results) > 1 else {"raw": ""}
+        parts = [f"{result.accuracy:.2%}{words[weights]}" for weights, result in event.results.items()]
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
         self._print(f"{prefix}, accuracy on {examples} {event.split} images: {', '.join(parts)}")
 
@@ -92,6 +98,7 @@ class Live(Plain):
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line, the most important parts first. The ETA is by the latest steps."""
+        self._steps = event.steps
         done = event.step + 1
         self._draw(
             done / event.steps,
