@@ -13,7 +13,6 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,34 +22,23 @@ from lockstep.messages import logger
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
 _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash
-_OF_WINDOWS = re.compile(r"([A-Za-z]):[\\/](.*)")
-_MOST_NAMES = 10_000  # in a folder, among which `near` looks for the nearest
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def given(path: str | Path) -> Path:
-    """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address, or a path of Windows."""
-    text = str(path)
-    if not os.path.lexists(text):
-        if found := _ADDRESS.fullmatch(text):
-            address = f"{found[1]}://{found[2]}"
-            raise LockstepError(
-                f"{address} is an address, and Lockstep reads only files on this machine: download it first, and give "
-                f"the path of what you downloaded"
-            )
-        if found := _OF_WINDOWS.fullmatch(text):
-            rest = found[2].replace("\\", "/")
-            raise LockstepError(f"{text} is a path of Windows: in WSL, give /mnt/{found[1].lower()}/{rest}")
-    return Path(text).expanduser()
+    """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address."""
+    if (found := _ADDRESS.fullmatch(str(path))) and not os.path.lexists(path):
+        raise LockstepError(
+            f"{found[1]}://{found[2]} is an address, and Lockstep reads only files on this machine: download it first, "
+            f"and give the path of what you downloaded"
+        )
+    return Path(path).expanduser()
 
 
 def near(path: Path) -> str:
     """Return the question whether the user meant the path of the nearest name, here or in runs/; "" if none is near."""
-    if os.path.lexists(path):
-        return ""
-    found = [one for one in (_nearest(path), _nearest("runs" / path)) if one is not None]
-    exact = [one for one in found if one.name == path.name]
-    return f"did you mean {[*exact, *found][0]}? " if found else ""
+    found = _nearest(path) or _nearest("runs" / path)
+    return f"did you mean {found}? " if found and not os.path.lexists(path) else ""
 
 
 def _nearest(path: Path) -> Path | None:
@@ -59,7 +47,7 @@ def _nearest(path: Path) -> Path | None:
     for part in path.relative_to(found).parts:
         if not os.path.lexists(found / part):
             with contextlib.suppress(OSError):
-                names = {one.name.lower(): one.name for one in islice(found.iterdir(), _MOST_NAMES)}
+                names = {one.name.lower(): one.name for one in found.iterdir()}
                 part = next((names[name] for name in get_close_matches(part.lower(), names, n=1)), part)
         found /= part
     return found if os.path.lexists(found) else None

@@ -55,7 +55,7 @@ CASES = [
     ("data check phots", USAGE, "unknown dataset 'phots': Allowed: cifar10, digits, mnist; did you mean photos?"),
     ("data check phots/", DATA, "there is no folder phots: did you mean photos?"),
     ("train nothing/of/this", DATA, "there is no folder nothing/of/this: give the name of a recipe"),
-    # An address, or a path of another system: what to do, with the address as it was given.
+    # An address: what to do, with the address as it was given.
     ("train https://a.org/photos", USAGE, "https://a.org/photos is an address, and Lockstep reads only files on this"),
     ("train hf://datasets/x/beans", USAGE, "hf://datasets/x/beans is an address"),
     ("train digits --data s3://bucket/x", USAGE, "s3://bucket/x is an address"),
@@ -66,7 +66,7 @@ CASES = [
     ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
     # Several folders, a model of another library, a device of another kind, a batch that a model cannot train on.
     ("train photos/ants photos/bees", USAGE, "photos/ants, photos/bees: give the folder that holds them, photos"),
-    ("train flowers photos", USAGE, "move these folders into a new one, and give that. Each folder in it is a class"),
+    ("train flowers photos", USAGE, "got 2: flowers, photos: give one, or a folder that holds a folder"),
     ("train digits mnist.toml", USAGE, "takes one recipe, run or folder of photos, and got 2: digits, mnist.toml"),
     ("train --model resnet50", USAGE, "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50"),
     ("train --model timm/resnet50", USAGE, "or a function or class of yours, of torchvision or of timm"),
@@ -75,7 +75,6 @@ CASES = [
     (f"{OWN}:norm --batch 1", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
     (f"{OWN}:norm --towers 2 --batch 2", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
     (f"{OWN}:other_size --batch 1", USAGE, "Correct the model, or give it images of the size that it takes"),
-    (r"train C:\data\photos", USAGE, r"C:\data\photos is a path of Windows: in WSL, give /mnt/c/data/photos"),
 ]  # fmt: skip
 
 

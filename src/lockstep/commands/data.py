@@ -117,8 +117,8 @@ def check(
     yield record
     found.require_sound()
     named = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-    given = [word for key, value in options.items() if value for word in (f"--{key.replace('_', '-')}", value)]
-    yield f"ok: {command('train', f'{folder}/' if named else folder, *given)}"
+    again = [word for key, value in options.items() if value for word in (f"--{key.replace('_', '-')}", value)]
+    yield f"ok: {command('train', f'{folder}/' if named else folder, *again)}"
 
 
 def _source(name: str) -> "Source":

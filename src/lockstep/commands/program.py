@@ -90,10 +90,10 @@ class _Train(TyperCommand):
         """Note which help is asked for."""
         ctx.meta[__name__] = _THEMES if "--help-all" in args else {"Options": _USUAL}
         ctx.allow_extra_args = True
-        super().parse_args(ctx, args)
-        if ctx.args:
-            raise LockstepError(_several([ctx.params["what"], *ctx.args]))
-        return ctx.args
+        rest: list[str] = super().parse_args(ctx, args)
+        if rest:
+            raise LockstepError(_several([ctx.params["what"], *rest]))
+        return rest
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options."""
@@ -106,15 +106,11 @@ class _Train(TyperCommand):
 
 def _several(words: Sequence[str]) -> str:
     """Return the message for several words where `train` takes one: to give the folder that holds them."""
-    paths = [*map(given, words)]
-    text = f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}"
-    if not all(path.is_dir() for path in paths):
-        return f"{text}: give one of them"
-    parents = {path.parent for path in paths}
-    remedy = "move these folders into a new one, and give that"
+    parents = {given(word).parent for word in words if given(word).is_dir()}
+    remedy = "one, or a folder that holds a folder of photos for each class"
     if len(parents) == 1 and Path() not in parents:
-        remedy = f"give the folder that holds them, {parents.pop()}"
-    return f"{text}: {remedy}. Each folder in it is a class"
+        remedy = f"the folder that holds them, {parents.pop()}: each folder in it is a class"
+    return f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}: give {remedy}"
 
 
 _OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}

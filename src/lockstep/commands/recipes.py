@@ -26,12 +26,13 @@ def recipes(
     from lockstep.data import IMAGE_FOLDER
     from lockstep.recipes import RECIPES, get_recipe
 
+    chosen = RECIPES
     if name is not None:
-        get_recipe(name)  # raises an error for a name that there is not
+        data = ("--data", "DIR") if get_recipe(name).dataset == IMAGE_FOLDER else ()
+        chosen = {name: RECIPES[name]}
     texts = {
         one: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
-        for one, make in RECIPES.items()
-        if name in (None, one)
+        for one, make in chosen.items()
     }
     yield {one: {"summary": parts[0], "measured": parts[1:]} for one, parts in texts.items()}
     if name is None:
@@ -40,7 +41,6 @@ def recipes(
             yield from [f"{one}: {brief}", f"  {summary}"]
         yield f"How each was measured, and how to train it: {command('recipes', 'RECIPE')}"
         return
-    data = ("--data", "DIR") if get_recipe(name).dataset == IMAGE_FOLDER else ()
     yield from [name, *(f"  {part}" for part in texts[name]), f"  {command('train', name, *data)}"]
 
 

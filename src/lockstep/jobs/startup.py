@@ -8,7 +8,6 @@ import torch
 
 from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS
-from lockstep.config.recipe import Course
 from lockstep.core.reduction import owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
@@ -27,6 +26,7 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     data = str(session.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, train_set.images.shape[1:]))
     done = f", {session.state.step} of them done" if session.state.step else ""
+    epochs = course.epoch(course.steps)
     gpus, turns = session.local_processes, ""
     if session.device.type == "cuda" and recipe.towers > gpus:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
@@ -35,18 +35,10 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
                  f"{len(train_set.classes)} classes"),
         ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
                     + (" to train, those of its last layer" if recipe.head else "") + _origin(session)),
-        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({_epochs(course)}){done}, "
-                 f"on {plural(session.group.processes, 'process')}{turns}"),
+        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
+                 f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
         ("run", f"{run}, with all settings in its log.txt"),
     ]  # fmt: skip
-
-
-def _epochs(course: Course) -> str:
-    """Return how often each training image is seen, in words."""
-    epochs = course.epoch(course.steps)
-    if epochs < 2:
-        return f"{epochs:.1f} epochs"
-    return f"each training image {epochs:.0f} times"
 
 
 def _origin(session: Session) -> str:
