@@ -5,9 +5,18 @@ recipe. It must be in the environment before torch is imported: a thread pool ig
 """
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from threading import Lock
+from typing import Any
 
 from lockstep import hardware
+
+_lock = Lock()
+_users = 0  # of `own_flags`
+_before: list[Any] = []  # the flags of the program before them
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -42,14 +51,70 @@ def configure(threads: int, exact: bool) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    # use_deterministic_algorithms() would set the same, and import torch.compile's settings, which takes a second.
-    torch.set_deterministic_debug_mode("error" if exact else "default")
-    # Filling every new tensor with NaN costs a pass over memory, and no code here reads uninitialised memory.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = not exact
-    torch.backends.cudnn.deterministic = exact
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    _write(_flags(exact).values())
+
+
+@contextmanager
+def own_flags(exact: bool) -> Iterator[None]:
+    """Compute with the flags of `configure` in a program of others, whose flags are as they were after the context.
+
+    Several threads may be in the context. They share it, as torch's flags belong to the whole process.
+    """
+    global _users
+    flags = _flags(exact)
+    with _lock:
+        if not _users:
+            _before[:] = map(_legible, flags)
+        _users += 1
+        _write(flags.values())
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _write(_before)
+
+
+Flag = tuple[Callable[[], Any], Callable[[Any], object]]  # how a flag is read, and how it is written
+
+
+@cache
+def _flags(exact: bool) -> dict[Flag, Any]:
+    """Return torch's flags and their values."""
+    import torch
+
+    backends: Any = torch.backends
+    values: list[tuple[Any, str, object]] = [
+        # Filling every new tensor with NaN costs a pass over memory, and no code here reads uninitialised memory.
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),
+        (backends.cudnn, "benchmark", not exact),
+        (backends.cudnn, "deterministic", exact),
+        (backends.cudnn, "allow_tf32", False),
+    ]
+    # Torch has two names for each precision. To write one by its older name also writes others, so these come last.
+    precisions = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    values += [(one, "fp32_precision", "ieee") for one in precisions]
+    return {
+        # use_deterministic_algorithms() would set the same, and import torch.compile's settings, which takes a second.
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode): 2 if exact else 0,
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision): "highest",
+        **{(partial(getattr, one, name), partial(setattr, one, name)): value for one, name, value in values},
+    }
+
+
+def _write(values: Iterable[Any]) -> None:
+    for flag, value in zip(_flags(True), values, strict=True):
+        if value is not None and _legible(flag) != value:
+            flag[1](value)
+
+
+def _legible(flag: Flag) -> Any:
+    """Return the value of a flag; None if torch refuses to read a precision by its older name."""
+    try:
+        return flag[0]()
+    except RuntimeError:
+        return None
 
 
 def workers() -> int:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import http.client
 import io
 import json
@@ -19,11 +20,37 @@ from PIL import Image
 
 import lockstep
 from lockstep.classify import serve as application
+from lockstep.classify.decoder import Decoder
+from lockstep.data.decode import decode_image, stored_pixels
 from lockstep.errors import ENVIRONMENT, LockstepError
 
 RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()[:40]
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+class Here:
+    """Decodes in this process what its allowance of pixels permits. `wait` is called before each picture."""
+
+    def __init__(self, wait=lambda picture, alone: None, **facts):
+        self.alone = facts["most_px"] == application.PIXEL_LIMIT
+        self.most, self.wait, self.limit = facts["most_px"], wait, facts["limit_px"]
+        self.options = {name: facts[name] for name in facts.keys() - {"limit_px", "most_px", "memory", "seconds"}}
+
+    def pixels(self, picture):
+        self.wait(picture, self.alone)
+        small = stored_pixels(picture, self.limit) <= self.most
+        return decode_image(picture, **self.options) if small else None
+
+    def end(self):
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def decoded_here():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(application, "Decoder", Here)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +60,19 @@ def classifier(trained_once):
 
 def like(classifier, **changed):
     """Return an object like `classifier`, with some other attributes."""
-    names = ("classes", "recipe", "image_shape", "origin", "pixels", "predict", "predict_pixels", "sure_from")
+    names = ("classes", "recipe", "image_shape", "origin", "decoding", "predict", "predict_pixels", "sure_from")
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 
 
 @contextlib.contextmanager
-def serving(classifier, name="digits"):
-    """Serve in a thread. Yield the port."""
+def serving(classifier, name="digits", seen=None):
+    """Serve in a thread. Yield the port. The list `seen` receives the server."""
     listening = application.listen("127.0.0.1", 0)
     running = application.server_of(application.application(classifier, name, "Photos.Example"))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
+    if seen is not None:
+        seen.append(running)
     try:
         yield listening.getsockname()[1]
     finally:
@@ -83,13 +112,22 @@ def form(*files, field="image"):
     return b"".join(parts) + b"--x--\r\n"
 
 
-def half_sent(port):
-    """Return a connection that has sent the headers and a part of the body."""
+HALF_HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+HALF_BODY = HALF_HEAD + b"Content-Length: 1000\r\n\r\nabc"
+
+
+def half_sent(port, text=HALF_BODY):
+    """Return a connection that has sent a part of a request: its head and a part of its body."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-    connection.sendall(
-        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nabc"
-    )
+    connection.sendall(text)
     return connection
+
+
+def answer_of(connection):
+    """Return all that arrives until the connection ends, also by force."""
+    with connection, contextlib.suppress(ConnectionResetError):
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+    return b""
 
 
 def test_an_answer_is_the_record_of_predict_with_five_classes_and_the_mark_unlike(classifier):
@@ -143,22 +181,21 @@ def large_form():
     return form(*[("a.png", file.getvalue())] * 8), file.getvalue()
 
 
-def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(classifier):
+def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(classifier, monkeypatch):
     """A file of 200 kB may need a gigabyte. Sixteen in two requests take the memory of one."""
     begun, go_on, decoding = threading.Event(), threading.Event(), []
-    body, large = large_form()
+    body, _ = large_form()
 
-    def pixels(picture):
-        if picture != large:
-            return classifier.pixels(picture)
-        decoding.append(1)
-        begun.set()
-        go_on.wait(60)
-        assert len(decoding) == 1
-        decoding.pop()
-        return classifier.pixels(picture)
+    def wait(picture, alone):
+        if alone:
+            decoding.append(1)
+            begun.set()
+            go_on.wait(60)
+            assert len(decoding) == 1
+            decoding.pop()
 
-    with serving(like(classifier, pixels=pixels)) as port, ThreadPoolExecutor(2) as clients:
+    monkeypatch.setattr(application, "Decoder", functools.partial(Here, wait))
+    with serving(classifier) as port, ThreadPoolExecutor(2) as clients:
         waiting = [clients.submit(ask, port, body=body, **FORM) for _ in range(2)]
         assert begun.wait(60)
         assert ask(port, body=PICTURES[0])[0] == 200
@@ -168,16 +205,44 @@ def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(cla
     assert [answer["error"] for part in answers for answer in part] == [None] * 16
 
 
+def test_a_request_has_one_picture_decoded_at_a_time(classifier, monkeypatch):
+    """So the pictures of one request do not occupy all decoders."""
+    decoding, most, lock = [], [], threading.Lock()
+
+    def wait(picture, alone):
+        with lock:
+            decoding.append(1)
+            most.append(len(decoding))
+        threading.Event().wait(0.005)
+        with lock:
+            decoding.pop()
+
+    monkeypatch.setattr(application, "Decoder", functools.partial(Here, wait))
+    with serving(classifier) as port:
+        files = [(f"{number}.png", picture) for number, picture in enumerate(PICTURES[:16])]
+        assert ask(port, body=form(*files), **FORM)[0] == 200
+    assert most == [1] * 16
+
+
+def test_a_picture_that_takes_more_than_any_may_is_an_error(classifier, monkeypatch):
+    monkeypatch.setitem(application._LARGE, "most_px", 1_000_000)
+    with serving(classifier) as port:
+        refused(port, 422, "it takes more than 1 GB or 20 s to decode: send it as", body=large_form()[1])
+    assert application._LARGE.keys() == {"most_px", "memory", "seconds"}
+    assert (application._LARGE["memory"], application._LARGE["seconds"]) == (1e9, 20)  # as the sentence says
+
+
 def test_a_request_that_is_cancelled_leaves_nothing_to_decode(classifier, monkeypatch):
     decoded, go_on = [], threading.Event()
     body, large = large_form()
 
-    def pixels(picture):
-        decoded.append(picture)
-        go_on.wait(60)
-        return classifier.pixels(picture)
+    def wait(picture, alone):
+        if alone:
+            decoded.append(picture)
+            go_on.wait(60)
 
-    with serving(like(classifier, pixels=pixels)) as port:
+    monkeypatch.setattr(application, "Decoder", functools.partial(Here, wait))
+    with serving(classifier) as port:
         with monkeypatch.context() as patch:
             patch.setattr(application, "REQUEST_LIMIT_S", 0.5)
             refused(port, 504, "no answer within 0.5 s", body=body, **FORM)
@@ -255,27 +320,104 @@ def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, mo
         slow = [half_sent(port) for _ in range(5)]
         assert ask(port, body=PICTURES[0])[0] == 200
         for connection in slow:
-            answer = b"".join(iter(lambda one=connection: one.recv(4096), b""))
-            connection.close()
+            answer = answer_of(connection)
             assert b" 504 " in answer
             assert b"no answer within 0.5 s" in answer
         half_sent(port).close()  # a client that goes away
         assert ask(port, body=PICTURES[0])[0] == 200
-        headers = refused(port, 503, "other requests hold", body=bytes(2000))
+        headers = refused(port, 503, "too much memory, and this one is the largest", body=bytes(2000))
         assert int(headers["Retry-After"]) > 0
         assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}  # together more than the limit
 
 
-def test_beyond_the_limit_of_connections_the_answer_is_503_and_others_go_on(classifier, monkeypatch):
-    monkeypatch.setattr(application, "CONNECTION_LIMIT", 3)
+def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(classifier, monkeypatch):
+    monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
+    assert len(PICTURES[0]) < 300
     with serving(classifier) as port:
-        held = [half_sent(port) for _ in range(3)]
-        # The server may accept this connection before one of those, which a full queue delays by seconds.
-        assert 503 in (ask(port, body=PICTURES[0])[0] for _ in range(3000))
-        for connection in held:
+        slow = [half_sent(port, HALF_BODY + bytes(300)) for _ in range(3)]
+        assert ask(port, "/health", method="GET")[0] == 200  # after those have arrived
+        assert {ask(port, body=PICTURES[0])[0] for _ in range(5)} == {200}
+        for connection in slow:
+            connection.shutdown(socket.SHUT_WR)
+        answers = [answer_of(connection) for connection in slow]
+    assert sum(b"too much memory, and this one is the largest" in answer for answer in answers) in (1, 2)
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("text", [b"", HALF_HEAD, HALF_BODY, GET + HALF_HEAD])
+def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, monkeypatch, text):
+    monkeypatch.setattr(application, "CONNECTION_LIMIT", 5)
+    with serving(classifier) as port:
+        held = []
+        for _ in range(20):
+            held.append(half_sent(port, text))
+            if text.startswith(b"GET"):
+                held[-1].recv(4096)  # else they are requests, of which there would be too many
+        assert {ask(port, body=PICTURES[0])[0] for _ in range(5)} == {200}
+        for connection in held[:10]:
+            assert b" 50" not in answer_of(connection)  # ended long before its time
+        for connection in held[10:]:
             connection.close()
-        while ask(port, body=PICTURES[0])[0] != 200:
-            pass
+
+
+def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classifier, monkeypatch):
+    monkeypatch.setattr(application, "CONNECTION_LIMIT", 3)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def wait(picture, alone):
+        begun.release()
+        go_on.wait(60)
+
+    monkeypatch.setattr(application, "Decoder", functools.partial(Here, wait))
+    with serving(classifier) as port, ThreadPoolExecutor(2) as clients:
+        answered = [clients.submit(ask, port, body=PICTURES[0]) for _ in range(2)]
+        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=60)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 503
+        go_on.set()
+        assert [request.result()[0] for request in answered] == [200, 200]
+        assert ask(port, body=PICTURES[0])[0] == 200
+
+
+def test_a_head_that_does_not_arrive_and_an_answer_that_is_not_read_end_their_connection(classifier, monkeypatch):
+    monkeypatch.setattr(application, "HEAD_LIMIT_S", 0.3)
+    monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.3)
+    page, seen = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", []
+    with serving(classifier, seen=seen) as port:
+        held = [half_sent(port, text) for text in (b"", HALF_HEAD, page + HALF_HEAD)]
+        held += [half_sent(port, page * 2000)]  # more than fits into the buffers on the way
+        held += [half_sent(port, HALF_HEAD.replace(b"predict", b"none") + b"Content-Length: 99999\r\n\r\n")]
+        assert [answer_of(connection)[:12] for connection in held[:2]] == [b"", b""]
+        assert answer_of(held[2]).startswith(b"HTTP/1.1 200")
+        (running,) = seen
+        while running.server_state.connections:
+            with contextlib.suppress(OSError):
+                held[4].sendall(b"x")  # A client that sends on does not stay.
+            threading.Event().wait(0.01)
+        for connection in held[3:]:
+            connection.close()
+
+
+def test_the_real_decoders_answer_and_end_with_the_server(classifier, monkeypatch):
+    decoders = []
+
+    def real(**facts):
+        decoders.append(Decoder(**facts))
+        return decoders[-1]
+
+    monkeypatch.setattr(application, "Decoder", real)
+    with serving(classifier) as port:
+        assert (
+            ask(port, body=PICTURES[0])[2]["predictions"][0]["top"]
+            == (classifier.predict(PICTURES[0], 5).record()["top"])
+        )
+        programs = [decoder._program for decoder in decoders if decoder._link]
+        assert [program.poll() for program in programs] == [None]
+    assert programs[0].poll() is not None
 
 
 def test_an_error_of_a_picture_is_an_answer_and_the_next_one_succeeds(classifier, caplog):

@@ -12,17 +12,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from torch import Tensor, nn
 
-from lockstep import hardware
+from lockstep import hardware, numerics
 from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.model import Model
 from lockstep.core.sure import Answer, Marks
-from lockstep.core.unlike import divided
+from lockstep.core.unlike import Unlike, divided
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import given, near
@@ -118,6 +117,11 @@ class Classifier:
         least = self._marks.sure_from
         return None if least is None else least.tolist()
 
+    @property
+    def unlike(self) -> Unlike | None:
+        """Return what tells images that are unlike the training images; None if not known."""
+        return self._marks.unlike
+
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
         return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
@@ -141,8 +145,8 @@ class Classifier:
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
-        `image` is a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]. It is
-        brought to `image_shape` and then preprocessed as in evaluation.
+        `image` is a path, a file that is open in mode "rb", its bytes, a Pillow image, or an array or tensor uint8
+        [H, W] or [H, W, C]. It is brought to `image_shape` and then preprocessed as in evaluation.
         Raises: LockstepError if it cannot be read.
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
@@ -150,9 +154,10 @@ class Classifier:
     def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
         """Classify one image and return its Prediction, or several and return a list of theirs, in order.
 
-        One image is the path of a file, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or
-        [H, W, C]. Several are an iterable of these, a folder (with its subfolders, sorted by name), or an array or
-        tensor [N, H, W, C]. With `evidence`, each prediction has its evidence, which takes about as long again.
+        One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow image, or an array or
+        tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a folder (with its subfolders, sorted by
+        name), or an array or tensor [N, H, W, C]. With `evidence`, each prediction has its evidence, which takes about
+        as long again.
 
         Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
         """
@@ -175,7 +180,7 @@ class Classifier:
         Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs more memory than
         there is.
         """
-        if not (isinstance(sources, Path | Image) or hasattr(sources, "__iter__") or hasattr(sources, "__getitem__")):
+        if not is_one(sources) and not any(hasattr(sources, f"__{one}__") for one in ("fspath", "iter", "getitem")):
             raise LockstepError(f"sources: got {type(sources).__name__}: give a path, an image, or several of them")
         if top < 1:
             raise LockstepError(f"top: got {top}: give 1 or more")
@@ -199,7 +204,7 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with self._turn, _memory_named():
+        with self._computing():
             inputs = self._inputs(pixels)
             row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
         if row.isnan().any():
@@ -214,7 +219,7 @@ class Classifier:
     def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
         if self._prefix is None:
             return None
-        with self._turn, _memory_named():
+        with self._computing():
             parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], label)
         return None if parts is None else parts.numpy()
 
@@ -224,13 +229,25 @@ class Classifier:
 
         They are classified together, as a batch of an evaluation.
         """
-        inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
-        return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
+        with numerics.own_flags(self.recipe.exact):
+            inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
+            return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
+            yield
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
         image = torch.from_numpy(pixels)[None]
         return image if self._prefix is None else self._prefix(image)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Return the arguments of `decode_image` that bring a picture to `image_shape`, by name."""
+        height, _, channels = self.image_shape
+        return {"image_px": height, "grey": channels == 1, "fit": self.recipe.fit}
 
     def pixels(self, image: Source) -> NDArray[np.uint8]:
         """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.
@@ -251,7 +268,7 @@ class Classifier:
                 f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
                 DATA,
             )
-        return decode_image(source, height, channels == 1, self.recipe.fit)
+        return decode_image(source, **self.decoding)
 
 
 def load(

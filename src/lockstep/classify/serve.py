@@ -31,10 +31,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep import numerics
+from lockstep.classify.decoder import Decoder
 from lockstep.classify.predict import Classifier, Prediction
-from lockstep.data.decode import stored_pixels
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, spotlit
@@ -42,18 +43,23 @@ from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
-CONNECTION_LIMIT = 960  # Beyond it the answer is 503. Most systems allow a program 1,024 open files.
+CONNECTION_LIMIT = 960  # Most systems allow a program 1,024 open files.
+HEAD_LIMIT_S = 10.0  # for the head of a request to arrive, and for an answer to be read
 END_LIMIT_S = 3  # to answer the requests that have arrived when the server ends
 FILE_LIMIT = 16  # files of a request
 REQUEST_LIMIT_S = 60.0  # from the head of a request to its answer
 TOP = 5  # classes in an answer
 PIXEL_LIMIT = 55_000_000  # of a picture, as stored. A phone's photo has up to 50 million.
-_SMALL = 2_000_000  # pixels of a picture that is decoded beside others
 _WORKERS = 4  # threads that decode small pictures and classify, at most
+# What a picture may take that is decoded beside others, and one that is decoded alone: see `decoder.answers`.
+_SMALL = {"most_px": 2_000_000, "memory": 200_000_000, "seconds": 0.5}
+_LARGE = {"most_px": PIXEL_LIMIT, "memory": 1_000_000_000, "seconds": 20.0}
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cannot be read
 
+_BEYOND = "it takes more than 1 GB or 20 s to decode: send it as a JPEG or PNG file, or smaller"
+_LARGEST = "all requests together need too much memory, and this one is the largest"
 _TYPE = "send a picture as the body (Content-Type image/jpeg, for example), or files in the field image of a form"
 _PATHS = "this server answers GET /, GET /health and POST /predict"
 _OWN = "only this server's page may use it, at its address, as localhost, or by the name that it was started with"
@@ -92,15 +98,21 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 class _Service:
     """The answers to requests: the pictures of all, from the bytes of a file to a prediction, in a bounded memory.
 
-    A decoded picture takes 1 to 16 bytes a pixel, however small its file is. So large ones are decoded one at a time,
-    in a thread of their own, and small ones do not wait for them.
+    Programs of their own decode the pictures. Each picture may first take what a small one takes, and several are
+    decoded at once. One that needs more is decoded again in the program for large ones, one at a time, so that small
+    ones do not wait for it. Of a request one picture at a time is decoded, so that it does not delay other requests.
     """
 
     def __init__(self, classifier: Classifier, name: str) -> None:
         self._classifier = classifier
-        self._held = 0  # bytes of requests that are being answered
-        self._workers = numerics.pool(min(_WORKERS, numerics.workers()), "classify")
-        self._large = ThreadPoolExecutor(1, "decode")
+        self._held: dict[Request, int] = {}  # bytes of the requests that are being answered
+        workers = min(_WORKERS, numerics.workers())
+        self._workers = numerics.pool(workers, "classify")
+        self._alone = ThreadPoolExecutor(1, "decode")
+        options = {"limit_px": PIXEL_LIMIT, **classifier.decoding}
+        self._decoders = [Decoder(**options, **_SMALL) for _ in range(workers)]
+        self._idle = [*self._decoders]
+        self._large = Decoder(**options, **_LARGE)
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         environment = Environment(loader=PackageLoader("lockstep.classify"), autoescape=True, undefined=StrictUndefined)
         environment.filters["printable"] = printable
@@ -117,8 +129,10 @@ class _Service:
         try:
             yield
         finally:
-            for pool in (self._workers, self._large):
+            for pool in (self._workers, self._alone):
                 pool.shutdown(wait=False, cancel_futures=True)
+            for decoder in (*self._decoders, self._large):
+                decoder.end()
 
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
@@ -137,17 +151,20 @@ class _Service:
 
         With ?evidence=png it has that picture too, bright where it speaks for the class; None if that is not known.
         """
-        request.state.held = 0
+        self._held[request] = 0
+        explained = request.query_params.get("evidence") == "png"
+        turn = asyncio.Lock()
         try:
-            async with asyncio.timeout(REQUEST_LIMIT_S):
+            async with asyncio.timeout(REQUEST_LIMIT_S) as request.state.timeout:
                 pictures = await self._pictures(request)
-                explained = request.query_params.get("evidence") == "png"
-                answers = await asyncio.gather(*(self._answer(picture, explained) for _, picture in pictures))
+                answers = await asyncio.gather(*(self._answer(picture, explained, turn) for _, picture in pictures))
         except TimeoutError:
+            if request not in self._held:
+                raise _busy(_LARGEST) from None
             problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
             raise HTTPException(504, problem, {"Connection": "close"}) from None
         finally:
-            self._held -= request.state.held
+            self._held.pop(request, None)
         records = []
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
             records.append({**prediction.record(), "source": name})
@@ -162,16 +179,27 @@ class _Service:
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
         return JSONResponse({"predictions": records})
 
-    async def _answer(self, picture: bytes, explained: bool) -> Answer:
+    async def _answer(self, picture: bytes, explained: bool, turn: asyncio.Lock) -> Answer:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            large = await run(self._workers, stored_pixels, picture, PIXEL_LIMIT) > _SMALL
-            pixels = await run(self._large if large else self._workers, self._classifier.pixels, picture)
+            async with turn:
+                pixels = await run(self._workers, self._decoded, picture)
+                if pixels is None:
+                    pixels = await run(self._alone, self._large.pixels, picture)
+            if pixels is None:
+                raise LockstepError(_BEYOND, DATA)
             return await run(self._workers, self._classifier.predict_pixels, pixels, TOP, 0, explained), pixels
         except LockstepError as error:
             if error.code != DATA:
                 raise
             return Prediction(0, error=str(error)), None
+
+    def _decoded(self, picture: bytes) -> Pixels | None:
+        decoder = self._idle.pop()  # There are as many as threads.
+        try:
+            return decoder.pixels(picture)
+        finally:
+            self._idle.append(decoder)
 
     async def _pictures(self, request: Request) -> list[tuple[str, bytes]]:
         """Return the name and the content of each file in a request. Raises: HTTPException."""
@@ -200,7 +228,10 @@ class _Service:
             await form.close()
 
     async def _body(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the body of a request. Raises: HTTPException if it is too large, by its header or its bytes."""
+        """Yield the body of a request. Raises: HTTPException if it is too large, by its header or its bytes.
+
+        If all requests together need too much memory, the largest one is ended, so that small ones have room.
+        """
         too_large = HTTPException(413, f"a request has at most {size(BODY_LIMIT)}: send a smaller picture, or fewer")
         if int(request.headers.get("content-length", 0)) > BODY_LIMIT:
             raise too_large
@@ -209,10 +240,14 @@ class _Service:
             received += len(chunk)
             if received > BODY_LIMIT:
                 raise too_large
-            if self._held + len(chunk) > MEMORY_LIMIT:
-                raise _busy(f"other requests hold {size(self._held)}")
-            self._held += len(chunk)
-            request.state.held += len(chunk)
+            if request in self._held:
+                self._held[request] = received
+            while sum(self._held.values()) > MEMORY_LIMIT:
+                largest = max(self._held, key=lambda one: self._held[one])
+                del self._held[largest]
+                largest.state.timeout.reschedule(0)
+            if request not in self._held:
+                raise _busy(_LARGEST)
             yield chunk
 
     def _png(self, pixels: Pixels) -> str:
@@ -244,6 +279,48 @@ class _OwnPagesOnly:
         except ValueError:
             return False
         return known and headers.get("origin", f"http://{host}") == f"http://{host}"
+
+
+class _Connection(H11Protocol):
+    """A connection that ends if a request does not arrive, or if an answer is not read, in time.
+
+    If there are too many, one ends that waits for the rest of a request: the one that would end first.
+    """
+
+    _end: asyncio.TimerHandle  # when this connection ends
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end = self.loop.call_later(HEAD_LIMIT_S, transport.abort)
+        others = self.connections - {self}
+        waiting = [one for one in others if isinstance(one, _Connection) and one._waits]
+        if waiting and len(others) + 1 >= CONNECTION_LIMIT:
+            first = min(waiting, key=lambda one: one._end.when())
+            self.connections.discard(first)
+            first.transport.abort()
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # The head of a request has arrived.
+            self._end_after(REQUEST_LIMIT_S + HEAD_LIMIT_S)
+
+    def on_response_complete(self) -> None:
+        self._end_after(HEAD_LIMIT_S)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        super().connection_lost(exc)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a part of a request is missing, or the client has its answer."""
+        return self.cycle is None or self.cycle.more_body or self.cycle.response_complete
+
+    def _end_after(self, seconds: float) -> None:
+        self._end.cancel()
+        self._end = self.loop.call_later(seconds, self.transport.abort)
 
 
 def _busy(cause: str) -> HTTPException:
@@ -296,7 +373,7 @@ def url(host: str, listening: socket.socket) -> str:
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    options: dict[str, Any] = {"http": "h11", "ws": "none", "loop": "asyncio", "lifespan": "on"}
+    options: dict[str, Any] = {"http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on"}
     options |= {"limit_concurrency": CONNECTION_LIMIT, "timeout_graceful_shutdown": END_LIMIT_S}
     options |= {"log_config": None, "log_level": "error", "access_log": False}
     options |= {"proxy_headers": False, "server_header": False, "date_header": False, "headers": _HEADERS}

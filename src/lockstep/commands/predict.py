@@ -30,8 +30,9 @@ def load(
         print(classifier.classes, classifier.predict("cat.jpg").label)
 
     It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default dtype does not matter.
-    Torch's number of threads and its flags stay as they are; another number than the recipe's, which `lockstep predict`
-    sets, may change low-order bits of probabilities.
+    A prediction computes with torch's flags as evaluation sets them: deterministic, and without TF32. The flags of your
+    program are as before when it returns. Torch's number of threads stays as it is; another number than the recipe's,
+    which `lockstep predict` sets, may change low-order bits of probabilities.
 
     Args:
         source: a run, its folder, the file of one of its checkpoints, or a model file.

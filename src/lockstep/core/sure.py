@@ -111,6 +111,7 @@ class Marks:
 
     Attributes:
         sure_from: the result of `thresholds`; None if the model file has no answers.
+        unlike: tells the images that are unlike the training images; None if the model file has none of these.
     """
 
     def __init__(self, facts: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool) -> None:
@@ -121,7 +122,7 @@ class Marks:
         others = dict(facts)
         answers = others.pop(ANSWERS, None)
         self.sure_from = None if answers is None else thresholds(answers, classes, share, balanced)
-        self._unlike = Unlike(others, features) if others else None
+        self.unlike = Unlike(others, features) if others else None
 
     def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
         """Return the mark of each image, None if the file cannot tell.
@@ -132,9 +133,9 @@ class Marks:
         if self.sure_from is not None:
             found = probabilities.max(1)
             marks = ["sure" if one else "unsure" for one in (found.values >= self.sure_from[found.indices]).tolist()]
-        if self._unlike is None:
+        if self.unlike is None:
             return marks
-        unlike = self._unlike(every_view(features)[:, 0])
+        unlike = self.unlike(every_view(features)[:, 0])
         return ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
 
 

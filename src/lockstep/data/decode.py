@@ -36,6 +36,7 @@ RULES = 3  # the version of the rules in `decode_image`; another version may giv
 
 REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _TURNS: dict[object, str] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
     8: "ROTATE_90",
@@ -160,10 +161,9 @@ def inspect_image(data: bytes) -> Facts:
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
-    """Return how many pixels the header of a file's bytes states. Raises: UnreadableImageError beyond `limit`."""
+    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError beyond `limit`."""
     with _opened(data) as image:
-        _require_size(image, limit)
-        return image.width * image.height
+        return _require_size(image, limit)
 
 
 def decoder_versions() -> dict[str, str | None]:
@@ -225,7 +225,6 @@ def _load_plugins() -> None:
     It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
     have other pixels than the picture.
     """
-    import pillow_heif
     from PIL import PngImagePlugin
 
     class Stream(PngImagePlugin.PngStream):
@@ -243,7 +242,10 @@ def _load_plugins() -> None:
     PngImagePlugin.PngStream = Stream  # type: ignore[misc]
     for name in ("Avif", "Bmp", "Gif", "Jpeg", "Ppm", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
-    pillow_heif.register_heif_opener(thumbnails=False)
+    with contextlib.suppress(ImportError):  # The script of `lockstep export` can do without it.
+        import pillow_heif
+
+        pillow_heif.register_heif_opener(thumbnails=False)
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -323,12 +325,16 @@ def _opaque(image: "Image") -> "Image":
     return Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
 
 
-def _require_size(image: "Image", limit: int) -> None:
+def _require_size(image: "Image", limit: int) -> int:
+    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be larger."""
     width, height = image.size
-    if width * height > limit:
-        raise UnreadableImageError(f"{width * height / 1e6:.0f} megapixels, more than {limit / 1e6:.0f}")
+    tags = getattr(image, "tag_v2", {})
+    pixels: int = max(width * height, tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0))
+    if pixels > limit:
+        raise UnreadableImageError(f"{pixels / 1e6:.0f} megapixels, more than {limit / 1e6:.0f}")
     if not width or not height:
         raise UnreadableImageError("no pixels")
+    return pixels
 
 
 def _eight_bit(image: "Image") -> "Image":
