@@ -1,8 +1,11 @@
 """Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
 
+import gzip
+import io
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,8 @@ import torch
 from PIL import Image
 
 import lockstep
+from lockstep import numerics
+from lockstep.classify import predict
 from lockstep.classify.pictures import items
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
@@ -81,12 +86,66 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
         assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
 
 
+class Beside:
+    """A path that is neither a text nor a Path."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(classifier, tmp_path):
+    file = tmp_path / "a.png"
+    Image.fromarray(TEST.images[3].numpy()[..., 0]).save(file)
+    data, expected = file.read_bytes(), classifier.predict(file).top
+    written = io.BytesIO()
+    written.write(data)  # and not rewound
+    with file.open("rb") as opened, gzip.open(io.BytesIO(gzip.compress(data))) as unpacked:
+        for one in (opened, unpacked, written, bytearray(data), memoryview(data), Beside(file)):
+            assert classifier.predict(one).top == expected
+    assert [p.top for p in classifier.predict(Beside(tmp_path))] == [expected]
+    again = io.BytesIO(data)
+    several = classifier.predict(iter([again, Beside(file), again]))
+    assert ([p.top for p in several], several[1].source) == ([expected] * 3, file)
+    (tmp_path / "notes.txt").write_text("no image")
+    nested = [[file], (p for p in [file]), {}, 3.5]
+    assert [p.error.split()[1] for p in classifier.predict(nested)] == ["list:", "generator:", "dict:", "float:"]
+    with file.open(errors="strict") as text, (tmp_path / "notes.txt").open() as words, file.open("rb") as closed:
+        closed.close()
+        for one in (text, words, closed):
+            with pytest.raises(LockstepError, match=r"open in mode 'rb'") as raised:
+                classifier.predict(one)
+            assert "\n" not in str(raised.value)
+    with pytest.raises(LockstepError, match="no such file"):
+        classifier.predict("~nobody.of.this.name/a.png")
+
+
+def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path):
+    folders = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(2_100):  # A path has at most 4,096 characters.
+        os.mkdir("d", dir_fd=folders)
+        inner = os.open("d", os.O_RDONLY, dir_fd=folders)
+        os.close(folders)
+        folders = inner
+    os.close(folders)
+    (tmp_path.joinpath(*"d" * 1_500) / "a.png").touch()
+    with pytest.raises(LockstepError, match="too long"):
+        classifier.predict(tmp_path / "d/d" / "/".join("d" * 2_098))
+    first, last = items(tmp_path)
+    assert first.name == tmp_path.joinpath(*"d" * 1_500) / "a.png"
+    assert last.name.name == "d"  # the first folder that cannot be entered is an image that cannot be read
+
+
 def test_public_objects_have_short_reprs(classifier, run):
     counts = [[7] * 100] * 100
     evaluation = lockstep.EvaluationRecord(
         "runs/first", 4000, "test", "ema", 9999, 9000, 0.9, [0.89, 0.91], 0.3, [{}] * 100, counts
     )
-    export = lockstep.ExportRecord("runs/first.onnx", 10**8, "0" * 64, "test", 9999, 0.9, 0.9, 0, 1e-6, 1234.5, 1234.5)
+    export = lockstep.ExportRecord(
+        "runs/first.onnx", 10**8, "use_exported.py", "0" * 64, "test", 9999, 0.9, 0.9, 0, 1e-6, 1234.5, 1234.5
+    )
     prediction = classifier.predict(TEST.images[0], top=10)
     plan = get_recipe("photos-tuned").bind(5000).plan(7)
     placement = lockstep.Placement(data=run.path, init=run.model, processes=4)
@@ -273,3 +332,74 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     finally:
         torch.set_default_dtype(torch.float32)
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)
+
+
+def flags():
+    """Return torch's flags; None for a precision that torch refuses to read by its older name."""
+    backends = torch.backends
+    read = [
+        torch.get_deterministic_debug_mode, torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32,
+        lambda: backends.cuda.matmul.allow_tf32, lambda: backends.cudnn.benchmark, lambda: backends.cudnn.deterministic,
+        lambda: backends.mkldnn.matmul.fp32_precision, lambda: backends.mkldnn.conv.fp32_precision,
+        lambda: backends.cuda.matmul.fp32_precision, lambda: backends.cudnn.conv.fp32_precision,
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    ]  # fmt: skip
+    found = []
+    for one in read:
+        try:
+            found.append(one())
+        except RuntimeError:
+            found.append(None)
+    return found
+
+
+CHANGES = [
+    lambda: torch.set_float32_matmul_precision("medium"),
+    lambda: torch.set_deterministic_debug_mode("warn"),
+    lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),  # Torch then refuses the older names.
+    lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+]
+OURS = [2, "highest", False, False, False, True, "ieee", "ieee", "ieee", "ieee", False]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_program(classifier, monkeypatch, change):
+    before, seen = flags(), []
+    whole = predict.classify
+    monkeypatch.setattr(predict, "classify", lambda *words: seen.append(flags()) or whole(*words))
+    saved = [(read, write, read()) for read, write in numerics._flags(True)]
+    try:
+        change()
+        given = flags()
+        assert given != before
+        classifier.predict(TEST.images[:3])
+        classifier.probabilities(TEST.images[:3].numpy())
+        assert seen == [OURS] * 4
+        assert flags() == given
+    finally:
+        for _, write, value in saved:
+            write(value)
+    assert flags() == before
+
+
+def test_predictions_in_several_threads_leave_the_flags_of_the_program(classifier, monkeypatch):
+    before, seen, both = flags(), [], threading.Barrier(2)
+    whole = predict.classify
+
+    def slow(*words):
+        both.wait(60)  # Both threads are in it. Then the first one leaves.
+        answer = whole(*words)
+        seen.append(flags())
+        return answer
+
+    monkeypatch.setattr(predict, "classify", slow)
+    other = lockstep.load(classifier.origin)
+    threads = [threading.Thread(target=one.predict, args=(TEST.images[0],)) for one in (classifier, other)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert seen == [OURS] * 2
+    assert flags() == before != OURS

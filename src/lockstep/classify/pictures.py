@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import IO, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -14,12 +14,16 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lockstep import numerics
+from lockstep.data.decode import FILE_LIMIT
 from lockstep.data.scan import UNSUPPORTED, is_foreign, is_image
 from lockstep.errors import DATA, LockstepError
 
 # One image, or the path of a file or of a folder.
-Source: TypeAlias = str | Path | bytes | Image | NDArray[np.uint8] | Tensor
-_ALLOWED = "give a path, the bytes of a file, a Pillow image, or an array or tensor uint8 [H, W] or [H, W, C]"
+Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
+_ALLOWED = (
+    "give a path, a file that is open in mode 'rb', its bytes, a Pillow image, or an array or tensor uint8 [H, W] or "
+    "[H, W, C]"
+)
 Sources: TypeAlias = Source | Iterable[Source]
 
 T = TypeVar("T")
@@ -36,7 +40,9 @@ def is_one(sources: Sources) -> bool:
     """Return whether `sources` is one image, and not a folder or several."""
     if isinstance(sources, np.ndarray | Tensor):
         return sources.ndim != 4
-    return isinstance(sources, bytes | Image) or (isinstance(sources, str | Path) and not os.path.isdir(_path(sources)))
+    if isinstance(sources, str | os.PathLike):
+        return not os.path.isdir(_path(sources))
+    return isinstance(sources, bytes | bytearray | memoryview | Image) or hasattr(sources, "read")
 
 
 def items(sources: Sources) -> Iterator[Item]:
@@ -44,30 +50,43 @@ def items(sources: Sources) -> Iterator[Item]:
 
     `sources` is read only as far as images are needed.
     """
-    if isinstance(sources, np.ndarray | Tensor):
-        sources = sources if sources.ndim == 4 else [sources]
-    elif isinstance(sources, str | Path | bytes | Image):
-        sources = [sources]
-    for number, source in enumerate(sources):
-        if isinstance(source, str | Path):
+    every: Any = sources
+    if is_one(sources) or isinstance(sources, str | os.PathLike):
+        every = [sources]
+    for number, source in enumerate(every):
+        if isinstance(source, str | os.PathLike):
             yield from _files(_path(source))
         else:
             yield Item(number, source)
 
 
-def image_of(source: Any) -> Path | str | bytes | Image | NDArray[np.uint8]:
-    """Return an image as `decode_image` takes it: a tensor as an array. Raises: LockstepError if it is no image."""
+def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
+    """Return an image as `decode_image` takes it: a tensor as an array, an open file as its bytes from the start.
+
+    Raises: LockstepError if it is no image.
+    """
     if isinstance(source, Tensor):
         if source.dtype != torch.uint8:
             raise LockstepError(f"a tensor {source.dtype} {list(source.shape)}: {_ALLOWED}", DATA)
         return source.cpu().numpy()
-    if not isinstance(source, str | Path | bytes | Image | np.ndarray):
+    if isinstance(source, str | os.PathLike):
+        return _path(source)
+    if hasattr(source, "read"):
+        try:
+            if source.seekable():
+                source.seek(0)
+            source = source.read(FILE_LIMIT)
+        except (AttributeError, OSError, TypeError, ValueError) as error:
+            raise LockstepError(f"the file cannot be read ({error}): {_ALLOWED}", DATA) from None
+    if isinstance(source, bytearray | memoryview):
+        return bytes(source)
+    if not isinstance(source, bytes | Image | np.ndarray):
         raise LockstepError(f"got {type(source).__name__}: {_ALLOWED}", DATA)
     return source
 
 
-def _path(source: str | Path) -> Path:
-    return Path(source).expanduser()
+def _path(source: str | os.PathLike[str]) -> Path:
+    return Path(os.path.expanduser(os.fsdecode(source)))
 
 
 def _files(path: Path) -> Iterator[Item]:
@@ -80,23 +99,34 @@ def _files(path: Path) -> Iterator[Item]:
     yield from images
 
 
-def _in_folder(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Item]:
+def _in_folder(folder: Path) -> Iterator[Item]:
     """Yield the image files below `folder`, by their suffixes, also those of formats that cannot be read.
 
-    As in training, hidden files and folders are left out, and links are followed, but not to a folder `above`.
+    As in training, hidden files and folders are left out, and links are followed, but not to a folder above.
     """
-    own = os.path.realpath(folder)
-    try:
-        members = sorted(path for path in folder.iterdir() if not is_foreign(path.name))
-    except OSError as error:
-        yield Item(folder, LockstepError((error.strerror or str(error)).lower(), DATA))
-        return
-    for member in members:
-        if os.path.isdir(member):
-            if os.path.realpath(member) not in (*above, own):
-                yield from _in_folder(member, (*above, own))
-        elif is_image(str(member)) or member.suffix.lower().removeprefix(".") in UNSUPPORTED:
-            yield Item(member, member)
+    waiting: list[tuple[Path, tuple[object, ...]]] = [(folder, ())]  # paths, and what identifies the folders above
+    while waiting:
+        path, above = waiting.pop()
+        if not os.path.isdir(path):
+            yield Item(path, path)
+            continue
+        try:
+            found = os.stat(path)
+            own = found.st_dev, found.st_ino
+            if own in above:
+                continue
+            members = sorted(os.scandir(path), key=lambda member: member.name, reverse=True)
+        except OSError as error:
+            yield Item(path, LockstepError((error.strerror or str(error)).lower(), DATA))
+            continue
+        for member in members:
+            if is_foreign(member.name):
+                continue
+            inner = path / member.name
+            # Where the system cannot look into a folder, as where its path is too long, it is an error of its own.
+            enter = member.is_dir(follow_symlinks=False) or os.path.isdir(inner)
+            if enter or is_image(str(inner)) or inner.suffix.lower().removeprefix(".") in UNSUPPORTED:
+                waiting.append((inner, (*above, own)))
 
 
 def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:
