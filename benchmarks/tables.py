@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks import manual
 from benchmarks.common import RESULTS
+from lockstep.classify.export import script
 from lockstep.config.overrides import make
 from lockstep.recipes import get_recipe
 
@@ -98,6 +99,7 @@ def changed(content: Any) -> str:
 def main() -> None:
     for path in PAGES:
         path.write_text(page(path))
+    (ROOT / "examples/use_exported.py").write_text(script())
 
 
 if __name__ == "__main__":

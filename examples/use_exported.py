@@ -1,16 +1,434 @@
-"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py FILE.onnx IMAGE..."""
+"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py FILE.onnx IMAGE...
+
+It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this script next to the
+file. It reads images by Lockstep's own code, so it sees the same pixels.
+"""
+
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+
+"""Errors that a user can fix, and the exit codes of the program."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from signal import SIGHUP, SIGINT, SIGTERM
+
+CRASH = 1
+USAGE = 2
+DATA = 3
+ENVIRONMENT = 4
+SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
+
+
+class LockstepError(Exception):
+    """An error that the user can fix. The message says what we got, what is allowed and what to do.
+
+    Attributes:
+        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or processes.
+    """
+
+    def __init__(self, message: str, code: int = USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class PeerLostError(LockstepError):
+    """The connection to another process broke. It is never the first cause, so other errors are reported first."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ENVIRONMENT)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with characters that do not print escaped, as Python escapes them, except those in `keep`.
+
+    Names and messages may come from other people's files, and a terminal executes the control codes in them.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
+    """Return the error message for a name that is not in `allowed`. The nearest names come first.
+
+    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
+    """
+    allowed = sorted(allowed)
+    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
+    listed = allowed if shown is None else sorted(shown)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"
+    return f"unknown {what} {got!r}: {hint}{rest}".strip()
+
+
+def open_to_read(path: Path) -> io.BufferedReader:
+    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device, which may not end.
+
+    Folders of runs come from strangers.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
+    with open_to_read(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"it is larger than {most:,} bytes")
+        return file.read()
+
+
+"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of pictures.
+
+Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of them. Pillow is
+imported on first use, because it is not needed to print a help text.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+if TYPE_CHECKING:
+    from PIL.Image import Image, Transpose
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")  # in Pillow's words
+PIXEL_LIMIT = 100_000_000
+FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
+RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
+
+REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_ORIENTATION = 0x0112  # the EXIF tag
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
+_TURNS: dict[object, str] = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+_WHITE = (255, 255, 255, 255)
+_SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
+_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)  # in Pillow's messages
+# mode -> the mode that the image is resized in. Images of other modes are resized as they are.
+_RESIZED_AS = {
+    "1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
+    "HSV": "RGB",
+}  # fmt: skip
+_UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
+
+
+class UnreadableImageError(LockstepError):
+    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, DATA)
+
+
+def decode_image(
+    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False
+) -> NDArray[np.uint8]:
+    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and the arguments.
+
+    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
+    [H, W, 4] (RGB and alpha).
+
+    1. JPEG, PNG, WebP, BMP, GIF, TIFF and HEIC are read, by content and not by name; of several frames the first, of
+       HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
+    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
+    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
+       become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
+    4. The largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in one call, which
+       first averages whole blocks of pixels if the square is 4 `image_px` wide or more.
+    5. Transparency is laid on white. Grey is copied to red, green and blue.
+    6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
+    7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
+
+    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
+    May be called from several threads. Pillow's warnings are silenced in this process.
+    Raises: UnreadableImageError, or LockstepError if the host has too little memory.
+    """
+    if isinstance(source, Path | str):
+        source = read_image(Path(source))
+    if isinstance(source, bytes):
+        pixels = _decode(source, image_px)[0]
+    else:
+        with _one_error_type():
+            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
+    return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
+
+
+def upright(image: "Image") -> "Image":
+    """Return a Pillow image with its EXIF orientation applied. Unreadable EXIF data counts as none."""
+    image.load()  # Pillow applies the orientation of a TIFF while it loads it.
+    orientation = _orientation(image)
+    return image if orientation is None else image.transpose(orientation)
+
+
+def inspect_image(data: bytes) -> tuple[str, int, int, bool, str]:
+    """Return the format of an image file's bytes in Pillow's words, width and height as stored, grey and its look.
+
+    A small image is decoded. It is grey if red, green and blue are equal in every pixel. The look is a difference hash,
+    128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and whether the place below is.
+    Raises: UnreadableImageError, or LockstepError if the host has too little memory.
+    """
+    from PIL import Image
+
+    pixels, format, (width, height) = _decode(data, 32)
+    small = _from_array(pixels).convert("L")
+    right, below = (np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9)))
+    look = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
+    return format, width, height, bool((pixels == pixels[..., :1]).all()), look
+
+
+def stored_pixels(data: bytes, limit: int) -> int:
+    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError beyond `limit`."""
+    with _opened(data) as image:
+        return _require_size(image, limit)
+
+
+def decoder_versions() -> dict[str, str | None]:
+    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
+    import pillow_heif
+    from PIL import features
+
+    return {
+        "pillow": version("pillow"),
+        "libjpeg_turbo": features.version_feature("libjpeg_turbo"),
+        "zlib": features.version_feature("zlib_ng") or features.version_codec("zlib"),
+        "libtiff": features.version_codec("libtiff"),
+        "webp": features.version_module("webp"),
+        "pillow_heif": version("pillow-heif"),
+        "libheif": pillow_heif.libheif_version(),
+    }
+
+
+def read_image(path: Path) -> bytes:
+    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
+    try:
+        return read_bytes(path, FILE_LIMIT)
+    except ValueError:
+        raise UnreadableImageError(f"more than {FILE_LIMIT / 1e9:.1f} GB") from None
+    except OSError as error:
+        raise UnreadableImageError((error.strerror or str(error)).lower()) from None
+    except MemoryError:
+        raise _no_memory() from None
+
+
+def _no_memory() -> LockstepError:
+    return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
+
+
+def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
+    """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
+    with _opened(data) as image:
+        format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
+        pixels = _square(image, image_px, draft=True)
+    return pixels, format, size
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> "Iterator[Image]":
+    """Open a file's bytes, of which Pillow reads the header. An error within the context is an UnreadableImageError."""
+    from PIL import Image
+
+    if not data:
+        raise UnreadableImageError("empty")
+    with _one_error_type(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        yield image
+
+
+@cache
+def _load_plugins() -> None:
+    """Import Pillow's plugins for `FORMATS`, which it finds by a file's name otherwise, and silence its warnings.
+
+    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
+    have other pixels than the picture.
+    """
+    for name in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
+        importlib.import_module(f"PIL.{name}ImagePlugin")
+    with contextlib.suppress(ImportError):  # The script of `lockstep export` can do without it.
+        import pillow_heif
+
+        pillow_heif.register_heif_opener(thumbnails=False)
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@contextlib.contextmanager
+def _one_error_type() -> Iterator[None]:
+    """Turn all that Pillow raises for an image into an UnreadableImageError.
+
+    A MemoryError says nothing about the file, so it becomes an error of the host.
+    """
+    from PIL import UnidentifiedImageError
+
+    _load_plugins()
+    try:
+        yield
+    except UnreadableImageError:
+        raise
+    except UnidentifiedImageError:
+        raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image") from None
+    except MemoryError:
+        raise _no_memory() from None
+    except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+        text = str(error) or type(error).__name__
+        truncated = isinstance(error, EOFError) or _TRUNCATED.search(text)
+        raise UnreadableImageError("truncated" if truncated else f"damaged ({text})") from None
+
+
+def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:
+    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
+    from PIL import Image
+
+    width: float
+    height: float
+    _require_size(image, PIXEL_LIMIT)
+    width, height = image.size
+    coarse = int(REDUCING_GAP * image_px)
+    if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
+        width, height = scaled[1][2:]  # not image.size, which is rounded up
+    image.load()
+    if image.format == "TIFF":
+        width, height = image.size  # Pillow applies the orientation of a TIFF while it loads it.
+    orientation = _orientation(image)
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    small = _eight_bit(image).resize(
+        (image_px, image_px), Image.Resampling.BICUBIC, (left, top, left + side, top + side), reducing_gap=REDUCING_GAP
+    )
+    if small.mode in ("LA", "RGBA"):
+        small = Image.alpha_composite(Image.new("RGBA", small.size, _WHITE), small.convert("RGBA"))
+    if orientation is not None:
+        small = small.transpose(orientation)
+    return np.array(small if small.mode == "RGB" else small.convert("RGB"))
+
+
+def _require_size(image: "Image", limit: int) -> int:
+    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be larger."""
+    width, height = image.size
+    tags = getattr(image, "tag_v2", {})
+    pixels: int = max(width * height, tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0))
+    if pixels > limit:
+        raise UnreadableImageError(f"{pixels / 1e6:.0f} megapixels, more than {limit / 1e6:.0f}")
+    if not width or not height:
+        raise UnreadableImageError("no pixels")
+    return pixels
+
+
+def _eight_bit(image: "Image") -> "Image":
+    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
+    from PIL import Image
+
+    if image.mode in _UNSUPPORTED_MODES:
+        raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
+    if _SIXTEEN_BIT.fullmatch(image.mode):
+        values, transparent = np.asarray(image), image.info.get("transparency")
+        whole, rest = np.divmod(values, 257)
+        grey = (whole + (rest > 128)).astype(np.uint8)  # values / 257, rounded
+        if isinstance(transparent, int):
+            grey[values == transparent] = 255
+        return Image.fromarray(grey)
+    if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
+        return image.convert("RGBA")
+    return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image
+
+
+def _orientation(image: "Image") -> "Transpose | None":
+    """Return what turns the image upright, or None."""
+    from PIL.Image import Transpose
+
+    try:
+        name = _TURNS.get(image.getexif().get(_ORIENTATION))
+    except Exception:  # unreadable EXIF data counts as none
+        return None
+    return Transpose[name] if name else None
+
+
+def _from_array(array: NDArray[np.uint8]) -> "Image":
+    from PIL import Image
+
+    channels = array.shape[2] if array.ndim == 3 else 1
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        raise UnreadableImageError(
+            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
+        )
+    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from PIL import Image
 
-session = onnxruntime.InferenceSession(sys.argv[1])
-classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
-mode = "L" if session.get_inputs()[0].shape[3] == 1 else "RGB"
-for path in sys.argv[2:]:
-    image = np.atleast_3d(np.asarray(Image.open(path).convert(mode)))  # any height and width
-    (probabilities,) = session.run(None, {"images": image[None]})[0]
-    print(path, classes[probabilities.argmax()], f"{probabilities.max():.2%}")
+
+class Exported:
+    """A file of `lockstep export`.
+
+    Attributes:
+        facts: its metadata: the classes, how images become pixels, and from which values on an answer is sure or like.
+    """
+
+    def __init__(self, file: str) -> None:
+        """Load the file. Raises: what onnxruntime raises."""
+        self._session = onnxruntime.InferenceSession(file)
+        self.facts = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
+
+    def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
+        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike"; None if not known.
+
+        Raises: LockstepError if it cannot be read.
+        """
+        pixels = decode_image(image, **self.facts["decoding"])
+        (row,), *similarity = self._session.run(None, {"images": pixels[None]})
+        best = int(row.argmax())
+        if not np.isfinite(row).all():
+            raise LockstepError("the network's output is not finite", DATA)
+        sure_from = self.facts["sure_from"]
+        answer = None
+        if similarity and similarity[0] < self.facts["like_from"]:
+            answer = "unlike"
+        elif sure_from:
+            sure = sure_from[best] is not None and row[best] >= sure_from[best]
+            answer = "sure" if sure else "unsure"
+        return self.facts["classes"][best], float(row[best]), answer
+
+
+def main(file: str, *images: str) -> int:
+    """Print the class of each image. Return the exit code: 3 if one of them cannot be read."""
+    try:
+        exported = Exported(file)
+    except Exception as error:
+        print(printable(f"{file} cannot be used: {error}"), file=sys.stderr)
+        return DATA
+    code = 0
+    for image in images:
+        try:
+            label, probability, answer = exported.predict(Path(image))
+            mark = f"  ({answer})" if answer else ""
+            print(printable(f"{image}  {label} {probability:.2%}{mark}"), flush=True)
+        except LockstepError as error:
+            print(printable(f"{image}: {error}"), file=sys.stderr)
+            code = DATA
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 2 else str(__doc__).partition("\n")[0])

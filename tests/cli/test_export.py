@@ -1,5 +1,6 @@
 """`lockstep export`: the file, what it says of itself, its use without Lockstep, and what is refused."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import lockstep
 from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
+from lockstep.data.decode import decode_image
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs import session
 from lockstep.runs import statefile
@@ -68,7 +70,11 @@ def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
     assert stated["weights_sha256"] == record["weights_sha256"] == sha256
     assert sha256 in str(lockstep.ExportRecord(**record))
     assert [lockstep.load(path, which).weights_sha256 for which in (None, 30)] == [sha256] * 2
-    assert {entry.name for entry in file.parent.iterdir() if entry.suffix} == {"d.onnx", "record.json"}
+    assert {entry.name for entry in file.parent.iterdir() if entry.suffix} == {
+        "d.onnx",
+        "record.json",
+        "use_exported.py",
+    }
     classifier = lockstep.load(path)
     graph, run = Graph(classifier.recipe, classifier.module, classifier.image_shape), loaded(file.read_bytes())
     for count, height, width in ((3, 8, 8), (1, 61, 47), (4, 20, 90)):
@@ -101,15 +107,95 @@ def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(written,
         exported(lockstep.load(written[0]), {"classes": []})
 
 
-def test_the_example_uses_the_file_without_lockstep(written, picture):
+EXAMPLE = Path(__file__).parents[2] / "examples/use_exported.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The module of the script, as it is without Lockstep."""
+    names = {"__name__": "use_exported"}
+    exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), names)
+    assert not [name for name, value in names.items() if str(getattr(value, "__module__", "")).startswith("lockstep")]
+    return names
+
+
+def odd_pictures():
+    """Yield sixty pictures: formats, modes, orientations, transparency and 16 bits, of odd sizes."""
+    generator = np.random.default_rng(0)
+    options = [
+        ("L", "PNG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("1", "PNG"), ("I;16", "PNG"),
+        ("RGB", "JPEG"), ("CMYK", "JPEG"), ("L", "JPEG"), ("RGBA", "WEBP"), ("RGB", "BMP"), ("P", "GIF"),
+        ("RGB", "TIFF"), ("I;16", "TIFF"),
+    ]  # fmt: skip
+    for number in range(60):
+        mode, format = options[number % len(options)]
+        size = tuple(generator.integers(8, 300, 2).tolist())
+        small = generator.integers(0, 256, (9, 9, 4), dtype=np.uint8)
+        image = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+        if mode == "I;16":
+            image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257 + 7)
+        elif mode != "RGBA":
+            image = image.convert("LA" if mode == "LA" else "RGB").convert(mode)
+        exif = Image.Exif()
+        exif[0x0112] = number // len(options) * 2 + 1 + number % 2
+        file = io.BytesIO()
+        image.save(file, format, **({"exif": exif.tobytes()} if format in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+        yield file.getvalue()
+
+
+def test_the_script_answers_as_predict_does_for_sixty_odd_pictures(written, example):
     path, file, _ = written
-    example = Path(__file__).parents[2] / "examples/use_exported.py"
-    assert "import lockstep" not in example.read_text()
-    done = subprocess.run([sys.executable, example, file, picture], capture_output=True, text=True, check=True)
-    name, label, share = done.stdout.split()
+    pictures = [*odd_pictures()]
+    found, own = example["Exported"](str(file)), lockstep.load(path).predict(pictures)
+    assert len({answer.label for answer in own}) > 3
+    for picture, expected in zip(pictures, own, strict=True):
+        label, probability, answer = found.predict(picture)
+        assert (label, answer) == (expected.label, expected.answer)
+        assert probability == pytest.approx(expected.probability, abs=1e-3)
+
+
+def test_the_script_sees_the_same_pixels_in_colour(example):
+    for picture in odd_pictures():
+        for options in ({"image_px": 32}, {"image_px": 24, "grey": True}):
+            assert np.array_equal(example["decode_image"](picture, **options), decode_image(picture, **options))
+
+
+def test_the_script_marks_answers_by_the_metadata(written, example):
+    found = example["Exported"](str(written[1]))
+    picture = next(odd_pictures())
+    label, probability, answer = found.predict(picture)
+    assert (answer, found.facts["sure_from"], found.facts["like_from"]) == (None, None, None)
+    index = found.facts["classes"].index(label)
+    for least, expected in ((probability, "sure"), (probability + 1e-6, "unsure"), (None, "unsure")):
+        found.facts["sure_from"] = [0.0] * 10
+        found.facts["sure_from"][index] = least
+        assert found.predict(picture)[2] == expected
+
+
+def test_the_script_runs_without_lockstep_and_goes_on_after_a_bad_file(written, picture, tmp_path):
+    path, file, record = written
+    script = file.with_name("use_exported.py")
+    assert record["script"] == "use_exported.py"
+    assert script.read_text() == EXAMPLE.read_text(), "python -m benchmarks.tables writes it"
+    bad = tmp_path / "bad\x1b.png"
+    bad.write_text("no image")
+    # Lockstep and torch are not there.
+    hidden = "import runpy, sys; sys.modules |= dict.fromkeys(['lockstep', 'torch']); sys.argv = sys.argv[1:]; "
+    command = [sys.executable, "-c", f"{hidden}runpy.run_path(sys.argv[0], run_name='__main__')", script]
+    done = subprocess.run([*command, file, bad, tmp_path / "none.png", picture], capture_output=True, text=True)
     own = lockstep.load(path).predict(picture)
-    assert (name, label) == (str(picture), own.label)
-    assert share.endswith("%")
+    assert (done.returncode, done.stdout) == (DATA, f"{picture}  {own.label} {own.probability:.2%}\n")
+    first, second = done.stderr.splitlines()
+    assert "bad\\x1b.png: not a JPEG" in first
+    assert second.endswith("none.png: no such file or directory")
+
+
+def test_the_script_says_what_it_is_given_wrongly(example, picture, tmp_path, capsys):
+    (tmp_path / "m.onnx").write_text("no model")
+    for file in (tmp_path / "m.onnx", tmp_path / "none.onnx"):
+        assert example["main"](str(file), str(picture)) == DATA
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n"), "cannot be used" in err) == ("", 1, True)
 
 
 @pytest.mark.usefixtures("traced")

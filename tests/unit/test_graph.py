@@ -1,5 +1,7 @@
 """The exported graph: it resizes as Pillow does, and every recipe's network goes through both exporters."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from lockstep.classify.export import Graph, exported, graph_recipe, loaded
 from lockstep.core.evaluate import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
+from lockstep.core.unlike import Unlike
 from lockstep.data import Plain, transforms
 from lockstep.data.decode import decode_image
 from lockstep.recipes import RECIPES, get_recipe
@@ -82,6 +85,50 @@ class Source:
         self.recipe, self.module, self.image_shape = random_graph(name)
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module, self.image_shape)
+        self.classes, self.decoding, self.sure_from, self.unlike = ["a"], {}, None, None
+
+
+def unlike_of(recipe, model):
+    """Return what tells unlike images of a network, by features that are no image's."""
+    features = model.get_submodule(recipe.head).in_features
+    references = torch.from_numpy(np.random.default_rng(0).random((4, features)))
+    references = torch.nn.functional.normalize(references).half()
+    return Unlike({"unlike/references": references, "unlike/threshold": torch.tensor(0.5)}, features)
+
+
+def test_the_graph_tells_the_similarity_to_training_images():
+    recipe = get_recipe("photos")
+    _, model, shape = random_graph("photos")
+    unlike = unlike_of(recipe, model)
+    batch = torch.from_numpy(images(2, *shape))
+    with torch.no_grad():
+        shares, similarity = Graph(recipe, model, shape, unlike).eval()(batch)
+        assert torch.allclose(shares, Graph(recipe, model, shape).eval()(batch), atol=1e-6)
+        layers = copy.deepcopy(model).eval()
+        layers.set_submodule(recipe.head, torch.nn.Identity())
+        features = layers(recipe.augmentation.test(batch))
+    for row, found in zip(features, similarity.tolist(), strict=True):
+        for least in (found - 1e-5, found + 1e-5):
+            unlike.threshold = torch.tensor(least)
+            assert unlike(row[None]) == [least > found]
+
+
+@pytest.mark.slow
+def test_a_file_has_the_similarity_as_its_second_output():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    source = Source("photos")
+    recipe = get_recipe("photos")
+    source.unlike = unlike_of(recipe, source.module)
+    source.recipe = source.recipe.replace(head=recipe.head)
+    graph = Graph(source.recipe, source.module, source.image_shape, source.unlike).eval()
+    content = exported(source, {"classes": ["a"]})
+    session = onnxruntime.InferenceSession(content)
+    batch = images(2, 61, 47)
+    with torch.no_grad():
+        expected = graph(torch.from_numpy(batch))
+    for one, other in zip(session.run(["probabilities", "similarity"], {"images": batch}), expected, strict=True):
+        assert abs(one - other.numpy()).max() < 1e-5
+    assert len(content) < 1.1 * sum(tensor.nbytes for tensor in source.module.state_dict().values())
 
 
 @pytest.mark.slow

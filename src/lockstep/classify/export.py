@@ -1,11 +1,14 @@
 """From a classifier to an ONNX file, which needs no Lockstep."""
 
 import contextlib
+import copy
+import inspect
 import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lockstep import errors
 from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
+from lockstep.core.unlike import NEIGHBOUR, Unlike
+from lockstep.data import decode
 from lockstep.data.decode import MARGIN, REDUCING_GAP
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import finite, open_to_read, read_bytes
 from lockstep.words import size
 
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
@@ -31,7 +38,7 @@ _SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
 _FILTER_REACH = 1.5  # output pixels from the first one's edge, of the two from its centre
 
 
-def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
+def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
@@ -39,20 +46,39 @@ def exported(classifier: Classifier, facts: Mapping[str, Any]) -> bytes:
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
         raise LockstepError(f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}")
-    graph = Graph(classifier.recipe, classifier.module, classifier.image_shape).eval()
+    graph = Graph(classifier.recipe, classifier.module, classifier.image_shape, classifier.unlike).eval()
+    facts = facts | {
+        "decoding": classifier.decoding,
+        "sure_from": classifier.sure_from and finite([classifier.sure_from] * len(classifier.classes)),
+        "like_from": classifier.unlike and float(classifier.unlike.threshold),
+    }
+    outputs = ["probabilities", "similarity"] if classifier.unlike else ["probabilities"]
     dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
         graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
         made = torch.onnx.export(
-            program, example, dynamo=True, verbose=False, input_names=["images"], output_names=["probabilities"]
+            program, example, dynamo=True, verbose=False, input_names=["images"], output_names=outputs
         )
         assert made is not None
         proto = made.model_proto  # made anew at each access
         for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
             proto.metadata_props.add(key=name, value=json.dumps(value))
         return bytes(proto.SerializeToString())
+
+
+def script() -> str:
+    """Return a program that uses an exported file without Lockstep: modules of this package, in one file."""
+    documentation, code = Path(__file__).with_name("standalone.py").read_text().split('"""\n', 1)
+    own: list[Any] = [errors, open_to_read, read_bytes, decode]
+    parts = [
+        "import errno\nimport io\nimport os\nimport stat\nfrom pathlib import Path\n",
+        *map(inspect.getsource, own),
+        code,
+    ]
+    text = "\n\n\n".join([f'{documentation}"""', *map(str.strip, parts)])
+    return re.sub(r"\n{4,}", "\n\n\n", re.sub(r"^from lockstep\..* import .*\n", "", text, flags=re.M)) + "\n"
 
 
 def loaded(content: bytes) -> Compute:
@@ -122,13 +148,23 @@ class Graph(nn.Module):
     and Pillow may begin with the other pass. So a few values of a resized image differ by more than the rounding.
     """
 
-    def __init__(self, recipe: Recipe, network: nn.Module, shape: tuple[int, int, int]) -> None:
+    references: Tensor | None  # features of training images, as those of `unlike`
+
+    def __init__(
+        self, recipe: Recipe, network: nn.Module, shape: tuple[int, int, int], unlike: Unlike | None = None
+    ) -> None:
         """Take over `network`, whose recipe is `recipe`, for images [height, width, channels] of `shape`."""
         super().__init__()
         self._recipe, self.network, self._size, self._fit = graph_recipe(recipe), network, shape[:2], recipe.fit
+        self.register_buffer("references", unlike.references.float() if unlike else None)
+        if unlike:
+            self.head = network.get_submodule(str(recipe.head))
+            tensors = [*network.parameters(), *network.buffers()]
+            self.network = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})  # with the same tensors
+            self.network.set_submodule(str(recipe.head), nn.Identity())
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the probabilities of `images`."""
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the probabilities of `images`, and their similarity to training images if the file can tell it."""
         old = torch.stack([torch.full((), side, dtype=torch.float64) for side in images.shape[1:3]])
         new, margins = torch.tensor(self._size, dtype=torch.float64), torch.zeros(2)
         if self._fit == "pad":
@@ -140,8 +176,19 @@ class Graph(nn.Module):
         pixels = images.permute(0, 3, 1, 2).float()
         pixels = _byte(down @ _byte(pixels @ across.T)).nan_to_num(MARGIN)
         small = pixels.permute(0, 2, 3, 1).to(torch.uint8)
-        logits, _ = classify(self._recipe, self.network, small, torch.ones(0))
-        return logits.softmax(1)
+        if self.references is None:
+            logits, _ = classify(self._recipe, self.network, small, torch.ones(0))
+            return logits.softmax(1)
+        features = list[Tensor]()
+
+        def network(view: Tensor) -> Tensor:
+            features.append(self.network(view))
+            logits: Tensor = self.head(features[-1])
+            return logits
+
+        logits, _ = classify(self._recipe, network, small, torch.ones(0))
+        first = nn.functional.normalize(features[0])  # of the images as they are
+        return logits.softmax(1), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:

@@ -1,5 +1,6 @@
 """lockstep.export, and `lockstep export`."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class ExportRecord:
 
     Attributes:
         file, bytes: the file, and its size.
+        script: a program next to the file that uses it without Lockstep.
         weights_sha256: what names the run's weights, as in result.json; the file's metadata has it too. None if a model
             file does not state it.
         split, examples: the images that the file was compared on: all of the split.
@@ -44,6 +46,7 @@ class ExportRecord:
 
     file: str
     bytes: int
+    script: str = field(repr=False)
     weights_sha256: str | None = field(repr=False)
     split: str
     examples: int
@@ -57,6 +60,7 @@ class ExportRecord:
     def __str__(self) -> str:
         return "\n".join([
             f"  file        {printable(self.file)}, {size(self.bytes)}",
+            f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
             f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; lockstep eval: "
             f"{self.accuracy_lockstep:.2%}",
             f"  difference  {self.otherwise:,} images classified otherwise; probabilities differ by up to "
@@ -70,12 +74,16 @@ def export(
     source: Source,
     output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE")] = None,
     checkpoint: Checkpoint = None,
+    sure: float = 0.95,
     *,
     data: Path | str | None = None,
     trust_code: bool = False,
     force: bool = False,
 ) -> ExportRecord:
-    """Write a classifier to an ONNX file, and check the file.
+    """Write a classifier to an ONNX file, and check the file. Write a script next to it that uses it.
+
+    The script, use_exported.py, needs numpy, Pillow and onnxruntime. It reads images as `lockstep predict` does, and
+    says of them what that says: class, probability, and whether it is sure.
 
     The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images, uint8 [N, H, W, C] of
     any number and size, to probabilities. It contains the preprocessing, and computes in float32. If its probabilities
@@ -92,6 +100,7 @@ def export(
         output: The file. Default: NAME.onnx.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
             Default: the newest.
+        sure: Share of the sure answers that shall be right, by training images that were held out.
         data: Folder of the dataset. Default: that of training.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         force: Overwrite a file that is there.
@@ -110,14 +119,18 @@ def export(
     if file.suffix.lower() != ".onnx":
         raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
     require_writable(file, force)
+    beside = file.with_name("use_exported.py")
     require_extra("export", ("onnx", "onnxscript", "onnxruntime"))
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-    from lockstep.classify.export import exported, in_float32, loaded
+    from lockstep.classify.export import exported, in_float32, loaded, script
     from lockstep.classify.predict import load, run_of
     from lockstep.jobs.session import read_splits, splits_of
 
-    classifier = load(source, step_or_best(checkpoint), trust_code, "cpu")
+    text = script().encode()
+    if not (beside.is_file() and beside.read_bytes() == text):
+        require_writable(beside, force)
+    classifier = load(source, step_or_best(checkpoint), trust_code, "cpu", sure)
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
     recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run:
@@ -155,11 +168,12 @@ def export(
             CRASH,
         )
     deliver(file, content)
+    deliver(beside, text)
     own_chosen = own.argmax(1)
     own_chosen[own.max(1) != own.max(1)] = -1  # An output that is not finite counts as wrong, as in an evaluation.
     chosen = found.argmax(1)
     return ExportRecord(
-        str(file), len(content), classifier.weights_sha256, split, len(images),
+        str(file), len(content), str(beside), classifier.weights_sha256, split, len(images),
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
         float(difference), rate, own_rate,
     )  # fmt: skip

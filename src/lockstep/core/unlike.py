@@ -18,7 +18,7 @@ _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
 _MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
-_NEIGHBOUR, _SHARE = 3, 0.99
+NEIGHBOUR, _SHARE = 3, 0.99
 
 
 def facts(train_set: Dataset) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
     references = features[rows].half()
     similarities = features @ references.double().T
     similarities[rows, torch.arange(len(rows))] = -torch.inf  # An image is not its own neighbour.
-    scores = similarities.topk(_NEIGHBOUR).values[:, -1].sort().values
+    scores = similarities.topk(NEIGHBOUR).values[:, -1].sort().values
     below = int((len(scores) + 1) * (1 - _SHARE) + 1e-9)
     return {_REFERENCES: references, _THRESHOLD: scores[max(1, below - 1)].float()}
 
@@ -51,14 +51,14 @@ class Unlike:
         """Use the result of `facts`; an image has `features` values. Raises: ValueError if it is not sound."""
         found = {name: (tensor.dtype, tensor.ndim) for name, tensor in facts.items()}
         sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
-        if not sound or len(facts[_REFERENCES]) < _NEIGHBOUR or facts[_REFERENCES].shape[1] != features:
+        if not sound or len(facts[_REFERENCES]) < NEIGHBOUR or facts[_REFERENCES].shape[1] != features:
             raise ValueError(f"its tensors {_PREFIX}* are not those of a model with {features} features")
-        self._references, self._threshold = facts[_REFERENCES].double(), facts[_THRESHOLD].double()
+        self.references, self.threshold = facts[_REFERENCES].double(), facts[_THRESHOLD].double()
 
     def __call__(self, features: Tensor) -> list[bool]:
         """Return for each image whether it is unlike, by its `features`, float [n, D] on the CPU."""
-        similarities = _unit(features) @ self._references.T
-        return (similarities.topk(_NEIGHBOUR).values[:, -1] < self._threshold).tolist()
+        similarities = _unit(features) @ self.references.T
+        return (similarities.topk(NEIGHBOUR).values[:, -1] < self.threshold).tolist()
 
 
 def every_view(features: Tensor) -> Tensor:
