@@ -44,6 +44,7 @@ from lockstep.words import size
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 CONNECTION_LIMIT = 960  # Most systems allow a program 1,024 open files.
+_ENDING = 40  # of these, for requests that still end although their connection has ended
 HEAD_LIMIT_S = 10.0  # for the head of a request to arrive, and for an answer to be read
 END_LIMIT_S = 3  # to answer the requests that have arrived when the server ends
 FILE_LIMIT = 16  # files of a request
@@ -284,20 +285,21 @@ class _OwnPagesOnly:
 class _Connection(H11Protocol):
     """A connection that ends if a request does not arrive, or if an answer is not read, in time.
 
-    If there are too many, one ends that waits for the rest of a request: the one that would end first.
+    If there are too many, the one ends that has waited longest for the rest of a request, or for the next one.
     """
 
     _end: asyncio.TimerHandle  # when this connection ends
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
         self._end = self.loop.call_later(HEAD_LIMIT_S, transport.abort)
         others = self.connections - {self}
         waiting = [one for one in others if isinstance(one, _Connection) and one._waits]
-        if waiting and len(others) + 1 >= CONNECTION_LIMIT:
-            first = min(waiting, key=lambda one: one._end.when())
-            self.connections.discard(first)
-            first.transport.abort()
+        if waiting and len(others) >= CONNECTION_LIMIT - _ENDING:
+            oldest = min(waiting, key=lambda one: one._since)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
 
     def handle_events(self) -> None:
         before = self.cycle
@@ -320,6 +322,7 @@ class _Connection(H11Protocol):
 
     def _end_after(self, seconds: float) -> None:
         self._end.cancel()
+        self._since = self.loop.time()
         self._end = self.loop.call_later(seconds, self.transport.abort)
 
 
