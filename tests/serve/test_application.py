@@ -348,7 +348,7 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.mark.parametrize("text", [b"", HALF_HEAD, HALF_BODY, GET + HALF_HEAD])
 def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, monkeypatch, text):
-    monkeypatch.setattr(application, "CONNECTION_LIMIT", 45)  # five of them may wait
+    monkeypatch.setattr(application, "CONNECTION_LIMIT", 5)
     with serving(classifier) as port:
         held = []
         for _ in range(20):
@@ -364,7 +364,6 @@ def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, m
 
 def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classifier, monkeypatch):
     monkeypatch.setattr(application, "CONNECTION_LIMIT", 3)
-    monkeypatch.setattr(application, "_ENDING", 0)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     def wait(picture, alone):

@@ -44,7 +44,6 @@ from lockstep.words import size
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 CONNECTION_LIMIT = 960  # Most systems allow a program 1,024 open files.
-_ENDING = 40  # of these, for requests that still end although their connection has ended
 HEAD_LIMIT_S = 10.0  # for the head of a request to arrive, and for an answer to be read
 END_LIMIT_S = 3  # to answer the requests that have arrived when the server ends
 FILE_LIMIT = 16  # files of a request
@@ -296,13 +295,15 @@ class _Connection(H11Protocol):
         self._end = self.loop.call_later(HEAD_LIMIT_S, transport.abort)
         others = self.connections - {self}
         waiting = [one for one in others if isinstance(one, _Connection) and one._waits]
-        if waiting and len(others) >= CONNECTION_LIMIT - _ENDING:
+        if waiting and len(self.connections) >= CONNECTION_LIMIT:
             oldest = min(waiting, key=lambda one: one._since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
     def handle_events(self) -> None:
         before = self.cycle
+        # uvicorn would also count requests that still end, although their connection has ended.
+        self.limit_concurrency = CONNECTION_LIMIT if len(self.connections) >= CONNECTION_LIMIT else None
         super().handle_events()
         if self.cycle is not before:  # The head of a request has arrived.
             self._end_after(REQUEST_LIMIT_S + HEAD_LIMIT_S)
@@ -377,7 +378,7 @@ def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
     options: dict[str, Any] = {"http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on"}
-    options |= {"limit_concurrency": CONNECTION_LIMIT, "timeout_graceful_shutdown": END_LIMIT_S}
+    options |= {"timeout_graceful_shutdown": END_LIMIT_S}
     options |= {"log_config": None, "log_level": "error", "access_log": False}
     options |= {"proxy_headers": False, "server_header": False, "date_header": False, "headers": _HEADERS}
     return uvicorn.Server(uvicorn.Config(application, **options))
