@@ -15,7 +15,6 @@ from pathlib import Path
 """Errors that a user can fix, and the exit codes of the program."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from signal import SIGHUP, SIGINT, SIGTERM
 
 CRASH = 1
@@ -58,7 +57,9 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
 
     `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
     """
-    allowed = sorted(allowed)
+    from difflib import get_close_matches  # not before the program handles signals
+
+    got, allowed = got[:300], sorted(allowed)
     near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

@@ -49,7 +49,7 @@ def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
     graph = Graph(classifier.recipe, classifier.module, classifier.image_shape, classifier.unlike).eval()
     facts = facts | {
         "decoding": classifier.decoding,
-        "sure_from": classifier.sure_from and finite([classifier.sure_from] * len(classifier.classes)),
+        "sure_from": finite(classifier.sure_from),
         "like_from": classifier.unlike and float(classifier.unlike.threshold),
     }
     outputs = ["probabilities", "similarity"] if classifier.unlike else ["probabilities"]
