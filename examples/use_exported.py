@@ -94,6 +94,7 @@ imported on first use, because it is not needed to print a help text.
 """
 
 import contextlib
+import hashlib
 import importlib
 import io
 import re
@@ -102,7 +103,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,10 +112,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from PIL.Image import Image, Transpose
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")  # in Pillow's words
+Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal sides becomes a square
+
+# In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but cannot decode them.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "PPM")
+MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
-RULES = 2  # the version of the rules in `decode_image`; another version may give other pixels
+RULES = 3  # the version of the rules in `decode_image`; another version may give other pixels
 
 REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -123,7 +128,28 @@ _TURNS: dict[object, str] = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
     8: "ROTATE_90",
 }  # fmt: skip
-_WHITE = (255, 255, 255, 255)
+_FAINT = 16  # levels. What differs from white by no more cannot be seen on it.
+# How a file begins that is not read -> what it is, and what to do.
+_OTHERS = {
+    rb"\s*<(!doctype )?html|\s*<(head|body)": "an HTML page, not an image: download the image itself",
+    rb"version https://git-lfs": "a Git LFS pointer, not the image: fetch it with git lfs pull",
+    rb"\S*/annex/objects/": "a git-annex pointer, not the image: fetch it with git annex get",
+    rb".{128}DICM": "a DICOM file: convert it to PNG, of 16 bits if it has more than 256 levels",
+    rb"\xff\n|\0\0\0\fJXL ": "a JPEG XL image, which is not read: convert it to PNG",
+    rb"\xff\x4f\xff\x51|\0\0\0\fjP  ": "a JPEG 2000 image, which is not read: convert it to PNG",
+    rb"8BPS": "a Photoshop file, which is not read: export it as PNG",
+    rb"\s*(<\?xml.*)?<svg|%!PS|\xc5\xd0\xd3\xc6": "a vector graphic, which is not read: export it as PNG",
+    rb"%PDF": "a PDF file, not an image: export its pages as PNG",
+    rb"....ftyp(?!avif|mif1|he[iv])|RIFF....AVI": "a video, or an image that is not read: save it as PNG",
+    rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!": "an archive, not an image: unpack it",
+    rb"\x93NUMPY|\x89HDF|SIMPLE  =": "an array of numbers, not an image: save it as PNG",
+    rb"\0\x05\x16\x07": "a file of macOS about an image, not the image: remove it",
+    rb"\0+\Z": "zeros, as an incomplete copy or download leaves them: get the image again",
+    rb"\xff\xd8|\x89PNG|RIFF....WEBP|GIF8|II\*|MM\0|....ftyp": "damaged or truncated",
+}
+_NO_IMAGE = "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image"
+_TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f]+")
+_HEAD = 1024  # bytes that tell what a file is
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
 _TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)  # in Pillow's messages
 # mode -> the mode that the image is resized in. Images of other modes are resized as they are.
@@ -142,35 +168,40 @@ class UnreadableImageError(LockstepError):
 
 
 def decode_image(
-    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False
+    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False, fit: Fit = "crop"
 ) -> NDArray[np.uint8]:
     """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and the arguments.
 
     `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
     [H, W, 4] (RGB and alpha).
 
-    1. JPEG, PNG, WebP, BMP, GIF, TIFF and HEIC are read, by content and not by name; of several frames the first, of
-       HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
+    1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not by name; of several
+       frames the first, of HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
+       Long texts and colour profiles of a PNG are ignored.
     2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
     3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
        become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
-    4. The largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in one call, which
-       first averages whole blocks of pixels if the square is 4 `image_px` wide or more.
-    5. Transparency is laid on white. Grey is copied to red, green and blue.
+    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in
+       one call, which first averages whole blocks of pixels if the square is 4 `image_px` wide or more. With "squash",
+       it is the whole image, whose proportions change. With "pad", the whole image keeps its proportions, and grey
+       margins of equal width make it a square.
+    5. Transparency is laid on white; on black where nothing could be seen on white, as with white ink. Grey is copied
+       to red, green and blue.
     6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
     7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
 
     A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
-    May be called from several threads. Pillow's warnings are silenced in this process.
+    May be called from several threads. In this process, Pillow's warnings are silenced, and its reader of PNG ignores
+    texts and profiles that are too long for it, where it refused the file.
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
         source = read_image(Path(source))
     if isinstance(source, bytes):
-        pixels = _decode(source, image_px)[0]
+        pixels = _decode(source, image_px, fit)[0]
     else:
         with _one_error_type():
-            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px)
+            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit)
     return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
 
 
@@ -181,20 +212,39 @@ def upright(image: "Image") -> "Image":
     return image if orientation is None else image.transpose(orientation)
 
 
-def inspect_image(data: bytes) -> tuple[str, int, int, bool, str]:
-    """Return the format of an image file's bytes in Pillow's words, width and height as stored, grey and its look.
+class Facts(NamedTuple):
+    """What is known of an image file.
 
-    A small image is decoded. It is grey if red, green and blue are equal in every pixel. The look is a difference hash,
-    128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and whether the place below is.
+    format: in Pillow's words.
+    width, height: as stored, in pixels.
+    grey: whether red, green and blue are equal in every pixel of the square in the middle.
+    look: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
+        whether the place below is.
+    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are equal.
+    """
+
+    format: str
+    width: int
+    height: int
+    grey: bool
+    look: str
+    seen: str
+
+
+def inspect_image(data: bytes) -> Facts:
+    """Return what is known of the bytes of an image file, by its small square in the middle.
+
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     from PIL import Image
 
-    pixels, format, (width, height) = _decode(data, 32)
+    pixels, format, (width, height) = _decode(data, 32, "crop")
     small = _from_array(pixels).convert("L")
     right, below = (np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9)))
     look = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
-    return format, width, height, bool((pixels == pixels[..., :1]).all()), look
+    grey = bool((pixels == pixels[..., :1]).all())
+    seen = "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
+    return Facts(format, width, height, grey, look, seen)
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
@@ -214,6 +264,7 @@ def decoder_versions() -> dict[str, str | None]:
         "zlib": features.version_feature("zlib_ng") or features.version_codec("zlib"),
         "libtiff": features.version_codec("libtiff"),
         "webp": features.version_module("webp"),
+        "libavif": features.version_module("avif"),
         "pillow_heif": version("pillow-heif"),
         "libheif": pillow_heif.libheif_version(),
     }
@@ -235,11 +286,11 @@ def _no_memory() -> LockstepError:
     return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
 
 
-def _decode(data: bytes, image_px: int) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
+def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
     """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
     with _opened(data) as image:
         format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
-        pixels = _square(image, image_px, draft=True)
+        pixels = _square(image, image_px, fit, draft=True)
     return pixels, format, size
 
 
@@ -250,7 +301,7 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
     if not data:
         raise UnreadableImageError("empty")
-    with _one_error_type(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
         yield image
 
 
@@ -261,7 +312,22 @@ def _load_plugins() -> None:
     It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
     have other pixels than the picture.
     """
-    for name in ("Bmp", "Gif", "Jpeg", "Png", "Tiff", "WebP"):
+    from PIL import PngImagePlugin
+
+    class Stream(PngImagePlugin.PngStream):
+        """Ignores texts and profiles that are too long for Pillow, as viewers do."""
+
+        def call(self, cid: bytes, pos: int, length: int) -> bytes:
+            try:
+                return super().call(cid, pos, length)
+            except ValueError:
+                if self.fp is None or not cid[:1].islower():  # a part that the pixels need
+                    raise
+                self.fp.seek(pos)
+                return self.fp.read(length)
+
+    PngImagePlugin.PngStream = Stream  # type: ignore[misc]
+    for name in ("Avif", "Bmp", "Gif", "Jpeg", "Ppm", "Tiff", "WebP"):
         importlib.import_module(f"PIL.{name}ImagePlugin")
     with contextlib.suppress(ImportError):  # The script of `lockstep export` can do without it.
         import pillow_heif
@@ -271,8 +337,8 @@ def _load_plugins() -> None:
 
 
 @contextlib.contextmanager
-def _one_error_type() -> Iterator[None]:
-    """Turn all that Pillow raises for an image into an UnreadableImageError.
+def _one_error_type(data: bytes = b"") -> Iterator[None]:
+    """Turn all that Pillow raises for an image, of a file with `data`, into an UnreadableImageError.
 
     A MemoryError says nothing about the file, so it becomes an error of the host.
     """
@@ -284,7 +350,7 @@ def _one_error_type() -> Iterator[None]:
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImageError("not a JPEG, PNG, WebP, BMP, GIF, TIFF or HEIC image") from None
+        raise UnreadableImageError(_what(data[:_HEAD])) from None
     except MemoryError:
         raise _no_memory() from None
     except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
@@ -293,7 +359,17 @@ def _one_error_type() -> Iterator[None]:
         raise UnreadableImageError("truncated" if truncated else f"damaged ({text})") from None
 
 
-def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.uint8]:
+def _what(head: bytes) -> str:
+    """Return what a file is that Pillow does not know, by its first bytes."""
+    for begins, words in _OTHERS.items():
+        if re.match(begins, head, re.DOTALL | re.IGNORECASE):
+            return words
+    if _TEXT.fullmatch(head):
+        return f"{_NO_IMAGE}, but a text that begins with {head[:20].decode(errors='replace')!r}"
+    return _NO_IMAGE
+
+
+def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDArray[np.uint8]:
     """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
     from PIL import Image
 
@@ -309,15 +385,31 @@ def _square(image: "Image", image_px: int, draft: bool = False) -> NDArray[np.ui
         width, height = image.size  # Pillow applies the orientation of a TIFF while it loads it.
     orientation = _orientation(image)
     side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    small = _eight_bit(image).resize(
-        (image_px, image_px), Image.Resampling.BICUBIC, (left, top, left + side, top + side), reducing_gap=REDUCING_GAP
+    box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+    # The margins of fit=pad; at least one pixel of the image remains.
+    free = image_px / 2 if fit == "pad" else 0
+    across, down = (
+        min(round(free - free * part / max(width, height)), (image_px - 1) // 2) for part in (width, height)
     )
+    small = _eight_bit(image).resize(
+        (image_px - 2 * across, image_px - 2 * down), Image.Resampling.BICUBIC,
+        box if fit == "crop" else (0, 0, width, height), reducing_gap=REDUCING_GAP,
+    )  # fmt: skip
     if small.mode in ("LA", "RGBA"):
-        small = Image.alpha_composite(Image.new("RGBA", small.size, _WHITE), small.convert("RGBA"))
-    if orientation is not None:
-        small = small.transpose(orientation)
-    return np.array(small if small.mode == "RGB" else small.convert("RGB"))
+        small = _opaque(small.convert("RGBA"))
+    square = Image.new("RGB", (image_px, image_px), (MARGIN,) * 3)
+    square.paste(small.convert("RGB"), (across, down))
+    return np.array(square if orientation is None else square.transpose(orientation))
+
+
+def _opaque(image: "Image") -> "Image":
+    """Return an RGBA image on white, or on black where nothing can be seen on white."""
+    from PIL import Image
+
+    on_white = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if np.asarray(on_white).min() < 255 - _FAINT:
+        return on_white
+    return Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
 
 
 def _require_size(image: "Image", limit: int) -> int:
@@ -336,15 +428,16 @@ def _eight_bit(image: "Image") -> "Image":
     """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
     from PIL import Image
 
-    if image.mode in _UNSUPPORTED_MODES:
-        raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
-    if _SIXTEEN_BIT.fullmatch(image.mode):
+    if _SIXTEEN_BIT.fullmatch(image.mode) or (image.format, image.mode) == ("PPM", "I"):
         values, transparent = np.asarray(image), image.info.get("transparency")
         whole, rest = np.divmod(values, 257)
-        grey = (whole + (rest > 128)).astype(np.uint8)  # values / 257, rounded
+        grey = Image.fromarray((whole + (rest > 128)).astype(np.uint8))  # values / 257, rounded
         if isinstance(transparent, int):
-            grey[values == transparent] = 255
-        return Image.fromarray(grey)
+            opaque = np.where(values == transparent, 0, 255).astype(np.uint8)
+            return Image.merge("LA", (grey, Image.fromarray(opaque)))
+        return grey
+    if image.mode in _UNSUPPORTED_MODES:
+        raise UnreadableImageError(f"{_UNSUPPORTED_MODES[image.mode]} are not supported")
     if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
         return image.convert("RGBA")
     return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image
