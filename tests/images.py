@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lockstep.data import photos
+
 
 @cache
 def encoded(number: int, side: int = 6, format: str = "PNG") -> bytes:
@@ -44,3 +46,9 @@ def grey_folder(root: Path, count: int) -> Path:
         pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
         Image.fromarray(pixels).save(root / "ab"[number % 2] / f"{number}.png")
     return root
+
+
+def load_folder(root: Path, *, image_px: int = 32, test_share: float = 0.2, grey: bool = False, fit="crop", **how):
+    """The datasets of a folder, which is read as training reads it; `how` is for `survey`."""
+    found = photos.survey(root, test_share, fit=fit, **how)
+    return photos.load(found, image_px=image_px, grey=grey, fit=fit)

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from tests.images import bright_and_dark, grey_folder, write
+from tests.images import bright_and_dark, grey_folder, load_folder, write
 
 from lockstep.commands.to_spec import fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
 from lockstep.data.decode import decode_image
-from lockstep.data.photos import load
 from lockstep.data.scan import Photo
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
@@ -190,8 +189,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
 def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
     folder = grey_folder(tmp_path / "letters", 12)
     Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")
-    given = {"image_px": 32, "test_share": 0.2}
-    grey, colour = load(folder, grey=True, **given)["train"], load(folder, **given)["train"]
+    grey, colour = load_folder(folder, grey=True)["train"], load_folder(folder)["train"]
     assert grey.images.shape[1:] == (32, 32, 1)
     assert grey.sha256 != colour.sha256
     both = zip(grey.images[:].numpy(), colour.images[:].numpy(), strict=True)

@@ -4,14 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
-from tests.images import bright_and_dark, encoded, write
+from tests.images import bright_and_dark, encoded, load_folder, write
 from tests.runs import fit_here
 
 from lockstep.commands.to_spec import evaluated_split, fields_of_run
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import load
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
@@ -112,7 +111,7 @@ def test_copies_are_on_one_side_of_the_held_out_images(tmp_path, of):
             for folder in ("a", "b"):
                 (tmp_path / f"train/{folder}/copy {number}.png").write_bytes(encoded(number))
         write(tmp_path / "test", {"a": [98], "b": [99]})
-        whole = load(tmp_path, image_px=32, test_share=0.2)["train"]
+        whole = load_folder(tmp_path)["train"]
     else:
         images = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 1), dtype=np.uint8)
         whole = Dataset.of(np.concatenate([images] * 3), np.arange(90) % 2, ("a", "b"))

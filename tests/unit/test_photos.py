@@ -10,16 +10,14 @@ import unicodedata
 import numpy as np
 import pytest
 from PIL import Image
-from tests.images import encoded, write
+from tests.images import encoded, load_folder, write
 
 from lockstep.data import photos as module
 from lockstep.data.check import lines_of, record_of
 from lockstep.data.decode import _load_plugins, decode_image
-from lockstep.data.photos import index_file, load, read, survey
+from lockstep.data.photos import index_file, read, survey
 from lockstep.data.scan import scan
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-
-DEFAULTS = {"image_px": 32, "test_share": 0.2}
 
 
 @pytest.fixture
@@ -241,9 +239,9 @@ def test_a_file_without_suffix_is_read_by_content_and_other_kinds_are_named(phot
 def test_images_that_are_left_out_are_as_if_they_were_not_there(six):
     names = survey(six, 0.2, left_out=["b/bad.png", "a/gone.png"]).require_sound()
     assert "1 image left out, as the recipe says (b/bad.png)" in names.notes
-    left = load(six, **DEFAULTS, left_out=["b/bad.png"])
+    left = load_folder(six, left_out=["b/bad.png"])
     (six / "b/bad.png").unlink()
-    assert {split: data.sha256 for split, data in load(six, **DEFAULTS).items()} == {
+    assert {split: data.sha256 for split, data in load_folder(six).items()} == {
         split: data.sha256 for split, data in left.items()
     }
 
@@ -357,7 +355,7 @@ def test_groups_stay_on_one_side(photos, by):
     assert len(sides["train"]) + len(sides["test"]) == 30
     assert any({"p1", "p2"} <= side for side in sides.values())
     assert f"{len(sides['test'])} groups in test" in found.notes[0]
-    whole = load(photos, **DEFAULTS | {"test_share": 0.3}, group=pattern)["train"]
+    whole = load_folder(photos, test_share=0.3, group=pattern)["train"]
     kept, held = whole.held_out(10)
     assert 10 <= len(held) <= 15
     assert not {*kept.groups.tolist()} & {*held.groups.tolist()}
@@ -439,14 +437,14 @@ def test_equal_files_are_on_one_side_and_noted(photos):
 def test_the_dataset_has_the_pixels_of_its_fit(photos):
     write(photos, {"a": [1, 4], "b": [2, 5]})  # 6 x 7 and 6 x 8 pixels
     for fit in ("crop", "pad", "squash"):
-        for split, data in load(photos, **DEFAULTS, fit=fit).items():
+        for split, data in load_folder(photos, fit=fit).items():
             shown = [decode_image(photos / path, 32, fit=fit) for path in paths(sound(photos))[split]]
             assert np.array_equal(data.pixels(slice(None)), shown)
 
 
 def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order(photos, tmp_path):
     write(photos, {"a": range(8), "b": range(8, 16)})
-    splits, found = load(photos, **DEFAULTS), sound(photos)
+    splits, found = load_folder(photos), sound(photos)
     assert list(splits) == ["train", "test"]
     by_sha256 = {hashlib.sha256(encoded(number)).hexdigest(): number for number in range(16)}
     for split, images in contents(found).items():
@@ -463,7 +461,7 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{-number}.jpg").write_bytes(encoded(number))
         os.utime(folder / f"{-number}.jpg", (number, number))
-    for split, dataset in load(other, **DEFAULTS).items():
+    for split, dataset in load_folder(other).items():
         assert splits[split].sha256 == dataset.sha256
         assert (splits[split].pixels(slice(None)) == dataset.pixels(slice(None))).all()
         assert (splits[split].labels == dataset.labels).all()
@@ -472,11 +470,11 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
 def test_one_photo_more_is_one_photo_decoded(photos, monkeypatch):
     decoded = []
     monkeypatch.setattr(module, "decode_image", lambda *args: decoded.append(args) or decode_image(*args))
-    load(write(photos, {"a": range(8), "b": range(8, 16)}), **DEFAULTS)
+    load_folder(write(photos, {"a": range(8), "b": range(8, 16)}))
     decoded.clear()
     for change in (lambda: write(photos, {"b": [99]}), (photos / "a/3.png").unlink):
         change()
-        load(photos, **DEFAULTS)
+        load_folder(photos)
         assert [args[0] for args in decoded] == [encoded(99)]
 
 
@@ -486,7 +484,7 @@ def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(tmp_path):
     def sha256(classes, **options):
         root = write(tmp_path / next(names) / "train", classes).parent
         write(root / "test", {name: [99] for name in classes})
-        return load(root, **DEFAULTS | options)["train"].sha256
+        return load_folder(root, **options)["train"].sha256
 
     base = {"a": [1, 2], "b": [3, 4]}
     digests = [sha256(base), sha256(base, image_px=48), sha256(base, grey=True), sha256(base, fit="pad"),
@@ -505,8 +503,8 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     (six / "a/3.png").write_bytes(encoded(300))
     monkeypatch.setattr(module, "scan", lambda *_, **__: stale)
     with pytest.raises(LockstepError, match=r"a/3\.png has changed since it was indexed: start again"):
-        load(six, **DEFAULTS)
-    assert sum(map(len, load(six, **DEFAULTS).values())) == 5
+        load_folder(six)
+    assert sum(map(len, load_folder(six).values())) == 5
 
 
 # the index

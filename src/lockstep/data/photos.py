@@ -89,19 +89,8 @@ class Survey:
         return [[photo.path for photo in group] for group in several]
 
 
-def load(
-    folder: Path | None,
-    *,
-    image_px: int,
-    test_share: float,
-    grey: bool = False,
-    group: str | None = None,
-    reading: Reading = PLAIN,
-    classes: Sequence[str] | None = None,
-    fit: Fit = "crop",
-    left_out: Collection[str] = (),
-) -> "dict[str, Dataset]":
-    """Return the splits of a folder of images, [N, image_px, image_px, 3 or 1]; see `survey` for the splits.
+def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop") -> "dict[str, Dataset]":
+    """Return the splits of the folder that was `found`, images [N, image_px, image_px, 3 or 1].
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, `fit`, and
     the SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
@@ -113,8 +102,7 @@ def load(
     from lockstep.data.dataset import Dataset
     from lockstep.data.pixels import Rows
 
-    found = survey(folder, test_share, group, reading, classes, fit, {*left_out}).require_sound()
-    for note in found.notes:
+    for note in found.require_sound().notes:
         logger.warning(note)
     # Without test images, the validation images are those too; see `survey`.
     same = "test" in found.splits and found.splits.get("validation") is found.splits["test"]

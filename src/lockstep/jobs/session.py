@@ -378,10 +378,10 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
     try:
         if recipe.dataset == IMAGE_FOLDER:
             assert recipe.image_px is not None
-            return photos.load(
-                placement.data, image_px=recipe.image_px, grey=recipe.grey, test_share=recipe.test_share,
-                group=recipe.group, reading=recipe.reading, classes=classes, fit=recipe.fit, left_out=recipe.left_out,
-            )  # fmt: skip
+            found = photos.survey(
+                placement.data, recipe.test_share, recipe.group, recipe.reading, classes, recipe.fit, {*recipe.left_out}
+            )
+            return photos.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:
