@@ -75,7 +75,8 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
     assert "\x1b" not in text.stdout
     assert "\\n\\x1b[31mc.png  " in text.stdout
     assert text.stderr.splitlines() == [
-        "bad.png: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image",
+        "bad.png: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that begins with "
+        "'no image'",
         "none.png: no such file or directory",
         "lockstep: 2 of 4 images could not be classified",
     ]

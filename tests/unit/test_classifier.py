@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -122,7 +123,9 @@ def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(
         classifier.predict("~nobody.of.this.name/a.png")
 
 
-def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path):
+def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path, request):
+    # Python's own removal of a folder is recursive, so pytest would fail when it clears its temporary folders.
+    request.addfinalizer(lambda: subprocess.run(["rm", "-rf", tmp_path / "d"], check=True))
     folders = os.open(tmp_path, os.O_RDONLY)
     for _ in range(2_100):  # A path has at most 4,096 characters.
         os.mkdir("d", dir_fd=folders)

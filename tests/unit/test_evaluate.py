@@ -68,7 +68,7 @@ def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(pr
 KEYS = {
     "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "accuracy_interval", "warnings", "loss",
     "train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "processes", "device", "versions",
-    "model_source", "mixed_arithmetic", "run",
+    "model_source", "mixed_arithmetic", "run", "left_out",
 }  # fmt: skip
 
 
