@@ -114,7 +114,7 @@ class Trial:
         self.ended_s = 0.0  # from the fault to the end of the program
 
     def survive(self, expected: str) -> str:
-        """Make the fault. Return how the run got the `expected` sha256: "goes on", "resume" or "again".
+        """Make the fault. Return how the run reached the `expected` sha256: "goes on", "resume" or "again".
 
         Raises: MissError.
         """
@@ -146,7 +146,7 @@ class Trial:
             )
 
     def _disturb(self, process: "subprocess.Popen[str]") -> None:
-        """Wait until the program is at the phase, make the fault there, and let the program go on."""
+        """Wait until the program is at the phase, make the fault there, and let the program continue."""
         fault, until = self._case.fault, time.monotonic() + LONGEST_S
         while not (self._folder / "at-0").exists():
             if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""The end of a run: killed around any of its effects and resumed, it leaves the same files. `Due` decides alike."""
+"""The end of a run: killed around any of its effects and resumed, it leaves the same files. `Due` decides the same after a resume."""
 
 import json
 import os

@@ -42,7 +42,7 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o002, 0o664)])
 def test_new_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
-    """Also those that the library safetensors writes, which it alone would make for their owner."""
+    """Also model files: safetensors alone makes them readable by their owner only."""
     before = os.umask(umask)
     try:
         files.replace(tmp_path / "a", b"")

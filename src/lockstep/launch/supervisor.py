@@ -64,7 +64,7 @@ def begun(spec: Spec, told: Callable[[str], Any]) -> Path | None:
 
 
 def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) -> Outcome:
-    """Return the outcome of a job that signal `number` stopped, and say how to go on, unless process 0 has said it.
+    """Return the outcome of a job that signal `number` stopped, and print how to continue it, unless process 0 has.
 
     `told` returns what process 0 has told.
     """
