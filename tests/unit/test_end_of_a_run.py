@@ -1,4 +1,4 @@
-"""The end of a run: killed around any of its effects and resumed, it leaves the same files. `Due` decides the same after a resume."""
+"""The end of a run: killed around any of its effects and resumed, it leaves the same files, by the same decisions."""
 
 import json
 import os
