@@ -51,7 +51,6 @@ CASES = [
     ("export runs/mien", USAGE, "did you mean runs/mine?"),
     ("verify runs/mien", USAGE, "did you mean runs/mine?"),
     ("show runs/mien", DATA, "did you mean runs/mine?"),
-    ("runs rm runs/mien", USAGE, "did you mean runs/mine?"),
     ("data check phots", USAGE, "unknown dataset 'phots': Allowed: cifar10, digits, mnist; did you mean photos?"),
     ("data check phots/", DATA, "there is no folder phots: did you mean photos?"),
     ("train nothing/of/this", DATA, "there is no folder nothing/of/this: give the name of a recipe"),

@@ -6,16 +6,14 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lockstep.commands.runs import rm
-from lockstep.errors import ENVIRONMENT, USAGE, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
-from lockstep.runs.folder import Folder, Run, refuse_existing, removable, remove
+from lockstep.runs.folder import Folder, Run, refuse_existing
 
 RECIPE = get_recipe("digits")
 
@@ -138,11 +136,8 @@ def test_a_link_in_a_run_is_never_written_through(stopped, tmp_path, name):
         Folder.resume(stopped)
     assert raised.value.code == ENVIRONMENT
     if name == ".lock":
-        with pytest.raises(LockstepError, match=r"\.lock is a link"):
-            remove(Run(stopped))
         assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     else:
-        remove(Run(stopped))  # deletes the link
         assert [*(tmp_path / "elsewhere").iterdir()]
 
 
@@ -217,7 +212,7 @@ def evaluation(number, **fields):
 
 DAMAGED = [
     b"\xff\xfe\x00", b"[]", b"7", b"", step(1)[:-7], b'{"kind": "step"}', b'{"step": 1}', step("1"), step(True),
-    step(1, loss="0.5"), step(1, loss=float("nan")), step(1, split={"forward": "1"}),
+    step(1, loss="0.5"), step(1, loss=float("nan")),
     b'{"kind": [], "step": 1}', b'{"kind": "other", "step": 1}', b'{"kind": "evaluation", "step": 1}',
     evaluation(1, loss="a"), evaluation(1, split=5), evaluation(1, accuracy="1"),
     evaluation(1).replace(b"raw", b"r\xe4w"),
@@ -242,56 +237,3 @@ def test_a_damaged_result_is_one_clear_error(stopped, damaged):
     for look in (run.result, lambda: run.accuracy):
         with pytest.raises(LockstepError, match=r"result\.json cannot be read \(.*\): remove it"):
             look()
-
-
-def refusals(tmp_path, made):
-    """Yield folders that must not be removed, and what the error says."""
-    other = Folder.create(tmp_path / "held", RECIPE)
-    yield other.path, "another program is training in"
-    other.close()
-    (tmp_path / "link").symlink_to(made)
-    yield tmp_path / "link", "is a link to"
-    (tmp_path / "photos").mkdir()
-    yield tmp_path / "photos", "is not a run"
-    Folder.create(tmp_path / "notes", RECIPE).close()
-    (tmp_path / "notes/thesis.md").write_text("mine")
-    yield tmp_path / "notes", "holds thesis.md, which is no part of a run: move it away"
-    yield tmp_path / "missing", "is not a folder"
-
-
-def test_runs_are_removed_after_a_question_and_nothing_else(tmp_path, monkeypatch, here):
-    folders = [tmp_path / "a", tmp_path / "b"]
-    for folder in folders:
-        Folder.create(folder, RECIPE).close()
-    (folders[0] / "tb").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").mkdir()
-    for path, words in refusals(tmp_path, folders[0]):
-        done = here("runs", "rm", *folders, path, "--yes")
-        assert done.returncode in (USAGE, ENVIRONMENT)
-        assert words in done.stderr
-    done = here("runs", "rm", *folders)
-    assert (done.returncode, "no terminal to ask in: add --yes" in done.stderr) == (USAGE, True)
-    assert all(folder.exists() for folder in folders)
-
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    for answer, left in ((False, 2), (True, 0)):
-        monkeypatch.setattr("typer.confirm", lambda text, answer=answer: text == "Delete 2 runs?" and answer)
-        assert [*rm([*folders, folders[0]])][-1] == ("deleted 2 runs" if answer else "nothing was deleted")
-        assert sum(folder.exists() for folder in folders) == left
-    assert (tmp_path / "elsewhere").is_dir()
-
-
-def test_a_removal_that_is_cut_short_leaves_a_run_that_can_be_removed(tmp_path, monkeypatch):
-    run = Folder.create(tmp_path / "a", RECIPE)
-    run.close()
-
-    def refused(path):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.unlink", refused)
-        with pytest.raises(LockstepError, match=r"cannot write the run folder .*: Permission denied"):
-            remove(run)
-    assert not run.checkpoints.exists()
-    remove(removable(run.path))
-    assert not run.path.exists()

@@ -17,7 +17,6 @@ from lockstep.commands.export import export
 from lockstep.commands.predict import predict
 from lockstep.commands.recipes import recipes, show
 from lockstep.commands.report import report
-from lockstep.commands.runs import rm
 from lockstep.commands.serve import serve
 from lockstep.commands.shell import shell
 from lockstep.commands.train import train
@@ -132,13 +131,10 @@ Examples:
   lockstep data fetch cifar10
   lockstep data check cifar10""",
 )
-RUNS_COMMANDS: dict[str, Callable[..., None]] = {"rm": shell(rm, with_json=False)}
-runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Delete runs.")
-for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS), (runs, RUNS_COMMANDS)):
+for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
         group.command(name, **(_OF_TRAIN if name == "train" else {}))(function)
 app.add_typer(data, name="data", short_help="Download and check datasets.")
-app.add_typer(runs, name="runs", short_help="Delete runs.")
 
 
 @app.callback(invoke_without_command=True)

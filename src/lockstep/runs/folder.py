@@ -1,7 +1,7 @@
 """The folder of a run: `Run` reads it, and needs no torch. `Folder` is the one that process 0 trains.
 
 recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json, and the pages of
-`lockstep report`: report.html compared.html
+`lockstep report`: report.html
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -43,10 +42,6 @@ from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
 
-_PARTS = {
-    "recipe.json", "environment.json", "metrics.jsonl", "log.txt", "tb", "eval", "checkpoints", "model.safetensors",
-    "result.json", "report.html", "compared.html",
-}  # fmt: skip
 # The last ones are of the library safetensors.
 _TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 
@@ -70,11 +65,9 @@ class _Result(Entries):
     accuracy: dict[str, _Number | None]
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
-    total_s: _Number
     images_per_s: _Number | None
     steps_per_s: _Number | None = None
     processes: _Count
-    peak_memory_bytes: list[_Count]
     weights_sha256: str
     warnings: list[str] = Field([])
 
@@ -84,9 +77,6 @@ class _StepRow(Entries):
     time: Annotated[float, Field(ge=0, le=1e11)] | None = None
     loss: _Number | None = None
     accuracy: _Number | None = None
-    learning_rate: _Number | None = None
-    s_per_step: _Number | None = None
-    split: dict[str, _Number] = Field({})
 
 
 class _EvaluationRow(Entries):
@@ -479,31 +469,3 @@ def _exists(path: Path) -> LockstepError:
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
     return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
-
-
-def removable(path: Path) -> Run:
-    """Return the run at `path`. Raises: LockstepError if it is no run, a link, being trained, or holds other files."""
-    if path.is_symlink():
-        raise LockstepError(f"{path} is a link to {path.resolve()}: give that folder, and delete the link yourself")
-    run = Run.open(path)
-    if foreign := sorted(each.name for each in path.iterdir() if each.name not in _PARTS and each.name[0] != "."):
-        raise LockstepError(f"{path} holds {foreign[0]}, which is no part of a run: move it away first")
-    if run.is_held():
-        raise LockstepError(f"another program is training in {path}: stop it first", ENVIRONMENT)
-    return run
-
-
-def remove(run: Run) -> None:
-    """Delete the folder of a run. If that is cut short, it is still a run, to be deleted. Raises: LockstepError."""
-    removable(run.path)
-    folder, last = Folder(run.path), ("recipe.json", ".lock")
-    try:
-        with folder._locked():
-            for member in sorted(run.path.iterdir(), key=lambda path: (path.name in last, path.name == ".lock")):
-                if member.is_dir() and not member.is_symlink():
-                    shutil.rmtree(member)
-                else:
-                    member.unlink()
-            run.path.rmdir()
-    finally:
-        folder.close()
