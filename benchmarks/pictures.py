@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("classify", "a classifier in the caller's process, a page and POST /predict, export"),),
     (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
     (("jobs", "train, evaluate, verify, report, labels: what processes compute"),),
-    (("pages", "reports as HTML: a run, several runs, doubtful labels"),),
+    (("pages", "reports as HTML: a run, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
     (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),

@@ -83,7 +83,7 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     warning = "2 classes with fewer than 20 training images (a has "
     assert f"warning   {warning}" in done.stdout
     assert warning in json.loads((tmp_path / "runs/a/result.json").read_text())["warnings"][0]
-    assert f'<p class="note" role="note">{warning}' in page([Run.open(tmp_path / "runs/a")])
+    assert f'<p class="note" role="note">{warning}' in page(Run.open(tmp_path / "runs/a"))
     record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
     Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
     paths = [str(path) for path in (tmp_path / "letters").rglob("*.png")]

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.browser import chromium, executable
 from tests.conftest import in_this_process
 from tests.images import bright_and_dark
-from tests.unit.test_replay import OPTIONS
 
 import lockstep
 from lockstep.config.placement import Placement
@@ -93,11 +92,8 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
         record = report(spec, Context())
     assert 0 < sum(map(sum, record["confusion"])) < record["examples"]
     # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally probable.
-    assert sum(accuracy * count for _, accuracy, count in record["calibration"]["bins"]) == pytest.approx(
-        record["correct"]
-    )
     assert any(one["top"] == [] for one in record["mistakes"])
-    assert "classified as no class" in runs.page([Run(run.path)], record)
+    assert "classified as no class" in runs.page(Run(run.path), record)
 
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
@@ -131,8 +127,9 @@ def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_o
     assert (done.returncode, made.path.read_text()) == (0, made.html), done.stderr
 
 
-def test_a_notebook_shows_a_report_in_a_frame(trained_once):
-    made = lockstep.report(trained_once(*SHORT)[0], trained_once(*OPTIONS)[0])
+def test_a_notebook_shows_a_report_in_a_frame(trained_once, tmp_path, monkeypatch):
+    monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
+    made = lockstep.report(trained_once(*SHORT)[0], output=tmp_path / "r.html", quiet=True)
     frame = made._repr_html_()
     assert frame.startswith("<iframe srcdoc=")
     assert frame.count("<") == 2

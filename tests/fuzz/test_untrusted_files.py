@@ -143,7 +143,7 @@ def look_at(path):
         lambda: run.classes, lambda: repr(run), lambda: run.state,
         lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
         lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
-        lambda: run.load(), lambda: find_weights(path), lambda: page([Run(path)]),
+        lambda: run.load(), lambda: find_weights(path), lambda: page(Run(path)),
     ):  # fmt: skip
         only_lockstep_errors(part)
 

@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 
-from lockstep.commands.shell import Quiet, record_of, require_writable
+from lockstep.commands.shell import AnyRun, Quiet, record_of, require_writable
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone
 from lockstep.messages import muted
-from lockstep.runs.folder import Run
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page about one or several runs. A notebook shows it.
+    """A page about a run. A notebook shows it.
 
     Attributes:
         html: the page, which needs no other file.
@@ -45,7 +44,7 @@ class Report:
 
 
 def report(
-    *runs: Annotated[Path | str | Run, typer.Argument(metavar="RUN...")],
+    run: AnyRun,
     output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE.html")] = None,
     data: Path | str | None = None,
     processes: int | None = None,
@@ -54,21 +53,19 @@ def report(
     force: bool = False,
     quiet: Quiet = False,
 ) -> Report:
-    """Write a page about a run, or one that compares runs.
+    """Write a page about a run.
 
-    It has accuracy, curves, confusion, calibration, mistakes as pictures, speed and recipe. The page is one file that
+    It has accuracy, curves, confusion, calibration, mistakes as pictures, and recipe. The page is one file that
     makes no request. The test images are classified again by the newest checkpoint. If the data are gone, the page has
     no pictures, and says so.
 
-    Several runs are compared by what their folders state: what differs, and their curves over each other.
-
     Examples:
       lockstep report runs/digits-1                       writes runs/digits-1/report.html
-      lockstep report runs/first runs/second -o compared.html
+      lockstep report runs/first -o first.html
 
     Args:
-        runs: A run's folder, or several to compare.
-        output: The page. Default: report.html in the run's folder; of several runs, compared.html in the first one's.
+        run: A run's folder.
+        output: The page. Default: report.html in the run's folder.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
@@ -79,7 +76,6 @@ def report(
     A notebook shows the report that Python gets. It has the `path` of the page, and `lacking` says what that lacks.
 
         print(lockstep.report("runs/first").path)
-        lockstep.report("runs/first", "runs/second", output="compared.html")
 
     Raises:
         LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
@@ -88,26 +84,20 @@ def report(
     from lockstep.pages.runs import page
 
     require_alone("report")
-    opened = [existing(run) for run in runs]
-    if not opened:
-        raise LockstepError("report: give a run")
-    own = opened[0].path / ("report.html" if len(opened) == 1 else "compared.html")
-    path = own if output is None else Path(output)
+    opened = existing(run)
+    path = opened.path / "report.html" if output is None else Path(output)
     require_writable(path, force or output is None)
-    if empty := [run for run in opened if not run.steps]:
-        raise empty[0].no_checkpoint()
+    if not opened.steps:
+        raise opened.no_checkpoint()
     record, lacking = None, None
-    if len(opened) > 1 and (data, processes, device) != (None, None, "auto"):
-        raise LockstepError("runs are compared by what is in their folders: leave out --data, --processes and --device")
-    if len(opened) == 1:
-        try:
-            with muted(quiet):
-                fields = fields_of_run(opened[0], trust_code, data=data, processes=processes, device=device)
-                record = record_of(ReportSpec(**fields, split=evaluated_split(data, **fields)), quiet)
-        except LockstepError as error:
-            if error.code != DATA:
-                raise
-            lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
-    made = Report(page(opened, record, lacking=lacking), path, lacking)
+    try:
+        with muted(quiet):
+            fields = fields_of_run(opened, trust_code, data=data, processes=processes, device=device)
+            record = record_of(ReportSpec(**fields, split=evaluated_split(data, **fields)), quiet)
+    except LockstepError as error:
+        if error.code != DATA:
+            raise
+        lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
+    made = Report(page(opened, record, lacking), path, lacking)
     made.save(path)
     return made

@@ -68,21 +68,15 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     }
 
 
-def calibration(confidence: Tensor, correct: Tensor) -> dict[str, Any]:
-    """Return the expected calibration error, and its bins.
+def calibration(confidence: Tensor, correct: Tensor) -> float:
+    """Return the expected calibration error: over bins, the mean distance of probability and accuracy.
 
-    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool [n], or not. A bin is
-    (mean probability, accuracy, images); empty ones are left out. The error is the mean distance of the two, weighted
-    by images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool [n], or not. A bin
+    counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
     """
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
-    counts = places.bincount(minlength=_BINS).double()
-    means = places.bincount(confidence, minlength=_BINS) / counts
-    accuracies = places.bincount(correct.double(), minlength=_BINS) / counts
-    kept = counts > 0
-    error = ((means - accuracies).abs() * counts)[kept].sum() / len(correct)
-    bins = zip(means[kept].tolist(), accuracies[kept].tolist(), counts[kept].long().tolist(), strict=True)
-    return {"error": float(error), "bins": list(bins)}
+    distances = places.bincount(confidence - correct.double())
+    return float(distances.abs().sum() / len(correct))
 
 
 def _shown(session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:

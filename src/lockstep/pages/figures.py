@@ -11,10 +11,9 @@ from lockstep.errors import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#2f7fc1", "#d1495b", "#3a9d5d", "#8a63c4", "#c98a1b", "#3f9aa5")  # readable on white and on black
+COLOURS = ("#2f7fc1", "#d1495b")  # blue and red, readable on white and on black
 MOST_NAMED = 24  # classes up to which a heat map names them on its axes, and has numbers in its cells
 _LONGEST_NAME = 24  # characters on an axis
-_MOST_IN_LEGEND = 8  # lines; of more, a legend would cover them
 _INK = "#010203"  # stands for the colour of the page's text
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "lockstep", "font.family": "sans-serif", "font.size": 10,
@@ -35,16 +34,18 @@ class Line(NamedTuple):
 
 
 def curves(lines: Sequence[Line], label: str, *, log: bool = False, share: bool = False) -> str:
-    """Return the diagram of `lines` over steps. The y axis is logarithmic with `log`, and in percent with `share`."""
+    """Return the diagram of one or two `lines` over steps.
+
+    The y axis is logarithmic with `log`, and in percent with `share`.
+    """
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
         axes.set(xlabel="steps", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        for number, line in enumerate(lines):
+        for colour, line in zip(COLOURS, lines, strict=False):
             points = [(x, y) for x, y in line.points if y is not None]
-            colour = COLOURS[number % len(COLOURS)]
             axes.plot(
                 [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
                 marker="o" if len(points) <= 12 else "", markersize=3.5,
@@ -56,7 +57,7 @@ def curves(lines: Sequence[Line], label: str, *, log: bool = False, share: bool 
             axes.yaxis.set_minor_formatter("")
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if 1 < len(lines) <= _MOST_IN_LEGEND:
+        if len(lines) > 1:
             axes.legend()
 
     return _drawn(4.2, 3.0, draw)
@@ -93,20 +94,6 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 
     side = 1.5 + 0.08 * max(map(len, names)) + 0.4 * len(names) if named else 7.0
     return _drawn(side + 0.4, side, draw)
-
-
-def reliability(bins: Sequence[tuple[float, float, int]]) -> str:
-    """Return the diagram of `bins` (mean probability, accuracy, images): accuracy beside the diagonal."""
-
-    def draw(axes: "Axes") -> None:
-        axes.plot([0, 1], [0, 1], color=_INK, linewidth=0.8, linestyle="--", label="calibrated")
-        for mean, accuracy, _ in bins:
-            axes.plot([mean, mean], [mean, accuracy], color=COLOURS[1], linewidth=1.2)
-        axes.plot([m for m, _, _ in bins], [a for _, a, _ in bins], "o", color=COLOURS[0], label="images of a bin")
-        axes.set(xlabel="probability of the predicted class", ylabel="accuracy", xlim=(0, 1.02), ylim=(0, 1.03))
-        axes.legend(loc="upper left")
-
-    return _drawn(4.2, 3.4, draw)
 
 
 def _drawn(width: float, height: float, draw: Callable[["Axes"], None]) -> str:
