@@ -54,18 +54,14 @@ def held_out(course: Course, state: State, train_set: Dataset, folds: int) -> tu
     """
     recipe = course.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
-    every_row, every_probability = list[Tensor](), list[Tensor]()
+    rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
+    found = []
     with arithmetic(recipe.arithmetic):
-        heads = _trained(course, state, train_set, fold_of, folds)
-    for fold, head in enumerate(heads):
-        rows = (fold_of == fold).nonzero()[:, 0]
-        views = every_view(train_set.pixels(rows))[:, : 1 if recipe.test_views == "one" else 2]
-        with arithmetic(recipe.arithmetic):
-            logits = functional.linear(views.mean(1), *head.parameters_of(recipe.own_weights).values())
-            probabilities = logits.softmax(1)
-        every_row.append(rows)
-        every_probability.append(probabilities.nan_to_num(0.0))
-    return torch.cat(every_row), torch.cat(every_probability)
+        heads = _trained(course, state, train_set, fold_of, folds).parameters_of(recipe.own_weights).values()
+        for row, weight, bias in zip(rows, *(part.chunk(folds) for part in heads), strict=True):
+            views = every_view(train_set.pixels(row))[:, : 1 if recipe.test_views == "one" else 2]
+            found.append(functional.linear(views.mean(1), weight, bias).softmax(1))
+    return torch.cat(rows), torch.cat(found).nan_to_num(0.0)
 
 
 def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> Tensor:
@@ -132,11 +128,11 @@ class Marks:
         marks: list[Answer | None] = [None] * len(features)
         if self.sure_from is not None:
             found = probabilities.max(1)
-            marks = ["sure" if one else "unsure" for one in (found.values >= self.sure_from[found.indices]).tolist()]
-        if self.unlike is None:
-            return marks
-        unlike = self.unlike(every_view(features)[:, 0])
-        return ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
+            marks = ["sure" if one else "unsure" for one in found.values >= self.sure_from[found.indices]]
+        if self.unlike is not None:
+            unlike = self.unlike(every_view(features)[:, 0])
+            marks = ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
+        return marks
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
@@ -152,16 +148,15 @@ def _fold_of(train_set: Dataset) -> Tensor:
     return torch.from_numpy(folds[unit_of])
 
 
-def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> list[State]:
-    """Return the state of a head for each of the `folds`, trained without its images.
+def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> State:
+    """Return one linear layer with the outputs of `folds` heads one after the other, each trained without its images.
 
     All begin with zeros and see the batches of the run, and each leaves its images out of them.
     """
     recipe, labels = course.recipe, train_set.labels
-    heads = [state.fresh() for _ in range(folds)]
-    for head in heads:
-        for tensor in (*head.parameters.values(), *(head.ema or {}).values()):
-            tensor.zero_()
+    outputs = folds * len(train_set.classes)
+    initial = {name: p.new_zeros(outputs, *p.shape[1:]).requires_grad_() for name, p in state.parameters.items()}
+    heads = State(recipe.replace(precision="float32"), initial, {}, labels.device)
     none, priors = torch.zeros(0, device=labels.device), train_set.priors if recipe.balanced else None
     for step in range(course.steps):
         plan = course.plan(step)
@@ -169,10 +164,8 @@ def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, 
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
         features = views[torch.arange(len(rows)), (rows + epochs) % views.shape[1]]
-        weight, bias = (
-            torch.stack([head.parameters[name] for head in heads]).requires_grad_() for name in state.parameters
-        )
-        logits = functional.linear(features, weight.flatten(0, 1), bias.flatten()).view(len(rows) * folds, -1)
+        layer = [parameter.detach().requires_grad_() for parameter in heads.parameters.values()]
+        logits = functional.linear(features, *layer).view(len(rows) * folds, -1)
         losses = functional.cross_entropy(
             logits if priors is None else logits + priors,
             labels[rows].repeat_interleave(folds),
@@ -181,7 +174,6 @@ def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, 
         )
         kept = fold_of[rows, None] != torch.arange(folds, device=labels.device)
         loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
-        gradients = torch.autograd.grad(loss, (weight, bias))
-        for head, *parts in zip(heads, *gradients, strict=True):
-            head.apply(torch.cat([part.flatten() for part in parts]), none, course.learning_rate(step))
+        gradients = torch.autograd.grad(loss, layer)
+        heads.apply(torch.cat([part.flatten() for part in gradients]), none, course.learning_rate(step))
     return heads
