@@ -43,5 +43,5 @@ def test_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_are_named(ru
         "  compared  1 checkpoint, the SHA-256 of the result, model.safetensors; 1 differ",
         "  first     the checkpoint after 30 steps differs",
     ]
-    assert any("parameter/conv2.weight: 1 of 18,432 elements, by at most " in line for line in lines)
+    assert "            parameter/conv2.weight" in lines
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)

@@ -71,18 +71,13 @@ def test_the_initial_state_is_computed_and_compared_although_a_program_trains_th
 
 
 def differences(record):
-    return [
-        (one["what"], one["step"], [each["name"] for each in one.get("tensors", ())]) for one in record["differences"]
-    ]
+    return [(one["what"], one["step"], one.get("tensors", [])) for one in record["differences"]]
 
 
 def test_what_was_changed_differs_from_the_replay(run):
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     record = record_of(run)
     assert differences(record) == [("checkpoints", 30, ["parameter/conv2.weight"])]  # The result's SHA-256 is right.
-    (tensor,) = record["differences"][0]["tensors"]
-    assert tensor["differing"] == 1
-    assert 0 < tensor["max_abs"] < 1e-6
     change_checkpoint(run, 20, "parameter/conv1.weight", 0)
     record = record_of(run)
     assert len(record["differences"][0]["tensors"]) > 10
@@ -177,7 +172,7 @@ def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
 
 
-def test_tensors_that_differ_are_listed_with_count_and_distance():
+def test_tensors_that_differ_in_type_shape_or_a_bit_are_listed():
     nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
     first = {
         "b": torch.arange(6.0).view(2, 3), "only": torch.ones(3), "same": torch.zeros(2), "n": torch.tensor([1, 2]),
@@ -188,7 +183,4 @@ def test_tensors_that_differ_are_listed_with_count_and_distance():
     second["b"][1, 2], second["b"][0, 1] = 5.5, 1.25
     second["n"][1] = 7
     second |= {"zero": -torch.zeros(2), "nan": nan[1:], "inf": torch.ones(1), "type": torch.zeros(3).bfloat16()}
-    assert [(one["name"], one["elements"], one["differing"], one["max_abs"]) for one in different(first, second)] == [
-        ("b", 6, 2, 0.5), ("inf", 1, 1, None), ("n", 2, 1, 5.0), ("nan", 1, 1, None), ("only", 3, 3, None),
-        ("type", 3, 3, None), ("zero", 2, 2, 0.0),
-    ]  # fmt: skip
+    assert different(first, second) == ["b", "inf", "n", "nan", "only", "type", "zero"]

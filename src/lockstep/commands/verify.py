@@ -83,9 +83,8 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
     for changed in (one for one in record["differences"] if one.get("tensors")):
         yield f"  tensors   {len(changed['tensors'])} differ after {changed['step']} steps"
-        for one in changed["tensors"][:_SHOWN]:
-            distance = "" if one["max_abs"] is None else f", by at most {one['max_abs']:.3g}"
-            yield f"            {one['name']}: {one['differing']:,} of {one['elements']:,} elements{distance}"
+        for name in changed["tensors"][:_SHOWN]:
+            yield f"            {name}"
         if (more := len(changed["tensors"]) - _SHOWN) > 0:
             yield f"            and {more} more: --json lists all"
     machine = record["machine"] or {"probe_equal": None, "changes": []}

@@ -6,7 +6,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lockstep.core.loop import Observer
@@ -139,21 +138,10 @@ def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[st
     }
 
 
-def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Return the tensors that do not have the same bits: name, elements, how many differ, and the largest distance.
-
-    The distance is None if it is not finite, or if the tensors have other shapes or types, so all elements differ.
-    """
-    found = []
-    for name in sorted({*recorded, *replayed}):
-        first, second = (tensors.get(name, torch.zeros(0)).detach().cpu() for tensors in (recorded, replayed))
-        alike = (first.dtype, first.shape) == (second.dtype, second.shape)
-        size = count = max(first.numel(), second.numel())
-        if alike:
-            bits = [tensor.contiguous().reshape(-1, 1).view(torch.uint8) for tensor in (first, second)]
-            count = int((bits[0] != bits[1]).any(1).sum())
-        if count:
-            distance = float((first.double() - second.double()).abs().max()) if alike else torch.inf
-            known = distance if distance < torch.inf else None
-            found.append({"name": name, "elements": size, "differing": count, "max_abs": known})
-    return found
+def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that do not have the same type, shape and bits."""
+    first, second = (
+        {name: contents_sha256({}, {name: tensor}) for name, tensor in tensors.items()}
+        for tensors in (recorded, replayed)
+    )
+    return sorted({name for name, _ in first.items() ^ second.items()})
