@@ -19,7 +19,7 @@ from lockstep.core.monitor import SLOW, Beat
 from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
-from lockstep.launch.signals import StopRequest, handled_by, held_back
+from lockstep.launch.signals import StopRequest, handled_by, masked
 from lockstep.launch.submit import capacity
 from lockstep.launch.supervisor import End, Relay, Supervisor, stopped
 from lockstep.launch.world import World
@@ -167,7 +167,7 @@ def test_a_second_ctrl_c_ends_even_a_step(monkeypatch):
 
 def test_a_signal_that_is_held_back_is_not_lost():
     request = StopRequest()
-    with held_back():
+    with masked(signal.SIG_BLOCK):
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # The runner of the tests may have other threads.
         program = subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep(0.2); {LISTEN}"])
         program.terminate()  # while it has no handler, as a worker that imports torch

@@ -81,31 +81,29 @@ def stopped_by(number: int) -> str:
 
 
 @contextlib.contextmanager
+def masked(how: int, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
+    """Let the system keep signals within the context (SIG_BLOCK), also for programs that start in it, or not."""
+    mask = signal.pthread_sigmask(how, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
 def handled_by(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
-    """Handle signals with `handler` within the context, and those that were held back for it by `held_back`.
+    """Handle signals with `handler` within the context, and those that the system has kept for it.
 
     A SIGHUP that nohup lets a program ignore stays ignored.
     """
     ignored = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else []
     before = {number: signal.signal(number, handler) for number in numbers if number not in ignored}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-        yield
+        with masked(signal.SIG_UNBLOCK, numbers):
+            yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
-
-
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Let the system keep signals to stop within the context, also for programs that start in it."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager

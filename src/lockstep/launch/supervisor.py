@@ -24,7 +24,7 @@ from lockstep.core.reduction import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.jobs.weights import known_weights
-from lockstep.launch.signals import StopRequest, held_back, stopped_by
+from lockstep.launch.signals import StopRequest, masked, stopped_by
 from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import logger
 from lockstep.runs.folder import Run
@@ -164,7 +164,7 @@ class Supervisor:
                 # They meet in a file, so no port can be in use already, and listen only where no other host connects.
                 place |= {RENDEZVOUS: str(self._folder / "rendezvous"), "GLOO_SOCKET_IFNAME": hardware.LOOPBACK}
             self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
-            with held_back():  # A worker that is sent a signal receives it when it has its handlers.
+            with masked(signal.SIG_BLOCK):  # A worker that is sent a signal receives it when it has its handlers.
                 self._programs[process] = subprocess.Popen(
                     # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
                     [sys.executable, "-P", "-m", "lockstep.launch.worker", str(self._folder), str(os.getpid())],
