@@ -7,6 +7,7 @@ import hashlib
 import io
 import warnings
 import zipfile
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -183,21 +184,27 @@ def classifier_weights(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
 
     The `tensors` of other files are returned unchanged.
     """
-    named = [(*key.partition("/"), tensor) for key, tensor in tensors.items()]
-    kinds = {kind for kind, *_ in named}
+    kinds = _by_kind(tensors)
     if "parameter" not in kinds:
         return tensors
-    chosen = ("ema" if "ema" in kinds else "parameter", "buffer", "frozen")
-    return {name: tensor for kind, _, name, tensor in named if kind in chosen}
+    return {**kinds["frozen"], **(kinds["ema"] or kinds["parameter"]), **kinds["buffer"]}
 
 
 def raw_sha256(tensors: "Mapping[str, Tensor]") -> str:
     """Return what names the weights in a checkpoint, as `State.weights_sha256` does."""
     from lockstep.core.state import weights_sha256
 
-    named = {key.partition("/"): tensor for key, tensor in tensors.items()}
-    parameters = {name: tensor for (kind, _, name), tensor in named.items() if kind in ("parameter", "frozen")}
-    return weights_sha256(parameters, {name: tensor for (kind, _, name), tensor in named.items() if kind == "buffer"})
+    kinds = _by_kind(tensors)
+    return weights_sha256({**kinds["frozen"], **kinds["parameter"]}, kinds["buffer"])
+
+
+def _by_kind(tensors: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
+    """Return the tensors of a checkpoint by the first part of their names, and by the rest of them."""
+    found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in tensors.items():
+        kind, _, name = key.partition("/")
+        found[kind][name] = tensor
+    return found
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:
