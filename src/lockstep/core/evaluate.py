@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from lockstep.kernels.portable import arithmetic
 
 Forward = Callable[[Tensor], Tensor]  # a network: from its input to logits
 Progress = Callable[[float], None]  # receives the share of the evaluation that is done, in [0, 1]
-Chunk = Callable[[Tensor, Tensor], None]  # receives examples, int64 [b], and their logits, float32 [b, classes]
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Evaluation:
     # column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
     correct_one_view: int | None = None  # by the image alone, if `test_views` are several
+    logits: Tensor | None = field(default=None, compare=False)  # float32 [examples, classes] on the CPU, if asked for
 
     @property
     def accuracy(self) -> float:
@@ -64,13 +64,13 @@ def evaluate(
     dataset: Dataset,
     group: Group,
     progress: Progress | None = None,
-    each: Chunk | None = None,
+    keep_logits: bool = False,
 ) -> Evaluation:
     """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in every process.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that do not
     count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
-    each of its chunks, and when all processes are done; and `each` with the examples and logits of each chunk.
+    each of its chunks, and when all processes are done.
     """
     recipe, tell = network.recipe, progress or (lambda share: None)
     network.load_parameters(parameters)
@@ -84,6 +84,7 @@ def evaluate(
     losses = torch.zeros(max(map(len, shares)), dtype=torch.float64, device=device)
     # The last column counts predictions that are not finite. The last row begins with the count by one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
+    kept = torch.zeros(len(dataset) if keep_logits else 0, classes, device=device)
     for row, chunk in enumerate(own):
         tell(row / len(own))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
@@ -91,8 +92,8 @@ def evaluate(
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
         logits, one_view = classify(recipe, network, dataset.pixels(index), counted)
-        if each:
-            each(index[counted], logits[counted])
+        if keep_logits:
+            kept[index[counted]] = logits[counted]
         with arithmetic(recipe.arithmetic):
             loss = functional.cross_entropy(logits, labels, reduction="none").double()
             losses[row] = (loss * counted).sum()
@@ -111,6 +112,7 @@ def evaluate(
         class_examples=tuple(table.sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_one_view=None if recipe.test_views == "one" else one_view_correct,
+        logits=group.gather(kept).sum(0).cpu() if keep_logits else None,  # The rows of other processes are 0.
     )
 
 

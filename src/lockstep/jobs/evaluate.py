@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from lockstep.core.evaluate import Chunk, Evaluation
+from lockstep.core.evaluate import Evaluation
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.dataset import Dataset
 from lockstep.data.photos import ALL
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
@@ -20,8 +19,7 @@ from lockstep.words import wilson_interval
 
 def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
-    session = session_of(spec, ctx)
-    return judge(spec, ctx, session, session.split(spec.split, spec.examples))
+    return judge(spec, ctx, session_of(spec, ctx))[0]
 
 
 def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
@@ -37,12 +35,13 @@ def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
 
 
 def judge(
-    spec: EvaluateSpec, ctx: Context, session: Session, dataset: Dataset, each: Chunk | None = None
-) -> dict[str, Any]:
-    """Evaluate the checkpoint that `spec` names on `dataset`, with all processes. Return the record.
+    spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False
+) -> tuple[dict[str, Any], Evaluation]:
+    """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it was made of.
 
-    `each` receives the examples and logits of each chunk of this process. Raises: LockstepError.
+    Raises: LockstepError.
     """
+    dataset = session.split(spec.split, spec.examples)
     run, found = Run(spec.path), None
     if ctx.first:
         found = run.load(spec.checkpoint)
@@ -56,9 +55,9 @@ def judge(
         raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
-        result = session.evaluate(dataset, weights, lambda share: advance(1), each)
+        result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
     subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
-    return subject | record_of(result, dataset.classes)
+    return subject | record_of(result, dataset.classes), result
 
 
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import torch
 
 from lockstep.core import sure
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import survey
 from lockstep.data.scan import SPLITS
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.session import Session, survey
 from lockstep.jobs.specs import LabelsSpec
 
 
@@ -22,7 +21,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     """
     recipe = spec.recipe
     session = Session(recipe, spec.placement, ctx)
-    found = survey(spec.placement.data, recipe.test_share, recipe.group, recipe.reading).splits
+    found = survey(recipe, spec.placement).splits
     # Without test images, the validation images are those too.
     same = found.get("validation") is found["test"]
     names = [name for name in SPLITS if name in found and not (same and name == "test")]
@@ -34,21 +33,19 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
         rows, probabilities = sure.held_out(recipe.bind(len(every)), session.state, every, sure.FOLDS)
         advance(1)
     photos = [photo for name in names for photo in found[name]]
-    own = probabilities.gather(1, every.labels[rows, None])[:, 0]
-    first = probabilities.max(1)
-    doubtful = []
-    for place in own.argsort(stable=True).tolist():
-        row, label = int(rows[place]), int(first.indices[place])
-        if label != int(every.labels[row]):
-            doubtful.append(
-                {
-                    "path": photos[row].path,
-                    "label": photos[row].class_name,
-                    "probability": float(own[place]),
-                    "better": every.classes[label],
-                    "probability_of_better": float(first.values[place]),
-                }
-            )
+    own, better = every.labels.tolist(), probabilities.argmax(1).tolist()
+    doubtful = [
+        {
+            "path": photos[row].path,
+            "label": photos[row].class_name,
+            "probability": shares[own[row]],
+            "better": every.classes[label],
+            "probability_of_better": shares[label],
+        }
+        for row, label, shares in zip(rows.tolist(), better, probabilities.tolist(), strict=True)
+        if label != own[row]
+    ]
+    doubtful.sort(key=lambda one: one["probability"])
     return {"folder": str(spec.placement.data), "images": len(photos), "doubtful": doubtful}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep import hardware
-from lockstep.core.sure import ANSWERS, SHARE
+from lockstep.core.sure import SHARE
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
@@ -144,8 +144,8 @@ class OpenRun:
             return None
         with self._ctx.stopping(True):  # To find out which answers are sure may take as long as the training.
             tensors, facts = self._session.model_file()
-            if ANSWERS in tensors:
-                probabilities = self._session.probabilities(result.evaluated)
+            if (logits := result.best.logits) is not None:
+                probabilities = logits.double().softmax(1)
                 sure = self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
                 result = replace(result, sure=sure)
             record = result.record(log, folder, self._spec.started, self._mixed)

@@ -2,23 +2,22 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lockstep.core.evaluate import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import ALL, survey
+from lockstep.data.photos import ALL
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, session_of
-from lockstep.jobs.session import Session
+from lockstep.jobs.session import Session, survey
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 
-_SHOWN, _RIGHT = 24, 6  # of the worst mistakes, and of the right answers
+_SHOWN = 24  # of the worst mistakes
 _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
 _BINS = 15  # of the calibration error, of equal width
 
@@ -26,29 +25,20 @@ _BINS = 15  # of the calibration error, of equal width
 def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration", "mistakes", and some "right" answers at even distances.
+    The record is that of an evaluation, with "calibration", "sure" and "mistakes".
     """
     session = session_of(spec, ctx)
-    dataset = session.split(spec.split, spec.examples)
-    labels = dataset.labels.cpu()
-    logits = torch.zeros(len(labels), len(dataset.classes))
-
-    def keep(examples: Tensor, found: Tensor) -> None:
-        logits[examples.cpu()] = found.float().cpu()
-
-    record = judge(spec, ctx, session, dataset, keep)
-    every = ctx.group.gather(logits.to(ctx.device)).sum(0).cpu()  # In each process, the rows of the others are 0.
-    if not ctx.first:
+    record, result = judge(spec, ctx, session, keep_logits=True)
+    dataset, logits = session.split(spec.split, spec.examples), result.logits
+    if not ctx.first or logits is None:
         return None
-    classes = predicted(every, every.shape[1])
-    unclassified = classes == every.shape[1]  # The logits are not finite: no class has a probability.
-    probabilities = every.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
+    labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
+    unclassified = classes == logits.shape[1]  # The logits are not finite: no class has a probability.
+    probabilities = logits.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
-        rules = spec.recipe.test_share, spec.recipe.group, spec.recipe.reading
-        known = images.classes if spec.split == ALL else None
-        photos = survey(spec.placement.data, *rules, known, left_out={*spec.recipe.left_out}).splits
-        names = [photo.path for photo in photos.get(spec.split, ())]
+        found = survey(spec.recipe, spec.placement, images.classes if spec.split == ALL else None)
+        names = [photo.path for photo in found.splits.get(spec.split, ())]
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
     try:
@@ -58,13 +48,11 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     first = probabilities.amax(1)
     correct = classes == labels
     mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
-    right = correct.nonzero().flatten().tolist()
     return {
         **record,
         "calibration": calibration(first, correct),
         "sure": sure,
         "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
-        "right": [_shown(session, images, probabilities, row, names) for row in right[:: len(right) // _RIGHT + 1]],
     }
 
 

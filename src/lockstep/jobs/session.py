@@ -15,7 +15,7 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import sure, unlike
-from lockstep.core.evaluate import Chunk, Evaluation, Progress, evaluate
+from lockstep.core.evaluate import Evaluation, Progress, evaluate
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
@@ -184,17 +184,6 @@ class Session:
         facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
         return tensors, {**self.facts(), **facts}
 
-    def probabilities(self, dataset: Dataset) -> Tensor:
-        """Return the probabilities of `dataset` by the classifier's weights, float64 [n, classes], by this process."""
-        logits = torch.zeros(len(dataset), len(dataset.classes), dtype=torch.float64)
-
-        def keep(examples: Tensor, found: Tensor) -> None:
-            logits[examples.cpu()] = found.double().cpu()
-
-        weights = self.state.parameters_of(self.recipe.own_weights)
-        evaluate(self.network, weights, self.state.buffers, dataset, Group(), each=keep)
-        return logits.softmax(1)
-
     def sure_answers(
         self, tensors: Mapping[str, Tensor], share: float, dataset: Dataset, probabilities: Tensor
     ) -> dict[str, Any] | None:
@@ -328,21 +317,25 @@ class Session:
             )
 
     def evaluate(
-        self, dataset: Dataset, weights: str, progress: Progress | None = None, each: Chunk | None = None
+        self, dataset: Dataset, weights: str, progress: Progress | None = None, keep_logits: bool = False
     ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
-        return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, each)
+        return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits)
 
     def evidence(self, image: Tensor, label: int) -> Tensor | None:
         """Return `Prefix.evidence` by the weights that were evaluated last; None without a head."""
         return None if self._prefix is None else self._prefix.evidence(self.network, image, label)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
-        """Evaluate every kind of weights that the run has. The classifier's weights come first."""
+        """Evaluate every kind of weights that the run has, for a head with logits. The classifier's come first."""
         kinds, results = dict.fromkeys((self.recipe.own_weights, "raw")), dict[str, Evaluation]()
+
+        def tell(share: float) -> None:
+            progress((len(results) + share) / len(kinds))
+
         for kind in kinds:
-            results[kind] = self.evaluate(dataset, kind, lambda share: progress((len(results) + share) / len(kinds)))
+            results[kind] = self.evaluate(dataset, kind, tell, keep_logits=self._prefix is not None)
         return results
 
 
@@ -371,16 +364,12 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
 def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None) -> dict[str, Dataset]:
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is downloaded.
 
-    With `classes`, all images of a folder are one split, see `photos.survey`.
-
-    Raises: LockstepError.
+    With `classes`, all images of a folder are one split, see `photos.survey`. Raises: LockstepError.
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
             assert recipe.image_px is not None
-            found = photos.survey(
-                placement.data, recipe.test_share, recipe.group, recipe.reading, classes, recipe.fit, {*recipe.left_out}
-            )
+            found = survey(recipe, placement, classes)
             return photos.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
@@ -394,6 +383,13 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
         return splits
     except (OSError, UnicodeDecodeError) as error:
         raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
+
+
+def survey(recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None) -> photos.Survey:
+    """Return the photos of the folder as the recipe divides them, or all of it as one split with the `classes`."""
+    return photos.survey(
+        placement.data, recipe.test_share, recipe.group, recipe.reading, classes, recipe.fit, {*recipe.left_out}
+    )
 
 
 def exchange(text: str, group: Group) -> list[str]:

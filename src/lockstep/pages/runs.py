@@ -1,6 +1,5 @@
 """The page of a run. It is made of what its folder states, and of an evaluation."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,11 +34,6 @@ def page(run: Run, record: Mapping[str, Any] | None = None, lacking: str | None 
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
 
 
-def _session(run: Run) -> dict[str, Any]:
-    """Return what is known of the last session."""
-    return (run.sessions() or [{}])[-1]
-
-
 def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     """Return the accuracy with its interval, and the facts that identify a run."""
     recipe, result = run.recipe(), run.result()
@@ -50,9 +44,6 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
             ("Speed", f"{rate_text(result)} on {plural(result['processes'], 'process')}"),
         ]
     facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
-    facts += [("Device", _session(run)["device"])] if _session(run).get("device") else []
-    times = [row["time"] for row in run.metrics() if row["kind"] == "step" and row.get("time")]
-    facts += [("Date", time.strftime("%Y-%m-%d", time.gmtime(times[-1])))] if times else []
     if record is not None:
         low, high = record["accuracy_interval"]
         views = record.get("accuracy_one_view")
@@ -123,15 +114,12 @@ def calibration(record: Mapping[str, Any]) -> Section:
 
 
 def pictures(record: Mapping[str, Any]) -> list[Section]:
-    """Return the worst mistakes as pictures, if there are any, and a few right answers if there is evidence."""
-    explained = any(one["evidence"] for one in record["right"])
-    sections = []
-    if record["mistakes"]:
-        texts = ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE]
-        sections = [Section("Worst mistakes", texts, pictures=[_picture(one) for one in record["mistakes"]])]
-    if explained:
-        sections += [Section("Right answers", [_EVIDENCE], pictures=[_picture(one) for one in record["right"]])]
-    return sections
+    """Return the worst mistakes as pictures, if there are any."""
+    if not record["mistakes"]:
+        return []
+    explained = any(one["evidence"] for one in record["mistakes"])
+    texts = ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE]
+    return [Section("Worst mistakes", texts, pictures=[_picture(one) for one in record["mistakes"]])]
 
 
 def _picture(one: Mapping[str, Any]) -> Picture:
@@ -143,7 +131,7 @@ def _picture(one: Mapping[str, Any]) -> Picture:
 
 def provenance(run: Run) -> Section:
     """Return recipe, environment and digests, and the commands that reproduce and verify the run."""
-    recipe, session, result, folder = run.recipe(), _session(run), run.result(), run.path
+    recipe, session, result, folder = run.recipe(), (run.sessions() or [{}])[-1], run.result(), run.path
     facts = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
         "arithmetic": f"{recipe.arithmetic}, {recipe.precision}",

@@ -74,7 +74,6 @@ class _Result(Entries):
 
 class _StepRow(Entries):
     step: _Count
-    time: Annotated[float, Field(ge=0, le=1e11)] | None = None
     loss: _Number | None = None
     accuracy: _Number | None = None
 
