@@ -57,7 +57,7 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 
 def rate_text(result: Mapping[str, Any]) -> str:
-    """Return the speed of a run by its `result`: images that were computed, else steps on features from the cache."""
+    """Return the speed of a run by its `result`: images a second, or for a head steps, which compute no images."""
     if result["images_per_s"] is None:
         return f"{result['steps_per_s']:,.0f} steps/s"
     return f"{result['images_per_s']:,.0f} images/s"

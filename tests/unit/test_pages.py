@@ -123,6 +123,6 @@ def test_a_heat_map_has_numbers_up_to_24_classes(count):
 
 
 def test_a_line_leaves_out_what_is_not_known():
-    with_gap = figures.curves([Line("a", [(0, 1.0), (1, None), (2, 3.0)])], "loss", log=True)
-    assert with_gap == figures.curves([Line("a", [(0, 1.0), (2, 3.0)])], "loss", log=True)
-    assert "<svg" in figures.curves([Line("a", [(0, None)])], "loss", log=True)
+    with_gap = figures.curves([Line("a", [(0, 1.0), (1, None), (2, 3.0)])], "loss")
+    assert with_gap == figures.curves([Line("a", [(0, 1.0), (2, 3.0)])], "loss")
+    assert "<svg" in figures.curves([Line("a", [(0, None)])], "loss")

@@ -412,7 +412,7 @@ def test_settings_that_only_native_arithmetic_has():
     assert make(fields, {"portable": False}).arithmetic == "native"
     assert make(get_recipe("cifar10").model_dump(mode="json"), {"portable": True}).arithmetic == "portable"
     for changes in (
-        {"precision": "bf16"}, {"portable": True, "precision": "float16"},
+        {"precision": "bfloat16"}, {"portable": True, "precision": "float16"},
         {"portable": True, "arithmetic": "native"}, {"portable": "yes"},
     ):  # fmt: skip
         with pytest.raises(LockstepError, match=r"arithmetic|portable"):

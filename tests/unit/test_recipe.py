@@ -26,7 +26,7 @@ def test_changing_towers_keeps_the_tower_batch():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 1000, "towers": 16}, "choose 992 or 1008, or 1, 2, 4, 5, 8 or 10 towers"),
+        ({"batch": 1000, "towers": 16}, "choose 992 or 1008"),
         ({"batch": 128, "tower_batch": 64}, "give one of them"),
         ({"towers": 0}, "recipe setting towers: got 0"),
         ({"tower": 2}, "did you mean towers"),
@@ -134,7 +134,7 @@ def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
 
 def test_replace_keeps_all_other_settings_and_reads_new_ones_like_a_file():
     tutorial = get_recipe("cifar10-tutorial")
-    changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bf16")
+    changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bfloat16")
     assert type(changed.schedule) is type(tutorial.schedule)
     assert (changed.optimizer, changed.precision) == (SGD(momentum=0.5), "bfloat16")
     assert changed == make(TUTORIAL, {"optimizer.momentum": 0.5, "precision": "bfloat16"})

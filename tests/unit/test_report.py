@@ -222,7 +222,6 @@ def test_the_line_shows_the_progress_of_an_evaluation_and_leaves_the_cursor(monk
     assert percents == sorted(percents)
     assert (percents[0], percents[-1]) == (0, 100)
     assert 10 < len(set(percents)) < 50  # fewer than the 101 events: one drawing every 0.1 s
-    assert "ETA 0:02" in next(frame for frame in shown if " 48%" in frame)  # the rest takes 1.56 s
 
 
 def test_without_listeners_no_metric_is_read_from_the_device():

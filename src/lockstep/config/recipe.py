@@ -35,7 +35,6 @@ MIN_IMAGE_PX = 32  # the least side of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def plain_name(name: str) -> str:
@@ -52,10 +51,6 @@ def _shallow(value: Any, depth: int = _MAX_DEPTH) -> Any:
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         _shallow(part, depth - 1)
     return value
-
-
-def _full_name(precision: Any) -> Any:
-    return _SHORT_NAMES.get(precision, precision) if isinstance(precision, str) else precision
 
 
 class Recipe(Settings):
@@ -180,9 +175,8 @@ class Recipe(Settings):
         "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their running averages.",
     )
     ema: EMA | None = Field(None, description="Exponential moving average of the parameters.")
-    precision: Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_full_name)] = Field(
-        "float32",
-        description="float32, bfloat16, float16 (fp32, bf16, fp16), or auto: chosen by the hardware for a new run.",
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "float32", description="float32, bfloat16, float16, or auto: chosen by the hardware for a new run."
     )
     arithmetic: Literal["native", "portable"] = Field(
         "native",
@@ -227,8 +221,10 @@ class Recipe(Settings):
             )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
-        if self.batch % self.towers:
-            raise ValueError(_indivisible(self.batch, self.towers))
+        if rest := self.batch % self.towers:
+            below = self.batch - rest
+            batches = f"{below} or {below + self.towers}" if below else self.towers
+            raise ValueError(f"batch {self.batch} does not divide into {self.towers} towers: choose {batches}")
         if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
                 f"precision {self.precision} is for native arithmetic, as its bits depend on the machine: leave it "
@@ -385,11 +381,3 @@ def _non_default(settings: Settings) -> dict[str, Any]:
         elif name == "kind" or value != field.default:
             stated[name] = values[name]
     return stated
-
-
-def _indivisible(batch: int, towers: int) -> str:
-    below, above = batch // towers * towers, -(-batch // towers) * towers
-    batches = f"{below} or {above}" if below else str(above)
-    divisors = [str(d) for d in range(1, min(batch, 64) + 1) if batch % d == 0 and d <= max(towers, 16)]
-    several = listed(divisors, "or")
-    return f"batch {batch} does not divide into {towers} towers: choose {batches}, or {several} towers"

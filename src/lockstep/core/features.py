@@ -6,7 +6,6 @@ dataset of features in place of images.
 """
 
 import copy
-import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
@@ -58,7 +57,6 @@ class Prefix:
     Attributes:
         shape: (1, views, bytes) of the features of an image, as uint8.
         output: the [D, 1, views] of the head's input for an image.
-        computed, seconds: how many images of datasets all processes have computed, and how long that took.
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device) -> None:
@@ -77,7 +75,6 @@ class Prefix:
         self._height, self._width, self._channels = shape[1], shape[2], shape[0]
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
-        self.computed, self.seconds = 0, 0.0
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -139,9 +136,7 @@ class Prefix:
         rows = stored.find(ids)
         if (lacking := group.gather(rows < 0).any(0)).any():
             missing = images.select(np.flatnonzero(lacking.cpu()))
-            began = time.perf_counter()
             features = self._computed(missing, group, threads)
-            self.computed, self.seconds = self.computed + len(missing), self.seconds + time.perf_counter() - began
             broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
             if broken.any():
                 raise LockstepError(

@@ -78,7 +78,6 @@ class Result:
         """
         session, recipe, best = self.session, self.session.recipe, self.best
         steps_per_s = log.monitor.steps_per_s()
-        images_per_s = session.images_per_s(steps_per_s)
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
         if self.sure is not None:
             views["sure"] = self.sure
@@ -96,7 +95,7 @@ class Result:
             "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
             "total_s": round(time.time() - started, 3),
-            "images_per_s": images_per_s and round(images_per_s, 1),
+            "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
             "steps_per_s": round(steps_per_s, 3),
             "peak_memory_bytes": self.memory,
             "processes": session.group.processes,

@@ -223,12 +223,6 @@ class Session:
             threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
         ).to(self.device)  # fmt: skip
 
-    def images_per_s(self, steps_per_s: float) -> float | None:
-        """Return how many images the network computed a second in training; None if a head took all from the cache."""
-        if self._prefix is None:
-            return steps_per_s * self.recipe.batch
-        return self._prefix.computed / self._prefix.seconds if self._prefix.computed else None
-
     def restore(self, checkpoint: StateFile | None) -> dict[str, Any]:
         """Load the checkpoint that process 0 read, in every process, and return its facts. None: the initial state.
 

@@ -94,7 +94,7 @@ class Live(Plain):
         bar = BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR, no_wrap=True))
         self._progress = Progress(bar, text, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=1.0, text="")
-        self._began = self._drawn = 0.0  # when the latest evaluation began, and when its progress was drawn last
+        self._drawn = 0.0  # when the progress of an evaluation was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line, the most important parts first. The ETA is by the latest steps."""
@@ -114,13 +114,9 @@ class Live(Plain):
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
         now = time.perf_counter()
-        if share == 0:
-            self._began = now
-        elif share < 1 and now - self._drawn < _FRAME_S:
-            return
-        self._drawn = now
-        eta = [f"ETA {_clock((now - self._began) * (1 - share) / share)}"] if share else []
-        self._draw(share, f"evaluating on {split}", *eta, f"after {step} steps")
+        if share in (0, 1) or now - self._drawn >= _FRAME_S:
+            self._drawn = now
+            self._draw(share, f"evaluating on {split}", f"after {step} steps")
 
     def close(self) -> None:
         """Remove the line. The next drawing shows it again."""

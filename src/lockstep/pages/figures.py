@@ -33,14 +33,11 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float | None]]
 
 
-def curves(lines: Sequence[Line], label: str, *, log: bool = False, share: bool = False) -> str:
-    """Return the diagram of one or two `lines` over steps.
-
-    The y axis is logarithmic with `log`, and in percent with `share`.
-    """
+def curves(lines: Sequence[Line], label: str, *, share: bool = False) -> str:
+    """Return the diagram of one or two `lines` over steps. The y axis is in percent with `share`."""
 
     def draw(axes: "Axes") -> None:
-        from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
+        from matplotlib.ticker import MaxNLocator, PercentFormatter
 
         axes.set(xlabel="steps", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -50,11 +47,6 @@ def curves(lines: Sequence[Line], label: str, *, log: bool = False, share: bool 
                 [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
                 marker="o" if len(points) <= 12 else "", markersize=3.5,
             )  # fmt: skip
-        if log and any(y is not None and y > 0 for line in lines for _, y in line.points):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-            axes.yaxis.set_major_formatter("{x:g}")  # plain numbers
-            axes.yaxis.set_minor_formatter("")
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if len(lines) > 1:

@@ -45,21 +45,15 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
         ]
     facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
     if record is not None:
-        low, high = record["accuracy_interval"]
-        views = record.get("accuracy_one_view")
-        return Headline(
-            f"{record['accuracy']:.2%}",
-            f"of {record['examples']:,} {record['split']} images are classified correctly "
-            f"(95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
-            + ("" if views is None else f"; {views:.2%} by the image alone, without further views")
-            + ")",
-            [("Loss", loss_text(record["loss"])), *facts],
-        )
-    if result is None or (accuracy := run.accuracy) is None:
+        facts.insert(0, ("Loss", loss_text(record["loss"])))
+        accuracy, images = record["accuracy"], f"of {record['examples']:,} {record['split']} images"
+    elif result is not None:
+        accuracy, images = run.accuracy, f"of the {recipe.evaluated_split} images, as result.json states,"
+    else:
         return Headline("-", "No accuracy is recorded yet.", facts)
-    low, high = result["accuracy_interval"]
-    text = f"accuracy, as result.json states it (95 % interval {low:.2%} to {high:.2%})"
-    return Headline(f"{accuracy:.2%}", text, facts)
+    low, high = (record or result)["accuracy_interval"]
+    interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
+    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", facts)
 
 
 def training(run: Run) -> Section:
@@ -72,7 +66,7 @@ def training(run: Run) -> Section:
         if key == "accuracy" and tested:
             lines.append(Line(f"{tested[0]['split']} images", [(row["step"], row["accuracy"]) for row in tested]))
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        svg = figures.curves(lines, key, log=key == "loss", share=key == "accuracy")
+        svg = figures.curves(lines, key, share=key == "accuracy")
         drawn.append(Figure(svg, f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     return Section("Training", figures=drawn)
 
