@@ -3,6 +3,7 @@
 import inspect
 import math
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
-    factors = [schedule.factor(step, steps=100, batch=10, tower_batch=5, examples=500) for step in range(100)]
+    course = SimpleNamespace(steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5))
+    factors = [schedule.factor(step, course) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
 
 

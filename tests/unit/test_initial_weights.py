@@ -142,8 +142,7 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     copy = shutil.copy(finished / "model.safetensors", tmp_path / "w.safetensors")
     own, placement = starting(copy, seed=5)
     whole = fit_here(own, tmp_path / "b", placement.replace(save_every=2)).result
-    sha256 = Run(finished).result()["weights_sha256"]
-    assert f"parameters, from the weights {copy}, sha256 {sha256[:12]}\n" in capsys.readouterr().err
+    assert f"parameters, from the weights {copy}\n" in capsys.readouterr().err
     first = load_file(tmp_path / "b/checkpoints/step-000000000.safetensors")
     weights = load_file(copy)
     for name, tensor in first.items():

@@ -352,10 +352,7 @@ class Course:
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of `step`."""
-        recipe = self.recipe
-        return recipe.lr * recipe.schedule.factor(
-            step, steps=self.steps, batch=recipe.batch, tower_batch=recipe.tower_batch, examples=self.examples
-        )
+        return self.recipe.lr * self.recipe.schedule.factor(step, self)
 
     def plan(self, step: int) -> "Plan":
         """Return which examples each tower sees at `step`, and what happens to them."""

@@ -5,12 +5,15 @@ Durations are in epochs of the global batch, so a schedule does not depend on th
 
 import math
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from lockstep.kernels.rounding import cos, power
 from lockstep.settings import Settings, kinds
+
+if TYPE_CHECKING:
+    from lockstep.config.recipe import Course
 
 
 class Constant(Settings):
@@ -18,8 +21,8 @@ class Constant(Settings):
 
     kind: Literal["constant"] = "constant"
 
-    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """Return the factor on the base learning rate at `step` of `steps`."""
+    def factor(self, step: int, course: "Course") -> float:
+        """Return the factor on the base learning rate at `step` of the `course`."""
         return 1.0
 
 
@@ -36,9 +39,10 @@ class Staircase(Settings):
     every_epochs: float = Field(350.0, gt=0)
     per_tower: bool = False
 
-    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """Return the factor on the base learning rate at `step` of `steps`."""
-        period = max(1, int(self.every_epochs * examples / (tower_batch if self.per_tower else batch)))
+    def factor(self, step: int, course: "Course") -> float:
+        """Return the factor on the base learning rate at `step` of the `course`."""
+        batch = course.recipe.tower_batch if self.per_tower else course.recipe.batch
+        period = max(1, int(self.every_epochs * course.examples / batch))
         return power(self.decay, step // period)
 
 
@@ -49,12 +53,12 @@ class Triangle(Settings):
     start: float = Field(0.2, ge=0, le=1)
     warmup: float = Field(0.2, ge=0, lt=1)
 
-    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """Return the factor on the base learning rate at `step` of `steps`; it is above 0 before the end."""
-        peak = self.warmup * steps
+    def factor(self, step: int, course: "Course") -> float:
+        """Return the factor on the base learning rate at `step`; it is above 0 before the end."""
+        peak = self.warmup * course.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        return (steps - step) / (steps - peak)
+        return (course.steps - step) / (course.steps - peak)
 
 
 class Cosine(Settings):
@@ -68,12 +72,12 @@ class Cosine(Settings):
     warmup: float = Field(0.05, ge=0, lt=1)
     end: float = Field(0.0, ge=0, le=1)
 
-    def factor(self, step: int, *, steps: int, batch: int, tower_batch: int, examples: int) -> float:
-        """Return the factor on the base learning rate at `step` of `steps`; it is above `end` before the end."""
-        peak = self.warmup * steps
+    def factor(self, step: int, course: "Course") -> float:
+        """Return the factor on the base learning rate at `step`; it is above `end` before the end."""
+        peak = self.warmup * course.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        turn = math.pi * (step - peak) / (steps - peak)
+        turn = math.pi * (step - peak) / (course.steps - peak)
         return self.end + (1.0 - self.end) * (1.0 + cos(turn)) / 2.0
 
 

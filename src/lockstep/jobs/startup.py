@@ -13,7 +13,6 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange
 from lockstep.jobs.weights import PACKAGED
-from lockstep.runs.statefile import facts_if_valid
 from lockstep.settings import dotted
 from lockstep.words import plural
 
@@ -27,6 +26,9 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     shape = "x".join(map(str, train_set.images.shape[1:]))
     done = f", {session.state.step} of them done" if session.state.step else ""
     epochs = course.epoch(course.steps)
+    # The user has given a file of weights.
+    given = session.initial_weights is not None and recipe.init_sha256 not in PACKAGED
+    origin = f", from the weights {session.placement.init}" if given else ""
     gpus, turns = session.local_processes, ""
     if session.device.type == "cuda" and recipe.towers > gpus:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
@@ -34,20 +36,11 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, {shape}, "
                  f"{len(train_set.classes)} classes"),
         ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
-                    + (" to train, those of its last layer" if recipe.head else "") + _origin(session)),
+                    + (" to train, those of its last layer" if recipe.head else "") + origin),
         ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
                  f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
         ("run", f"{run}, with all settings in its log.txt"),
     ]  # fmt: skip
-
-
-def _origin(session: Session) -> str:
-    """Return where the weights come from that the user has given, in words."""
-    path = session.placement.init
-    if path is None or session.initial_weights is None or session.recipe.init_sha256 in PACKAGED:
-        return ""
-    sha256 = facts_if_valid(path).get("weights_sha256")
-    return f", from the weights {path}" + (f", sha256 {sha256[:12]}" if sha256 else "")
 
 
 def detail_lines(session: Session) -> list[Line]:

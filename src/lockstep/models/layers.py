@@ -1,5 +1,6 @@
 """Layers and initialisers that torch does not have, or defines differently from the original networks."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -140,6 +141,14 @@ def largest(x: Tensor) -> Tensor:
     """Return the maximum of `x` [b, C, H, W] over all positions, divided by C: [b, C]."""
     x = x.amax((2, 3))
     return x / x.shape[1]
+
+
+def require_widths(widths: Sequence[int], least: int, most: int) -> None:
+    """Raise a LockstepError unless the option `widths` of a model has `least` to `most` numbers of channels."""
+    if not least <= len(widths) <= most or not all(isinstance(one, int) and 1 <= one <= MAX_WIDTH for one in widths):
+        raise LockstepError(
+            f"model_options.widths: got {widths!r}: give {least} to {most} whole numbers from 1 to {MAX_WIDTH}"
+        )
 
 
 def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from lockstep.errors import LockstepError
-from lockstep.models.layers import MAX_WIDTH, Whitening, as_identity, at_least, largest, unscaled_norm
+from lockstep.models.layers import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
 
 _MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32
@@ -70,8 +69,5 @@ def build(shape: tuple[int, int, int], classes: int, widths: Sequence[int] | Non
     stride = 1 if side < 64 else 2 if side < 256 else 4
     if widths is None:
         widths = (64, 192, 256) if side < 128 else (64, 64, 192, 256)
-    if not 1 <= len(widths) <= 16 or not all(isinstance(width, int) and 1 <= width <= MAX_WIDTH for width in widths):
-        raise LockstepError(
-            f"model_options.widths: got {widths!r}: give at most 16 whole numbers from 1 to {MAX_WIDTH}"
-        )
+    require_widths(widths, 1, 16)
     return Residual(shape, classes, widths, stride)

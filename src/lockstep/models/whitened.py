@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.fused import conv
-from lockstep.models.layers import MAX_WIDTH, Whitening, as_identity, at_least, largest, unscaled_norm
+from lockstep.models.layers import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
 
 _PATCH_PX = 2
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}
@@ -86,8 +86,7 @@ def build(
     widths: the number of channels in each of the three groups. activation: gelu or silu.
     """
     at_least(shape, Whitened.min_px, "whitened")
-    if len(widths) != 3 or not all(isinstance(w, int) and 1 <= w <= MAX_WIDTH for w in widths):
-        raise LockstepError(f"model_options.widths: got {widths!r}: give three whole numbers from 1 to {MAX_WIDTH}")
+    require_widths(widths, 3, 3)
     if activation not in ACTIVATIONS:
         raise LockstepError(f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}")
     return Whitened(shape, classes, widths, activation)

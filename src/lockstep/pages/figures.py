@@ -33,8 +33,8 @@ class Line(NamedTuple):
     points: Sequence[tuple[float, float | None]]
 
 
-def curves(lines: Sequence[Line], label: str, *, share: bool = False) -> str:
-    """Return the diagram of one or two `lines` over steps. The y axis is in percent with `share`."""
+def curves(lines: Sequence[Line], label: str) -> str:
+    """Return the diagram of one or two `lines` over steps. The y axis has the `label`; an accuracy is in percent."""
 
     def draw(axes: "Axes") -> None:
         from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -47,7 +47,7 @@ def curves(lines: Sequence[Line], label: str, *, share: bool = False) -> str:
                 [x for x, _ in points], [y for _, y in points], color=colour, label=line.name, linewidth=1.6,
                 marker="o" if len(points) <= 12 else "", markersize=3.5,
             )  # fmt: skip
-        if share:
+        if label == "accuracy":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if len(lines) > 1:
             axes.legend()

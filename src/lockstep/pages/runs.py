@@ -46,12 +46,13 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
     if record is not None:
         facts.insert(0, ("Loss", loss_text(record["loss"])))
-        accuracy, images = record["accuracy"], f"of {record['examples']:,} {record['split']} images"
-    elif result is not None:
-        accuracy, images = run.accuracy, f"of the {recipe.evaluated_split} images, as result.json states,"
+        accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
+        images = f"of {record['examples']:,} {record['split']} images"
+    elif result is not None and run.accuracy is not None:
+        accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
+        images = f"of the {recipe.evaluated_split} images, as result.json states,"
     else:
         return Headline("-", "No accuracy is recorded yet.", facts)
-    low, high = (record or result)["accuracy_interval"]
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
     return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", facts)
 
@@ -66,7 +67,7 @@ def training(run: Run) -> Section:
         if key == "accuracy" and tested:
             lines.append(Line(f"{tested[0]['split']} images", [(row["step"], row["accuracy"]) for row in tested]))
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        svg = figures.curves(lines, key, share=key == "accuracy")
+        svg = figures.curves(lines, key)
         drawn.append(Figure(svg, f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     return Section("Training", figures=drawn)
 
@@ -128,7 +129,6 @@ def provenance(run: Run) -> Section:
     recipe, session, result, folder = run.recipe(), (run.sessions() or [{}])[-1], run.result(), run.path
     facts = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
-        "arithmetic": f"{recipe.arithmetic}, {recipe.precision}",
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
         **{f"data, {name}": f"sha256 {sha}" for name, sha in (run.facts().get("data_sha256") or {}).items()},
         "device": session.get("device", ""),
