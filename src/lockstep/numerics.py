@@ -5,18 +5,21 @@ recipe. It must be in the environment before torch is imported: a thread pool ig
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from lockstep import hardware
 
+# What has the flag, its name, and its value. The name is that of an attribute, or of functions after get_ and set_.
+Flag = tuple[Any, str, Any]
+
 _lock = Lock()
 _users = 0  # of `own_flags`
-_before: list[Any] = []  # the flags of the program before them
+_before: list[Flag] = []  # the flags of the program before them
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -51,7 +54,7 @@ def configure(threads: int, exact: bool) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    _write(_flags(exact).values())
+    _write(_flags(exact))
 
 
 @contextmanager
@@ -64,9 +67,9 @@ def own_flags(exact: bool) -> Iterator[None]:
     flags = _flags(exact)
     with _lock:
         if not _users:
-            _before[:] = map(_legible, flags)
+            _before[:] = [(owner, name, _read(owner, name)) for owner, name, _ in flags]
         _users += 1
-        _write(flags.values())
+        _write(flags)
     try:
         yield
     finally:
@@ -76,45 +79,38 @@ def own_flags(exact: bool) -> Iterator[None]:
                 _write(_before)
 
 
-Flag = tuple[Callable[[], Any], Callable[[Any], object]]  # how a flag is read, and how it is written
-
-
-@cache
-def _flags(exact: bool) -> dict[Flag, Any]:
-    """Return torch's flags and their values."""
+def _flags(exact: bool) -> list[Flag]:
+    """Return torch's flags."""
     import torch
 
     backends: Any = torch.backends
-    values: list[tuple[Any, str, object]] = [
+    # Torch has two names for each precision. To write one by its older name also writes others, so these come last.
+    precisions = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    return [
+        # use_deterministic_algorithms() would set the same, and import torch.compile's settings, which takes a second.
+        (torch, "deterministic_debug_mode", 2 if exact else 0),
+        (torch, "float32_matmul_precision", "highest"),
         # Filling every new tensor with NaN costs a pass over memory, and no code here reads uninitialised memory.
         (torch.utils.deterministic, "fill_uninitialized_memory", False),
         (backends.cudnn, "benchmark", not exact),
         (backends.cudnn, "deterministic", exact),
         (backends.cudnn, "allow_tf32", False),
+        *((one, "fp32_precision", "ieee") for one in precisions),
     ]
-    # Torch has two names for each precision. To write one by its older name also writes others, so these come last.
-    precisions = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
-    values += [(one, "fp32_precision", "ieee") for one in precisions]
-    return {
-        # use_deterministic_algorithms() would set the same, and import torch.compile's settings, which takes a second.
-        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode): 2 if exact else 0,
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision): "highest",
-        **{(partial(getattr, one, name), partial(setattr, one, name)): value for one, name, value in values},
-    }
 
 
-def _write(values: Iterable[Any]) -> None:
-    for flag, value in zip(_flags(True), values, strict=True):
-        if value is not None and _legible(flag) != value:
-            flag[1](value)
-
-
-def _legible(flag: Flag) -> Any:
+def _read(owner: Any, name: str) -> Any:
     """Return the value of a flag; None if torch refuses to read a precision by its older name."""
     try:
-        return flag[0]()
+        return getattr(owner, f"get_{name}", partial(getattr, owner, name))()
     except RuntimeError:
         return None
+
+
+def _write(flags: list[Flag]) -> None:
+    for owner, name, value in flags:
+        if value is not None and _read(owner, name) != value:
+            getattr(owner, f"set_{name}", partial(setattr, owner, name))(value)
 
 
 def workers() -> int:

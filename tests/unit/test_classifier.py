@@ -371,7 +371,7 @@ def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_pro
     before, seen = flags(), []
     whole = predict.classify
     monkeypatch.setattr(predict, "classify", lambda *words: seen.append(flags()) or whole(*words))
-    saved = [(read, write, read()) for read, write in numerics._flags(True)]
+    saved = [(owner, name, numerics._read(owner, name)) for owner, name, _ in numerics._flags(True)]
     try:
         change()
         given = flags()
@@ -381,8 +381,7 @@ def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_pro
         assert seen == [OURS] * 4
         assert flags() == given
     finally:
-        for _, write, value in saved:
-            write(value)
+        numerics._write(saved)
     assert flags() == before
 
 

@@ -17,7 +17,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
