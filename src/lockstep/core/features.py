@@ -146,11 +146,8 @@ class Prefix:
                     DATA,
                 )
             made = dict(zip(missing.ids(), features, strict=True))
-            if not first_of_host:
-                group.gather(torch.zeros(1))
-            rows = stored.find_or_make(ids, lambda row: made[ids[row]], f"features of {len(missing):,} images")
-            if first_of_host:
-                group.gather(torch.zeros(1))
+            with group.in_turn(first_of_host):
+                rows = stored.find_or_make(ids, lambda row: made[ids[row]], f"features of {len(missing):,} images")
         return replace(images, images=stored.images, rows=rows, mapped=True, known=None)
 
     def _computed(self, images: Dataset, group: Group, threads: int) -> Bytes:

@@ -65,6 +65,15 @@ class Group:
         """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
         return table[None]
 
+    @contextmanager
+    def in_turn(self, first: bool) -> Iterator[None]:
+        """Let the processes that are `first` do what is in the context before the others."""
+        if not first:
+            self.gather(torch.zeros(1))
+        yield
+        if first:
+            self.gather(torch.zeros(1))
+
     def broadcast(self, data: bytes | None) -> bytes:
         """Return process 0's `data` in every process."""
         assert data is not None

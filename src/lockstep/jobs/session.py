@@ -88,12 +88,8 @@ class Session:
 
     def _read(self) -> dict[str, Dataset]:
         """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
-        if self._ctx.local:
-            self._readers.gather(torch.zeros(1))
-        splits = read_splits(self.recipe, self.placement)
-        if not self._ctx.local:
-            self._readers.gather(torch.zeros(1))
-        return splits
+        with self._readers.in_turn(not self._ctx.local):
+            return read_splits(self.recipe, self.placement)
 
     def _load_initial_weights(self, model: Model) -> InitialWeights | None:
         """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
@@ -324,12 +320,10 @@ class Session:
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has, for a head with logits. The classifier's come first."""
         kinds, results = dict.fromkeys((self.recipe.own_weights, "raw")), dict[str, Evaluation]()
-
-        def tell(share: float) -> None:
-            progress((len(results) + share) / len(kinds))
-
         for kind in kinds:
-            results[kind] = self.evaluate(dataset, kind, tell, keep_logits=self._prefix is not None)
+            results[kind] = self.evaluate(
+                dataset, kind, lambda share: progress((len(results) + share) / len(kinds)), self._prefix is not None
+            )
         return results
 
 

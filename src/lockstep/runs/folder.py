@@ -195,10 +195,14 @@ class Run:
         loss: float | None = next((row.get("loss") for row in rows), None)
         return loss
 
+    @property
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint whose facts can be read, or None."""
+        return next(filter(facts_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None)
+
     def facts(self) -> dict[str, Any]:
         """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
-        paths = reversed(checkpoints_in(self.checkpoints).values())
-        return next(filter(None, map(facts_if_valid, paths)), {})
+        return facts_if_valid(newest) if (newest := self.newest) else {}
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
