@@ -128,7 +128,7 @@ def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
     with pytest.raises(LockstepError, match="exact=false"):
         check(get_recipe("digits"), Placement(reduction="allreduce"))
     check(make(TUTORIAL, {"exact": False}), Placement(reduction="allreduce"))
-    with pytest.raises(LockstepError, match="did you mean tree"):
+    with pytest.raises(LockstepError, match="'tree' or 'allreduce'"):
         validated(Placement, {"reduction": "trees"})
 
 
