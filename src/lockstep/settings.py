@@ -33,6 +33,11 @@ class Settings(BaseModel):
             raise ValueError("true and false are for switches: give a value")
         return value
 
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Return what `repr` shows: the fields that do not have their default."""
+        fields = type(self).model_fields
+        return [(name, value) for name, value in super().__repr_args__() if value != fields[str(name)].get_default()]
+
     def replace(self, **changes: Any) -> Self:
         """Return a copy with `changes`, validated like settings from a file. Raises: LockstepError."""
         return validated(type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes)

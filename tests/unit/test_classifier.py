@@ -156,6 +156,7 @@ def test_public_objects_have_short_reprs(classifier, run):
     for one in (run, classifier, prediction, evaluation, export, plan, placement, TEST, *recipes):
         assert len(repr(one)) < 300, repr(one)
     assert repr(recipes[0]).startswith("<Recipe digits: digits on digits, digest ")
+    assert repr(lockstep.Placement(processes=4)) == "Placement(processes=4)"
 
 
 # The recipe, the size and channels of its images, and its precision.

@@ -214,7 +214,7 @@ DAMAGED = [
     b"\xff\xfe\x00", b"[]", b"7", b"", step(1)[:-7], b'{"kind": "step"}', b'{"step": 1}', step("1"), step(True),
     step(1, loss="0.5"), step(1, loss=float("nan")),
     b'{"kind": [], "step": 1}', b'{"kind": "other", "step": 1}', b'{"kind": "evaluation", "step": 1}',
-    evaluation(1, loss="a"), evaluation(1, split=5), evaluation(1, accuracy="1"),
+    evaluation(1, split=5), evaluation(1, accuracy="1"),
     evaluation(1).replace(b"raw", b"r\xe4w"),
 ]  # fmt: skip
 

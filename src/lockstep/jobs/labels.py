@@ -22,9 +22,8 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     recipe = spec.recipe
     session = Session(recipe, spec.placement, ctx)
     found = survey(recipe, spec.placement).splits
-    # Without test images, the validation images are those too.
-    same = found.get("validation") is found["test"]
-    names = [name for name in SPLITS if name in found and not (same and name == "test")]
+    # Without test images, the validation images are those too, so they count once.
+    names = [*{id(found[name]): name for name in SPLITS if name in found}.values()]
     splits = [session.split(name) for name in names]
     if not ctx.first:
         return None

@@ -98,8 +98,7 @@ class InitialWeights(NamedTuple):
         text = f"{len(self.loaded)} of {len(self.loaded) + len(self.new)} tensors are loaded"
         for names, why in ((self.new, "new"), (self.left, "left in the file")):
             if names:
-                more = ", ..." if len(names) > _SHOWN else ""
-                text += f"; {why}: {len(names)} ({', '.join(names[:_SHOWN])}{more})"
+                text += f"; {why}: {len(names)} ({', '.join(names[:_SHOWN])})"
         return text
 
 

@@ -82,7 +82,7 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
             for y, row in enumerate(counts):
                 for x, count in enumerate(row):
                     if count:
-                        axes.text(x, y, f"{count:,}", ha="center", va="center", fontsize=8 if len(names) < 16 else 6.5)
+                        axes.text(x, y, f"{count:,}", ha="center", va="center", fontsize=7)
 
     side = 1.5 + 0.08 * max(map(len, names)) + 0.4 * len(names) if named else 7.0
     return _drawn(side + 0.4, side, draw)

@@ -8,7 +8,7 @@ from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
 from lockstep.settings import dotted
-from lockstep.words import duration, loss_text, plural, rate_text
+from lockstep.words import duration, loss_text, plural
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
@@ -39,10 +39,7 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     recipe, result = run.recipe(), run.result()
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
-        facts += [
-            ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"),
-            ("Speed", f"{rate_text(result)} on {plural(result['processes'], 'process')}"),
-        ]
+        facts.append(("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"))
     facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
     if record is not None:
         facts.insert(0, ("Loss", loss_text(record["loss"])))

@@ -65,9 +65,6 @@ class _Result(Entries):
     accuracy: dict[str, _Number | None]
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
-    images_per_s: _Number | None
-    steps_per_s: _Number | None = None
-    processes: _Count
     weights_sha256: str
     warnings: list[str] = Field([])
 
@@ -83,8 +80,6 @@ class _EvaluationRow(Entries):
     split: str
     weights: str
     accuracy: _Number
-    loss: _Number | None
-    correct: _Count | None = None
 
 
 _ROWS: dict[str, type[Entries]] = {"step": _StepRow, "evaluation": _EvaluationRow}
