@@ -63,7 +63,7 @@ def evaluate(
     buffers: Mapping[str, Tensor],
     dataset: Dataset,
     group: Group,
-    progress: Progress | None = None,
+    progress: Progress = lambda share: None,
     keep_logits: bool = False,
 ) -> Evaluation:
     """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in every process.
@@ -72,7 +72,7 @@ def evaluate(
     count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
     each of its chunks, and when all processes are done.
     """
-    recipe, tell = network.recipe, progress or (lambda share: None)
+    recipe = network.recipe
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
@@ -86,7 +86,7 @@ def evaluate(
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     kept = torch.zeros(len(dataset) if keep_logits else 0, classes, device=device)
     for row, chunk in enumerate(own):
-        tell(row / len(own))
+        progress(row / len(own))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
@@ -101,7 +101,7 @@ def evaluate(
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
     every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
-    tell(1.0)
+    progress(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
     table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
     confusion = table[:, :classes]

@@ -307,7 +307,7 @@ class Session:
             )
 
     def evaluate(
-        self, dataset: Dataset, weights: str, progress: Progress | None = None, keep_logits: bool = False
+        self, dataset: Dataset, weights: str, progress: Progress = lambda share: None, keep_logits: bool = False
     ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)

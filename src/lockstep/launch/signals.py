@@ -83,8 +83,9 @@ def stopped_by(number: int) -> str:
 @contextlib.contextmanager
 def masked(how: int, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
     """Let the system keep signals within the context (SIG_BLOCK), also for programs that start in it, or not."""
-    mask = signal.pthread_sigmask(how, numbers)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(how, numbers)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
