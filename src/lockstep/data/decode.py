@@ -29,12 +29,12 @@ Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal si
 
 # In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but cannot decode them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "PPM")
-MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+_MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 3  # the version of the rules in `decode_image`; another version may give other pixels
 
-REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
 _ORIENTATION = 0x0112  # the EXIF tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _TURNS: dict[object, str] = {
@@ -290,7 +290,7 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     height: float
     _require_size(image, PIXEL_LIMIT)
     width, height = image.size
-    coarse = int(REDUCING_GAP * image_px)
+    coarse = int(_REDUCING_GAP * image_px)
     if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
         width, height = scaled[1][2:]  # not image.size, which is rounded up
     image.load()
@@ -306,11 +306,11 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     )
     small = _eight_bit(image).resize(
         (image_px - 2 * across, image_px - 2 * down), Image.Resampling.BICUBIC,
-        box if fit == "crop" else (0, 0, width, height), reducing_gap=REDUCING_GAP,
+        box if fit == "crop" else (0, 0, width, height), reducing_gap=_REDUCING_GAP,
     )  # fmt: skip
     if small.mode in ("LA", "RGBA"):
         small = _opaque(small.convert("RGBA"))
-    square = Image.new("RGB", (image_px, image_px), (MARGIN,) * 3)
+    square = Image.new("RGB", (image_px, image_px), (_MARGIN,) * 3)
     square.paste(small.convert("RGB"), (across, down))
     return np.array(square if orientation is None else square.transpose(orientation))
 
