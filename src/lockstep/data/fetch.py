@@ -121,7 +121,7 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
         response.raise_for_status()
         # Some servers call the compression of a .gz file an encoding, which requests would undo.
         response.raw.headers.pop("Content-Encoding", None)
-        with progress(archive.name, archive.size_bytes, "bytes") as advance:
+        with progress(archive.name, archive.size_bytes) as advance:
             for chunk in response.iter_content(_CHUNK_BYTES):
                 file.write(chunk)
                 advance(len(chunk))
