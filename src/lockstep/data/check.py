@@ -41,7 +41,7 @@ def record_of(found: Survey) -> Record:
         "contradicting": found.duplicates("class_name"),
         "leaks": found.duplicates("split"),
         "near_duplicates": near_duplicates(found),
-        "in_no_class": scan.loose,
+        "in_no_class": [photo.path for photo in scan.loose],
         "other_files": dict(sorted(scan.others.items())),
         "problems": found.problems,
         "notes": found.notes,

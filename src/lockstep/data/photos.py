@@ -221,7 +221,7 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
     table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
     if not classes:
         folder = found.folders[training]
-        images = sum(path.startswith(folder) for path in found.loose)
+        images = sum(photo.path.startswith(folder) for photo in found.loose)
         loose = f", but {plural(images, 'image')} in no class" if images else ""
         split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
         give = f"give each class a folder with its images, or {table}{split}"
@@ -337,7 +337,7 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *([f"the images of a group stay together: {sides}"] if grouped else []),
         *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
-        *noted(found.scan.loose, "image", "in no class and not used"),
+        *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
         *([f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG"] if foreign else []),
         *noted(conflicts, "image", "in several classes: the labels contradict each other"),
