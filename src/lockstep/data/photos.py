@@ -104,17 +104,14 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
 
     for note in found.require_sound().notes:
         logger.warning(note)
-    # Without test images, the validation images are those too; see `survey`.
-    same = "test" in found.splits and found.splits.get("validation") is found.splits["test"]
-    names = [name for name in (*SPLITS, ALL) if name in found.splits and not (same and name == "test")]
+    names = [name for name in (*SPLITS, ALL) if name in found.splits]
     photos = [photo for name in names for photo in found.splits[name]]
-    digests = {name: digest(found, name, image_px, grey, fit) for name in names}
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
     # which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
-    what = f"the pixels of {len(photos):,} images"
+    what = f"the pixels of {len({*ids}):,} images"
     rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
     datasets: dict[str, Dataset] = {}
     first = 0
@@ -122,12 +119,13 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
     for name in names:
         labels = torch.from_numpy(found.labels(name))
         own = slice(first, first + len(labels))
-        groups = torch.from_numpy(units[own]) if photos[0].group else None
-        datasets[name] = Dataset(
-            stored.images, labels, found.classes, digests[name], rows[own], True, groups=groups, known=stored.ids
-        )
         first += len(labels)
-    return datasets | ({"test": datasets["validation"]} if same else {})
+        groups = torch.from_numpy(units[own]) if photos[0].group else None
+        sha256 = digest(found, name, image_px, grey, fit)
+        datasets[name] = Dataset(
+            stored.images, labels, found.classes, sha256, rows[own], True, groups=groups, known=stored.ids
+        )
+    return datasets
 
 
 def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
@@ -325,16 +323,18 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
     copies, conflicts, leaks = (
         [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
     )
-    groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
-    sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
-    grouped = any(photo.group for photo in found.scan.photos)
+    sides = [
+        f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
+        for split, photos in found.splits.items()
+        if any(photo.group for photo in photos)
+    ]
     photos = [photo for photo in found.scan.photos if not photo.cause]
     plain = [photo.path for photo in photos if not photo.seen]
     equal = [" = ".join(paths) for paths in found.duplicates("sha256", "seen")]
     long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
-    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if grouped else []
+    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
     notes = [
-        *([f"the images of a group stay together: {sides}"] if grouped else []),
+        *([f"the images of a group stay together: {listed(sides)}"] if sides else []),
         *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
         *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
@@ -362,22 +362,20 @@ def read(found: Scan) -> list[Photo]:
     with another decoder is ignored. Without a place for it, the next start reads all files again.
     """
     root, photos, path = found.root, found.photos, index_file(found.root)
-    known = _load(path, photos)
-    if len(known) < len(photos):
-        with ExitStack() as held:
-            with suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
-            known = _load(path, photos)
-            unknown = [photo for photo in photos if photo.path not in known]
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
+        known = _load(path, photos)
+        unknown = [photo for photo in photos if photo.path not in known]
 
-            def examine(rows: range) -> None:
-                for photo in unknown[rows.start : rows.stop]:
-                    known[photo.path] = _examined(root, photo)
+        def examine(rows: range) -> None:
+            for photo in unknown[rows.start : rows.stop]:
+                known[photo.path] = _examined(root, photo)
 
-            in_threads(f"reading the images in {root}", examine, len(unknown))
-            if unknown:
-                _save(path, known)
+        in_threads(f"reading the images in {root}", examine, len(unknown))
+        if unknown:
+            _save(path, known)
     return [known[photo.path] for photo in photos]
 
 
