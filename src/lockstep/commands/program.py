@@ -110,7 +110,7 @@ address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its fil
 \b
 Examples:
   lockstep data fetch cifar10
-  lockstep data check cifar10""",
+  lockstep data check photos""",
 )
 RUNS_COMMANDS: dict[str, Callable[..., None]] = {"rm": shell(rm, with_json=False)}
 runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Delete runs.")
