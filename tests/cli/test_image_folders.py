@@ -168,7 +168,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
     for name, *words in (
         ("nowhere/", "nowhere", "give "),
         ("link", "link is a link to gone, which does not exist: correct the link"),
-        ("pets.zip", "pets.zip is an archive: unpack it", "give a folder"),
+        ("pets.zip", "pets.zip is a file: give a folder"),
         ("notes", "notes is a file: give a folder that holds a folder of images for each class"),
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
         ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),

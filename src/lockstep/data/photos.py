@@ -24,7 +24,7 @@ from lockstep import files
 from lockstep.data import decode
 from lockstep.data.decode import RULES, Fit, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.progress import in_threads
-from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
+from lockstep.data.scan import SPLITS, Photo, Scan, scan
 from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import command, logger
@@ -37,7 +37,7 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
 _WHOLE = "--set fit=squash or fit=pad keeps the edges"
-_KINDS = 3  # of other files that an error names
+_KINDS = 3  # of other files that are named
 
 
 @dataclass(frozen=True)
@@ -226,12 +226,11 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
         return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
-    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
-    unread = f". Files that are not read as images: {kinds}" if kinds else ""
+    unread = _unread(found)
     if empty := [name for name in classes if name not in full]:
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {few(empty)}: remove or "
-            f"fill them{unread}"
+            f"fill them{f'. There are {unread}' if unread else ''}"
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
@@ -244,6 +243,12 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
                 f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: rename or remove them"
             )
     return problems
+
+
+def _unread(found: Scan) -> str:
+    """Return which files are not read as images, or ""."""
+    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
+    return kinds and f"files that are not read as images: {kinds}"
 
 
 def _unreadable(photos: list[Photo]) -> list[str]:
@@ -317,9 +322,6 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
 def _notes(found: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
     unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
-    foreign = {suffix: number for suffix, number in sorted(found.scan.others.items()) if suffix in UNSUPPORTED}
-    kinds = ", ".join(f"{number} {suffix}" for suffix, number in foreign.items())
-    count = plural(sum(foreign.values()), "image")
     copies, conflicts, leaks = (
         [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
     )
@@ -339,7 +341,7 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *([listed(unusual)] if unusual else []),
         *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
-        *([f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG"] if foreign else []),
+        *filter(None, [_unread(found.scan)]),
         *noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *noted(leaks, "image", "in several splits: the accuracy will be too high"),
         *noted(copies, "image", "in several files"),

@@ -30,7 +30,7 @@ SUFFIXES = {
     "jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif", "avif",
     "ppm", "pgm", "pbm", "pnm",
 }  # fmt: skip
-# Suffixes of images that cannot be read. A user expects them to be trained on, so a note counts them.
+# Suffixes of images that cannot be read.
 UNSUPPORTED = {
     "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
@@ -39,7 +39,6 @@ _BEGINS = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s", re.DOTALL
 )
 _BEGIN_BYTES = 16
-_ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"}
 # Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
 _IGNORED = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "recycled", "found.000",
@@ -142,10 +141,6 @@ def require_folder(path: Path) -> None:
     problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
     if path.is_symlink() and not path.exists():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
-    elif path.exists() and _suffix(path.name) in _ARCHIVES:
-        problem = f"{path} is an archive: unpack it"
-    elif path.is_file() and _suffix(path.name) in TABLES:
-        problem = f"{path} is a table: give the folder of its images"
     raise LockstepError(f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA)
 
 
