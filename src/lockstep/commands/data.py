@@ -10,7 +10,6 @@ from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
 from lockstep.errors import LockstepError, unknown
 from lockstep.files import deliver, given
-from lockstep.messages import command
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -39,7 +38,7 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
         yield {"dataset": name, "folder": None, "downloaded": False}
         yield f"{name} comes with lockstep: nothing to download"
         return
-    paths = catalog.present(source, data)
+    paths, _ = catalog.searched(source, data)
     folder = paths[0].parent if paths else catalog.destination(source, data)
     downloaded = not paths and module.fetch(source, folder)
     yield {"dataset": name, "folder": str(folder), "downloaded": downloaded}
@@ -75,7 +74,7 @@ def check(
         raise LockstepError("--html needs --labels: add it, or leave out the option")
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
-    from lockstep.recipes import RECIPES, get_recipe
+    from lockstep.recipes import get_recipe
 
     folder, recipe = given(photos), get_recipe("folder").replace(**options)
     if html:
@@ -93,6 +92,4 @@ def check(
             yield f"pictures of them: {html}"
     yield record
     found.require_sound()
-    named = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-    again = [word for key, value in options.items() if value for word in (f"--{key.replace('_', '-')}", value)]
-    yield f"ok: {command('train', f'{folder}/' if named else folder, *again)}"
+    yield "ok: it can be trained on"
