@@ -1,6 +1,7 @@
 """The exported graph: it classifies as an evaluation does, and every recipe's network can be exported."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,7 +54,8 @@ class Source:
         self.recipe, self.module, self.image_shape = random_graph(name)
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
-        self.classes, self.decoding, self.sure_from, self.unlike = ["a"], {}, None, None
+        self.classes, self.decoding = ["a"], {}
+        self.marks = SimpleNamespace(sure_from=None, unlike=None)
 
 
 def unlike_of(recipe, model):
@@ -86,9 +88,9 @@ def test_a_file_has_the_similarity_as_its_second_output():
     onnxruntime = pytest.importorskip("onnxruntime")
     source = Source("photos")
     recipe = get_recipe("photos")
-    source.unlike = unlike_of(recipe, source.module)
+    source.marks.unlike = unlike_of(recipe, source.module)
     source.recipe = source.recipe.replace(head=recipe.head)
-    graph = graph_of(source.recipe, source.module, source.unlike)
+    graph = graph_of(source.recipe, source.module, source.marks.unlike)
     content = exported(source, {"classes": ["a"]})
     session = onnxruntime.InferenceSession(content)
     batch = images(2, *source.image_shape)

@@ -43,13 +43,14 @@ def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
         raise LockstepError(f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}")
-    graph = Graph(classifier.recipe, classifier.module, classifier.unlike).eval()
+    least, unlike = classifier.marks.sure_from, classifier.marks.unlike
+    graph = Graph(classifier.recipe, classifier.module, unlike).eval()
     facts = facts | {
         "decoding": classifier.decoding,
-        "sure_from": finite(classifier.sure_from),
-        "like_from": classifier.unlike and float(classifier.unlike.threshold),
+        "sure_from": None if least is None else finite(least.tolist()),
+        "like_from": unlike and float(unlike.threshold),
     }
-    outputs = ["probabilities", "similarity"] if classifier.unlike else ["probabilities"]
+    outputs = ["probabilities", "similarity"] if unlike else ["probabilities"]
     dynamic = {0: torch.export.Dim.DYNAMIC}
     example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):

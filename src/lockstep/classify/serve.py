@@ -117,7 +117,7 @@ class _Service:
             "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
             "image_shape": classifier.image_shape,
         }  # fmt: skip
-        self._tells = classifier.sure_from is not None
+        self._tells = classifier.marks.sure_from is not None
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
