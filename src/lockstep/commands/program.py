@@ -71,18 +71,37 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
+# The ten options of `train` that most people use, and all of them by theme.
+_USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
+_THEMES: dict[str, Sequence[str]] = {
+    "The recipe, which decides the weights": (*Recipe.options, "settings", "init"),
+    "The run": ("name", "runs", "resume", "data", "skip_damaged", "trust_code"),
+    "Processes": ("processes", "device", "reduction", "inline", "max_restarts", "timeout"),
+    "Checkpoints and evaluations": ("save_every", "save_every_s", "keep", "eval_every"),
+    "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every"),
+}
+_HELP = [("-h, --help", "Show what most people use, and exit."), ("--help-all", "Show all options, and exit.")]
 
 
 class _Train(TyperCommand):
-    """The command `train`, which says what several words may mean."""
+    """The command `train`: --help shows the options that most people use, --help-all shows all by theme."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse more than one word."""
+        """Note which help is asked for."""
+        ctx.meta[__name__] = _THEMES if "--help-all" in args else {"Options": _USUAL}
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if rest:
             raise LockstepError(_several([ctx.params["what"], *rest]))
         return rest
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options."""
+        records = {one.name: one.get_help_record(ctx) for one in self.params}
+        themes = {title: [records[name] for name in names] for title, names in ctx.meta[__name__].items()}
+        for title, rows in {"Arguments": [records["what"]], **themes, "Help": _HELP}.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def _several(words: Sequence[str]) -> str:
@@ -94,6 +113,7 @@ def _several(words: Sequence[str]) -> str:
     return f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}: give {remedy}"
 
 
+_OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
 DATA_COMMANDS: dict[str, Callable[..., None]] = {
     "fetch": shell(fetch),
     "check": shell(check, ("group", *Reading._fields)),
@@ -116,7 +136,7 @@ RUNS_COMMANDS: dict[str, Callable[..., None]] = {"rm": shell(rm, with_json=False
 runs = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Delete runs.")
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS), (runs, RUNS_COMMANDS)):
     for name, function in commands.items():
-        group.command(name, cls=_Train if name == "train" else None)(function)
+        group.command(name, **(_OF_TRAIN if name == "train" else {}))(function)
 app.add_typer(data, name="data", short_help="Download and check datasets.")
 app.add_typer(runs, name="runs", short_help="Delete runs.")
 
