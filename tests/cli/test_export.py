@@ -76,9 +76,9 @@ def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
         "use_exported.py",
     }
     classifier = lockstep.load(path)
-    graph, run = Graph(classifier.recipe, classifier.module, classifier.image_shape), loaded(file.read_bytes())
-    for count, height, width in ((3, 8, 8), (1, 61, 47), (4, 20, 90)):
-        images = np.random.default_rng(0).integers(0, 256, (count, height, width, 1), dtype=np.uint8)
+    graph, run = Graph(classifier.recipe, classifier.module), loaded(file.read_bytes())
+    for count in (3, 1):
+        images = np.random.default_rng(0).integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
         with torch.no_grad():
             assert abs(run(images) - graph(torch.from_numpy(images)).numpy()).max() < 1e-5
 

@@ -98,18 +98,18 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     done = here("data", "check", "pets")
     assert done.returncode == 0, done.stderr
     assert "pets: 30 images" in done.stdout
-    assert done.stdout.endswith("ok: lockstep train pets\n")
+    assert done.stdout.endswith("ok: it can be trained on\n")
     (photos / "list.csv").write_text("file,breed\n" + "".join(f"{n}.png,{'xy'[n > 9]}\n" for n in range(30)))
     done = here("data", "check", "pets")
     assert done.returncode == DATA
     assert "a/0.png is a by its folder, and list.csv (file, breed) names it too" in done.stderr
     done = here("data", "check", "pets", "--label-column", "breed")
     assert "  x " in done.stdout
-    assert done.stdout.endswith("ok: lockstep train pets --label-column breed\n")
+    assert done.stdout.endswith("ok: it can be trained on\n")
     refused(here("data", "check", "pets", "--layout", "both"), USAGE, "layout", "both", "folders")
     (photos / "list.csv").unlink()
     photos = photos.rename(tmp_path / "digits")  # a recipe, unless it is written as a path
-    assert here("data", "check", "digits").stdout.endswith("ok: lockstep train digits/\n")
+    assert here("data", "check", "digits").stdout.endswith("ok: it can be trained on\n")
     (photos / "a/bad.png").touch()
     done = here("data", "check", "digits/", "--json")
     assert done.returncode == DATA
@@ -168,7 +168,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
     for name, *words in (
         ("nowhere/", "nowhere", "give "),
         ("link", "link is a link to gone, which does not exist: correct the link"),
-        ("pets.zip", "pets.zip is an archive: unpack it", "give a folder"),
+        ("pets.zip", "pets.zip is a file: give a folder"),
         ("notes", "notes is a file: give a folder that holds a folder of images for each class"),
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
         ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),

@@ -57,7 +57,7 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
     run, _ = trained_once(*RUN)
     with socket.create_server(("127.0.0.1", 0)) as other:
         busy = other.getsockname()[1]
-        refused(here("serve", run, "--port", busy), ENVIRONMENT, f"--port {busy}: another program uses it: give")
+        refused(here("serve", run, "--port", busy), ENVIRONMENT, f"--port {busy}: Address already in use: give")
     refused(here("serve", run, "--port", 0, "--host", "no.such.host.invalid"), ENVIRONMENT, "at --host no.such")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     refused(here("serve", run), ENVIRONMENT, "serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's")

@@ -51,8 +51,8 @@ CASES = [
     ("export runs/mien", USAGE, "did you mean runs/mine?"),
     ("verify runs/mien", USAGE, "did you mean runs/mine?"),
     ("show runs/mien", DATA, "did you mean runs/mine?"),
-    ("data check phots", USAGE, "unknown dataset 'phots': Allowed: cifar10, digits, mnist; did you mean photos?"),
-    ("data check phots/", DATA, "there is no folder phots: did you mean photos?"),
+    ("data fetch photos", USAGE, "unknown dataset 'photos': Allowed: cifar10, digits, mnist; folders of images"),
+    ("data check phots", DATA, "there is no folder phots: did you mean photos?"),
     ("train nothing/of/this", DATA, "there is no folder nothing/of/this: give the name of a recipe"),
     # An address: what to do, with the address as it was given.
     ("train https://a.org/photos", USAGE, "https://a.org/photos is an address, and Lockstep reads only files on this"),

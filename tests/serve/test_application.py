@@ -60,7 +60,7 @@ def classifier(trained_once):
 
 def like(classifier, **changed):
     """Return an object like `classifier`, with some other attributes."""
-    names = ("classes", "recipe", "image_shape", "origin", "decoding", "predict", "predict_pixels", "sure_from")
+    names = ("classes", "recipe", "image_shape", "origin", "decoding", "predict", "predict_pixels", "marks")
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 
 

@@ -49,7 +49,7 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, d
     assert listing(destination) == ["toy-files"]
     assert (destination / "toy-files/b.bin").read_bytes() == bytes(range(256)) * 2000
     found = [destination / "toy-files/a.bin", destination / "toy-files/b.bin"]
-    assert catalog.present(source, destination.parent) == found
+    assert catalog.searched(source, destination.parent) == (found, "")
     assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
     assert not fetch.fetch(source, destination)
     assert server.requests == ["toy.tar.gz"]

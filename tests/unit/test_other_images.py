@@ -36,7 +36,7 @@ def run(tmp_path):
 
 def judged(run, data, spec=EvaluateSpec, job=evaluate):
     fields = fields_of_run(run, False, data=data)
-    return job(spec(**fields, split=evaluated_split(data, **fields)), Context())
+    return job(spec(**fields, split=evaluated_split(**fields)), Context())
 
 
 def counts(record):

@@ -22,7 +22,6 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.unlike import NEIGHBOUR, Unlike
 from lockstep.data import decode
-from lockstep.data.decode import MARGIN, REDUCING_GAP
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import finite, open_to_read, read_bytes
 from lockstep.words import size
@@ -32,10 +31,8 @@ Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file
 
-_EXAMPLE = (2, 37, 41)  # images, height, width: of an example that the exporter traces. Each may differ later.
+_EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
-_SHARPNESS = -0.5  # of the cubic filter, as Pillow has it
-_FILTER_REACH = 1.5  # output pixels from the first one's edge, of the two from its centre
 
 
 def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
@@ -46,15 +43,16 @@ def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
         raise LockstepError(f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}")
-    graph = Graph(classifier.recipe, classifier.module, classifier.image_shape, classifier.unlike).eval()
+    least, unlike = classifier.marks.sure_from, classifier.marks.unlike
+    graph = Graph(classifier.recipe, classifier.module, unlike).eval()
     facts = facts | {
         "decoding": classifier.decoding,
-        "sure_from": finite(classifier.sure_from),
-        "like_from": classifier.unlike and float(classifier.unlike.threshold),
+        "sure_from": None if least is None else finite(least.tolist()),
+        "like_from": unlike and float(unlike.threshold),
     }
-    outputs = ["probabilities", "similarity"] if classifier.unlike else ["probabilities"]
-    dynamic = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
-    example = (torch.zeros(*_EXAMPLE, classifier.image_shape[2], dtype=torch.uint8),)
+    outputs = ["probabilities", "similarity"] if unlike else ["probabilities"]
+    dynamic = {0: torch.export.Dim.DYNAMIC}
+    example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
         graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
@@ -138,24 +136,18 @@ def _refused(classifier: Classifier) -> Iterator[None]:
 
 
 class Graph(nn.Module):
-    """Maps images uint8 [N, H, W, C] of any height and width to probabilities float32 [N, classes].
+    """Maps images uint8 [N, height, width, C] to probabilities float32 [N, classes].
 
-    By the recipe's `fit`, the largest part in the middle that has the network's proportions, or all, is resized as
-    Pillow does it, by its bicubic filter with antialiasing, in two passes that round to bytes. Then come the
-    preprocessing and the views of an evaluation. An image of the network's size is not changed by the resizing.
-
-    As there, an image of four times the size or more is first shrunk in whole blocks. But this result is not rounded,
-    and Pillow may begin with the other pass. So a few values of a resized image differ by more than the rounding.
+    The preprocessing and the views are those of an evaluation.
     """
 
     references: Tensor | None  # features of training images, as those of `unlike`
 
-    def __init__(
-        self, recipe: Recipe, network: nn.Module, shape: tuple[int, int, int], unlike: Unlike | None = None
-    ) -> None:
-        """Take over `network`, whose recipe is `recipe`, for images [height, width, channels] of `shape`."""
+    def __init__(self, recipe: Recipe, network: nn.Module, unlike: Unlike | None = None) -> None:
+        """Take over `network`, whose recipe is `recipe`."""
         super().__init__()
-        self._recipe, self.network, self._size, self._fit = graph_recipe(recipe), network, shape[:2], recipe.fit
+        self._recipe = graph_recipe(recipe)
+        self.network = network
         self.register_buffer("references", unlike.references.float() if unlike else None)
         if unlike:
             self.head = network.get_submodule(str(recipe.head))
@@ -165,19 +157,8 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the probabilities of `images`, and their similarity to training images if the file can tell it."""
-        old = torch.stack([torch.full((), side, dtype=torch.float64) for side in images.shape[1:3]])
-        new, margins = torch.tensor(self._size, dtype=torch.float64), torch.zeros(2)
-        if self._fit == "pad":
-            margins = (new / 2 - new / 2 * old / old.max()).round().minimum((new - 1) // 2)
-        scales = old / (new - 2 * margins)
-        if self._fit == "crop":
-            scales = scales.min().expand(2)
-        down, across = map(_resampling, images.shape[1:3], self._size, scales, margins)
-        pixels = images.permute(0, 3, 1, 2).float()
-        pixels = _byte(down @ _byte(pixels @ across.T)).nan_to_num(MARGIN)
-        small = pixels.permute(0, 2, 3, 1).to(torch.uint8)
         if self.references is None:
-            logits, _ = classify(self._recipe, self.network, small, torch.ones(0))
+            logits, _ = classify(self._recipe, self.network, images, torch.ones(0))
             return logits.softmax(1)
         features = list[Tensor]()
 
@@ -186,7 +167,7 @@ class Graph(nn.Module):
             logits: Tensor = self.head(features[-1])
             return logits
 
-        logits, _ = classify(self._recipe, network, small, torch.ones(0))
+        logits, _ = classify(self._recipe, network, images, torch.ones(0))
         first = nn.functional.normalize(features[0])  # of the images as they are
         return logits.softmax(1), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
 
@@ -198,33 +179,3 @@ def graph_recipe(recipe: Recipe) -> Recipe:
     """
     views = recipe.test_views.removesuffix("-unsure")
     return recipe.replace(head=None, precision="float32", arithmetic="native", test_views=views)
-
-
-def _resampling(old: int, new: int, scale: Tensor, margin: Tensor) -> Tensor:
-    """Return the matrix [new, old], float32, that resizes pixels in the middle of `old` ones to `new`, with margins.
-
-    Each new one, except `margin` at both ends, stands for `scale` old ones, in float64. A block of pixels counts as one
-    pixel, and its pixels share the block's weight. The rows of the margins are NaN.
-    Source: Pillow's Image.resize with its `reducing_gap`, precompute_coeffs of its Resample.c, and its bicubic filter.
-    """
-    pixels, begin = torch.arange(old, dtype=torch.float64), old / 2 - (new / 2 - margin) * scale
-    block = (scale / REDUCING_GAP).floor().clamp(min=1.0)
-    # Pillow shrinks only what the filter reaches from the middle.
-    reach, shrinks = _FILTER_REACH * scale, block > 1
-    first = torch.where(shrinks, (begin - reach).floor(), 0.0).clamp(min=0.0)
-    end = torch.where(shrinks, (old - begin + reach).ceil(), old).clamp(max=old)
-    number = ((pixels - first) / block).floor()
-    places = torch.arange(new)[:, None]
-    inside = (pixels >= first) & (pixels < end) & (places >= margin) & (places < new - margin)
-    size = torch.minimum(block, end - first - number * block).clamp(min=1.0)  # The last block may be smaller.
-    middle = ((places - margin + 0.5) * scale + begin - first) / block
-    distance = (number + 0.5 - middle).abs() / (scale / block).clamp(min=1.0)
-    near = ((_SHARPNESS + 2) * distance - (_SHARPNESS + 3)) * distance * distance + 1
-    far = _SHARPNESS * (((distance - 5) * distance + 8) * distance - 4)
-    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
-    weights = weights * inside / size
-    return (weights / weights.sum(1, keepdim=True)).float()
-
-
-def _byte(values: Tensor) -> Tensor:
-    return (values + 0.5).floor().clamp(0, 255)

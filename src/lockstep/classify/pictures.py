@@ -55,7 +55,10 @@ def items(sources: Sources) -> Iterator[Item]:
         every = [sources]
     for number, source in enumerate(every):
         if isinstance(source, str | os.PathLike):
-            yield from _files(_path(source))
+            path = _path(source)
+            images = _below(path)
+            yield next(images, Item(path, LockstepError("no images in this folder", DATA)))
+            yield from images
         else:
             yield Item(number, source)
 
@@ -89,25 +92,15 @@ def _path(source: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(os.fsdecode(source)))
 
 
-def _files(path: Path) -> Iterator[Item]:
-    """Yield the images of a path: of a file or a folder."""
-    if not os.path.isdir(path):  # Path.is_dir raises an error where the folder above cannot be entered.
-        yield Item(path, path)
-        return
-    images = _in_folder(path)
-    yield next(images, Item(path, LockstepError("no images in this folder", DATA)))
-    yield from images
-
-
-def _in_folder(folder: Path) -> Iterator[Item]:
-    """Yield the image files below `folder`, by their suffixes, also those of formats that cannot be read.
+def _below(place: Path) -> Iterator[Item]:
+    """Yield a file, or the image files below a folder, by their suffixes, also those of formats that cannot be read.
 
     As in training, hidden files and folders are left out, and links are followed, but not to a folder above.
     """
-    waiting: list[tuple[Path, tuple[object, ...]]] = [(folder, ())]  # paths, and what identifies the folders above
+    waiting: list[tuple[Path, tuple[object, ...]]] = [(place, ())]  # paths, and what identifies the folders above
     while waiting:
         path, above = waiting.pop()
-        if not os.path.isdir(path):
+        if not os.path.isdir(path):  # Path.is_dir raises an error where the folder above cannot be entered.
             yield Item(path, path)
             continue
         try:

@@ -21,7 +21,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import classify
 from lockstep.core.model import Model
 from lockstep.core.sure import Answer, Marks
-from lockstep.core.unlike import Unlike, divided
+from lockstep.core.unlike import divided
 from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import given, near
@@ -89,6 +89,7 @@ class Classifier:
         device: where it computes.
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does not state it.
+        marks: tells which answers are sure, and which images are unlike the training images.
     """
 
     def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
@@ -107,20 +108,9 @@ class Classifier:
         self._network.module.eval()
         try:
             features = self._prefix.shape[-1] // 4 if self._prefix else 0
-            self._marks = Marks(facts, features, len(self.classes), sure, recipe.balanced)
+            self.marks = Marks(facts, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
-
-    @property
-    def sure_from(self) -> list[float] | None:
-        """Return the least probability of a sure answer of each class, infinity where none is; None if not known."""
-        least = self._marks.sure_from
-        return None if least is None else least.tolist()
-
-    @property
-    def unlike(self) -> Unlike | None:
-        """Return what tells images that are unlike the training images; None if not known."""
-        return self._marks.unlike
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -212,16 +202,15 @@ class Classifier:
         # Among equal probabilities the first class counts, as in evaluation.
         shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
         ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
-        parts = self._evidence(pixels, labels[0]) if evidence else None
-        (answer,) = self._marks(inputs, row[None])
-        return Prediction(name, self.classes[labels[0]], labels[0], shares[0], ranked, answer=answer, evidence=parts)
-
-    def _evidence(self, pixels: NDArray[np.uint8], label: int) -> NDArray[np.float64] | None:
-        if self._prefix is None:
-            return None
-        with self._computing():
-            parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], label)
-        return None if parts is None else parts.numpy()
+        parts = None
+        if evidence and self._prefix is not None:
+            with self._computing():
+                parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], labels[0])
+        (answer,) = self.marks(inputs, row[None])
+        return Prediction(
+            name, self.classes[labels[0]], labels[0], shares[0], ranked, answer,
+            evidence=None if parts is None else parts.numpy(),
+        )  # fmt: skip
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:

@@ -5,9 +5,7 @@ Whatever it refuses, it refuses with a sentence.
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -23,14 +21,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep import numerics
@@ -82,14 +78,13 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
     for prediction in classifier.predict([Image.new("RGB", (64, 64))]):
         if prediction.error:
             raise LockstepError(f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA)
-    service = _Service(classifier, name)
+    service = _Service(classifier, name, host)
     return Starlette(
         routes=[
             Route("/", service.page),
             Route("/health", service.health),
             Route("/predict", service.predict, methods=["POST"]),
         ],
-        middleware=[Middleware(_OwnPagesOnly, host=host)],
         exception_handlers=dict.fromkeys((HTTPException, LockstepError, ClientDisconnect, Exception), _refused),
         lifespan=service.running,
     )
@@ -103,8 +98,9 @@ class _Service:
     ones do not wait for it. Of a request one picture at a time is decoded, so that it does not delay other requests.
     """
 
-    def __init__(self, classifier: Classifier, name: str) -> None:
+    def __init__(self, classifier: Classifier, name: str, host: str) -> None:
         self._classifier = classifier
+        self._names = {"localhost", socket.gethostname().lower(), host.lower()}
         self._held: dict[Request, int] = {}  # bytes of the requests that are being answered
         workers = min(_WORKERS, numerics.workers())
         self._workers = numerics.pool(workers, "classify")
@@ -121,7 +117,7 @@ class _Service:
             "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
             "image_shape": classifier.image_shape,
         }  # fmt: skip
-        self._tells = classifier.sure_from is not None
+        self._tells = classifier.marks.sure_from is not None
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -136,6 +132,7 @@ class _Service:
 
     async def page(self, request: Request) -> Response:
         """Answer GET /."""
+        self._require_own(request)
         nonce = secrets.token_urlsafe(16)
         text = self._template.render(
             nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=self._tells, **self._facts
@@ -144,6 +141,7 @@ class _Service:
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health: what is served."""
+        self._require_own(request)
         return JSONResponse({"status": "ok", **self._facts})
 
     async def predict(self, request: Request) -> Response:
@@ -151,6 +149,7 @@ class _Service:
 
         With ?evidence=png it has that picture too, bright where it speaks for the class; None if that is not known.
         """
+        self._require_own(request)
         self._held[request] = 0
         explained = request.query_params.get("evidence") == "png"
         turn = asyncio.Lock()
@@ -165,19 +164,29 @@ class _Service:
             raise HTTPException(504, problem, {"Connection": "close"}) from None
         finally:
             self._held.pop(request, None)
+        wanted = [name for name in ("input", "evidence") if request.query_params.get(name) == "png"]
         records = []
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
-            records.append({**prediction.record(), "source": name})
-            if request.query_params.get("input") == "png":
-                records[-1]["input"] = None if pixels is None else await asyncio.to_thread(self._png, pixels)
-            if explained:
-                parts = prediction.evidence
-                lit = None if pixels is None or parts is None else spotlit(pixels, parts)
-                records[-1]["evidence"] = None if lit is None else await asyncio.to_thread(self._png, lit)
+            shown = await asyncio.to_thread(self._shown, wanted, prediction, pixels)
+            records.append({**prediction.record(), "source": name, **shown})
         errors = [f"{record['source']}: {record['error']}" for record in records if record["error"] is not None]
         if len(errors) == len(records):
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
         return JSONResponse({"predictions": records})
+
+    def _require_own(self, request: Request) -> None:
+        """Raise an HTTPException for a request of another site's page, by its origin or by a name that is not ours.
+
+        A page of another site can send a request here, and by a name of its own that leads to this machine (DNS
+        rebinding) it could read the answer. It has no such way with an address.
+        """
+        host = request.headers.get("host", "")
+        own = False
+        with contextlib.suppress(ValueError):
+            name = urlsplit(f"//{host}").hostname or ""
+            own = name in self._names or bool(ip_address(name))
+        if not own or request.headers.get("origin", f"http://{host}") != f"http://{host}":
+            raise HTTPException(403, _OWN)
 
     async def _answer(self, picture: bytes, explained: bool, turn: asyncio.Lock) -> Answer:
         run = asyncio.get_running_loop().run_in_executor
@@ -250,35 +259,16 @@ class _Service:
                 raise _busy(_LARGEST)
             yield chunk
 
+    def _shown(self, wanted: list[str], prediction: Prediction, pixels: Pixels | None) -> dict[str, str | None]:
+        """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
+        parts = prediction.evidence
+        pictures = {"input": pixels, "evidence": None if pixels is None or parts is None else spotlit(pixels, parts)}
+        return {name: None if (picture := pictures[name]) is None else self._png(picture) for name in wanted}
+
     def _png(self, pixels: Pixels) -> str:
-        """Return the URL of a PNG of what preprocessing leaves of an image: all, or its centre."""
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
         return address(pixels[top : top + height, left : left + width], "PNG")
-
-
-class _OwnPagesOnly:
-    """Refuses requests of other sites' pages: those with another origin, and those by a name that is not ours.
-
-    A page of another site can send a request here, and by a name of its own that leads to this machine (DNS rebinding)
-    it could read the answer. It has no such way with an address.
-    """
-
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self._app, self._names = app, {"localhost", socket.gethostname().lower(), host.lower()}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        own = scope["type"] != "http" or self._is_own(Headers(scope=scope))
-        await (self._app if own else JSONResponse({"error": _OWN}, 403))(scope, receive, send)
-
-    def _is_own(self, headers: Headers) -> bool:
-        host = headers.get("host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            known = name in self._names or bool(ip_address(name))
-        except ValueError:
-            return False
-        return known and headers.get("origin", f"http://{host}") == f"http://{host}"
 
 
 class _Connection(H11Protocol):
@@ -351,12 +341,11 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=CONNECTION_LIMIT)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise LockstepError(
-                f"--port {port}: another program uses it: give another one, or 0 for any that is free", ENVIRONMENT
-            ) from None
-        cause = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise LockstepError(f"cannot listen at --host {host} --port {port}: {cause}", ENVIRONMENT) from None
+        cause = str(error.strerror).partition(" (")[0]
+        raise LockstepError(
+            f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any that is free",
+            ENVIRONMENT,
+        ) from None
 
 
 def network_address() -> str:
@@ -377,10 +366,11 @@ def url(host: str, listening: socket.socket) -> str:
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    options: dict[str, Any] = {"http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on"}
-    options |= {"timeout_graceful_shutdown": END_LIMIT_S}
-    options |= {"log_config": None, "log_level": "error", "access_log": False}
-    options |= {"proxy_headers": False, "server_header": False, "date_header": False, "headers": _HEADERS}
+    options: dict[str, Any] = {
+        "http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on", "log_config": None,
+        "log_level": "error", "access_log": False, "proxy_headers": False, "server_header": False,
+        "date_header": False, "headers": _HEADERS, "timeout_graceful_shutdown": END_LIMIT_S,
+    }  # fmt: skip
     return uvicorn.Server(uvicorn.Config(application, **options))
 
 

@@ -1,20 +1,15 @@
 """`lockstep data fetch` and `lockstep data check`."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
 from lockstep.errors import LockstepError, unknown
-from lockstep.files import deliver, given, near
-from lockstep.messages import command
-
-if TYPE_CHECKING:
-    from lockstep.data.catalog import Source
+from lockstep.files import deliver, given
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
@@ -36,12 +31,14 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
     """
     from lockstep.data import catalog, fetch as module
 
-    source, data = _source(name), data.absolute() if data else None
+    if name not in catalog.SOURCES:
+        raise LockstepError(f"{unknown('dataset', name, catalog.SOURCES)}; folders of images need no download")
+    source, data = catalog.SOURCES[name], data.absolute() if data else None
     if not source.archives:
         yield {"dataset": name, "folder": None, "downloaded": False}
         yield f"{name} comes with lockstep: nothing to download"
         return
-    paths = catalog.present(source, data)
+    paths, _ = catalog.searched(source, data)
     folder = paths[0].parent if paths else catalog.destination(source, data)
     downloaded = not paths and module.fetch(source, folder)
     yield {"dataset": name, "folder": str(folder), "downloaded": downloaded}
@@ -49,58 +46,37 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]
 
 
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME|PHOTOS")],
-    data: Path | None = None,
+    photos: Annotated[Path, typer.Argument(metavar="PHOTOS")],
     labels: bool = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None,
     **options: Any,
 ) -> Iterator[str | dict[str, Any]]:
-    """Read every file of a dataset, and check sizes, headers and labels.
+    """Read every image of a folder, and report what is in it.
 
-    Of a folder of images, every file is read. The report has classes, splits, sizes, formats, duplicates, images in
-    several splits or classes, or alike over splits, and files that cannot be read. The exit code is 3 if it cannot be
-    trained on.
+    The report has classes, splits, sizes, formats, duplicates, images in several splits or classes, or alike over
+    splits, and files that cannot be read. The exit code is 3 if the folder cannot be trained on.
 
     --labels also lists the images whose label is doubtful, the most doubtful one first: five classifiers, as of recipe
     photos, each judge a fifth of the images after training on the others. Look at these images: some labels are wrong,
     and some images show several things. Small and grey images are judged less well. The exit code does not change.
 
     Examples:
-      lockstep data check cifar10
       lockstep data check photos
       lockstep data check photos --labels --html doubtful.html
-      lockstep data check mnist --data ~/mnist
 
     Args:
-        name: Name of a dataset, or a folder with a folder for each class.
-        data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache.
-        labels: Of a folder: also list the images whose label is doubtful.
+        photos: A folder with a folder of images for each class.
+        labels: Also list the images whose label is doubtful.
         html: With --labels: write a page with these images to a new file.
-        **options: Of a folder: group, layout and names of columns, as for `lockstep train`.
+        **options: group, layout and names of columns, as for `lockstep train`.
     """
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
-    if not ("/" in name or os.path.lexists(name)):
-        if labels:
-            raise LockstepError(f"--labels is for folders of images, and {name} is none: leave it out")
-        from lockstep.data import DATASETS
-        from lockstep.data.catalog import present
-        from lockstep.settings import load_object
-
-        source, data = _source(name), data.absolute() if data else None
-        load_object(DATASETS[name])(data)  # raises a LockstepError if the files are missing or malformed
-        paths = present(source, data)
-        place = str(paths[0].parent) if paths else None
-        yield f"ok: {place}, {len(source.files)} files" if place else f"ok: {name} comes with lockstep"
-        yield {"dataset": name, "folder": place, "files": len(source.files)}
-        return
-    if data:
-        raise LockstepError(f"--data is for datasets by name, and {name} is none: leave it out")
     from lockstep.data.check import lines_of, record_of
     from lockstep.data.photos import survey
-    from lockstep.recipes import RECIPES, get_recipe
+    from lockstep.recipes import get_recipe
 
-    folder, recipe = given(name), get_recipe("folder").replace(**options)
+    folder, recipe = given(photos), get_recipe("folder").replace(**options)
     if html:
         require_writable(html, force=False, option="--html")
     found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
@@ -116,14 +92,4 @@ def check(
             yield f"pictures of them: {html}"
     yield record
     found.require_sound()
-    named = str(folder) in RECIPES  # A word that names a recipe names the folder only with a slash.
-    again = [word for key, value in options.items() if value for word in (f"--{key.replace('_', '-')}", value)]
-    yield f"ok: {command('train', f'{folder}/' if named else folder, *again)}"
-
-
-def _source(name: str) -> "Source":
-    from lockstep.data.catalog import SOURCES
-
-    if name not in SOURCES:
-        raise LockstepError(f"{unknown('dataset', name, SOURCES)}; {near(Path(name))}or give a folder of images")
-    return SOURCES[name]
+    yield "ok: it can be trained on"

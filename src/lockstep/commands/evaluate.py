@@ -142,7 +142,7 @@ def evaluate(
     def spec() -> EvaluateSpec:
         places = {"data": data, "device": device, "processes": 1 if watch and processes is None else processes}
         fields = fields_of_run(run, trust_code, **places)
-        what = {"split": split or evaluated_split(data, **fields), "weights": weights, "examples": examples}
+        what = {"split": split or evaluated_split(**fields), "weights": weights, "examples": examples}
         return EvaluateSpec(**fields, **what, checkpoint=chosen)
 
     if not watch:

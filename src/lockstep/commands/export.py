@@ -86,7 +86,7 @@ def export(
     says of them what that says: class, probability, and whether it is sure.
 
     The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images, uint8 [N, H, W, C] of
-    any number and size, to probabilities. It contains the preprocessing, and computes in float32. If its probabilities
+    the network's size, to probabilities. It contains the preprocessing, and computes in float32. If its probabilities
     differ by more than 0.001, it is not written.
 
     Where a recipe has test_views=flip-translate-unsure, all images get these views, and not a quarter of a batch.

@@ -129,7 +129,7 @@ address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its fil
 \b
 Examples:
   lockstep data fetch cifar10
-  lockstep data check cifar10""",
+  lockstep data check photos""",
 )
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():

@@ -93,7 +93,7 @@ def report(
     try:
         with muted(quiet):
             fields = fields_of_run(opened, trust_code, data=data, processes=processes, device=device)
-            record = record_of(ReportSpec(**fields, split=evaluated_split(data, **fields)), quiet)
+            record = record_of(ReportSpec(**fields, split=evaluated_split(**fields)), quiet)
     except LockstepError as error:
         if error.code != DATA:
             raise

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep import files
 from lockstep.config.overrides import make, parse, read_file
@@ -28,6 +28,9 @@ from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 from lockstep.words import few
+
+if TYPE_CHECKING:
+    from lockstep.data.photos import Survey
 
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
@@ -146,32 +149,31 @@ def subject_of(
         kind = type(what).__name__
         raise LockstepError(f"what: got a {kind}: give a recipe's name, a Recipe, a recipe file, or a run to resume")
     notes, details = list[str](), list[str]()
-    images = _images_named(what, changes, data)
-    path = files.given(what) if isinstance(what, str) else Path()
+    kind, path = _kind_of(what, changes, data)
+    images = path.absolute() if kind == "images" else None
+    if images:
+        require_folder(path)
+        if data is not None and data.resolve() != path.resolve():
+            raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
+        data = images
     settings: dict[str, Any] = {}
-    parent = Run.open(weights.run) if weights is not None and weights.run is not None else None
     source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
+    parent = Run.open(weights.run) if weights and weights.run else None
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
         fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
-        source, fits, data = parent.path, False, data_of(parent.path, images or data)
+        source, fits, data = parent.path, False, data_of(parent.path, data)
         details += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
-    elif images is not None:
-        fields, data = _fields(FOLDER), images
     elif isinstance(what, Recipe):
         fields = what.model_dump(mode="json")
-    elif what is None or what in RECIPES or not (path.suffix == ".toml" or path.is_dir() or "/" in what):
-        if what is not None and what not in RECIPES and ("runs" / path).is_dir():
-            Run.open(path)  # raises an error that names the run
-        fields = _fields(what or "digits")
-    elif path.suffix == ".toml":
+    elif kind == "file":
         settings, source = dotted(read_file(path)), path
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         fields = _fields(str(start)) if start else {}
-    elif os.path.lexists(path / "recipe.json"):
+    elif kind == "run":
         fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
     else:
-        raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)
+        fields = _fields(FOLDER if images else what or "digits")
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.
@@ -181,23 +183,27 @@ def subject_of(
     return Subject(recipe, run, data, changes if fits else None, images is None, notes, details)
 
 
-def _images_named(what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None) -> Path | None:
-    """Return the folder of images that a command names, or None. Raises: LockstepError if it names two."""
+def _kind_of(
+    what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None
+) -> tuple[Literal["images", "recipe", "file", "run"], Path]:
+    """Return which kind of thing a command names, and its path. Raises: LockstepError for a path with nothing there."""
     if what is None:
-        if data is None or "dataset" in changes:
-            return None
-        require_folder(data)
-        return data
+        return ("recipe", Path()) if data is None or "dataset" in changes else ("images", data)
     # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
     if isinstance(what, Recipe) or (what in RECIPES and (data or get_recipe(what).dataset != IMAGE_FOLDER)):
-        return None
+        return "recipe", Path()
     path = files.given(what)
-    if not os.path.lexists(path) or path.suffix == ".toml" or os.path.lexists(path / "recipe.json"):
-        return None
-    require_folder(path)
-    if data is not None and data.resolve() != path.resolve():
-        raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
-    return path.absolute()
+    if path.suffix == ".toml":
+        return "file", path
+    if os.path.lexists(path / "recipe.json"):
+        return "run", path
+    if os.path.lexists(path):
+        return "images", path
+    if "/" in what:
+        raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)
+    if what not in RECIPES and ("runs" / path).is_dir():
+        Run.open(path)  # raises an error that names the run
+    return "recipe", path
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -216,14 +222,19 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return make(stated, changes) if same else recipe
-    from lockstep.data.photos import survey
-
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    rules, left_out = (recipe.test_share, recipe.group, recipe.reading), {*recipe.left_out}
-    found = survey(subject.data, *rules, left_out=left_out).require_sound()
+    found = _surveyed(recipe, subject.data).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)
+
+
+def _surveyed(recipe: Recipe, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
+    """Return the images of a folder as the `recipe` reads them, or as those of the `classes` of a run."""
+    from lockstep.data.photos import survey
+
+    left_out = {*recipe.left_out}
+    return survey(folder, recipe.test_share, recipe.group, recipe.reading, classes, left_out=left_out)
 
 
 def with_initial_weights(
@@ -329,10 +340,8 @@ def train_spec(
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     if skip_damaged and stated is None:
-        from lockstep.data.photos import survey
-
-        found = survey(subject.data, subject.recipe.test_share, reading=subject.recipe.reading)
-        causes = {photo.path: photo.cause for photo in found.scan.photos if photo.cause}
+        photos = _surveyed(subject.recipe, subject.data).scan.photos
+        causes = {photo.path: photo.cause for photo in photos if photo.cause}
         subject = subject_of(what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights)
         subject.details += [f"left out: {path}: {cause}" for path, cause in causes.items()]
     recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)
@@ -386,35 +395,26 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 
-def evaluated_split(given: Path | str | None, recipe: Recipe, placement: Placement, path: Path) -> str:
-    """Return the split to evaluate of the run at `path`: "all" if the user has `given` a folder of other images.
+def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
+    """Return the split to evaluate of the run at `path`: "all" if the user has given a folder of other images.
 
     The images are those of training if the folder is, or if the SHA-256 of the training images is the same. A message
     says what differs. Raises: LockstepError if the folder has no images of the run's classes, or other classes too.
     """
-    from lockstep.data.photos import ALL, digest, survey
+    from lockstep.data.photos import ALL, digest
 
-    run, data, rules = Run(path), placement.data, (recipe.test_share, recipe.group, recipe.reading)
+    run, data = Run(path), placement.data
     known, classes = run.data(), run.classes
-    if (
-        not (given and data and known and classes)
-        or recipe.dataset != IMAGE_FOLDER
-        or known.resolve() == data.resolve()
-    ):
+    if not (recipe.dataset == IMAGE_FOLDER and data and known and classes) or known.resolve() == data.resolve():
         return recipe.evaluated_split
-    stated, left_out = run.facts().get("data_sha256", {}), {*recipe.left_out}
-    found = survey(data, *rules, left_out=left_out)
-    form = (recipe.image_px, recipe.grey, recipe.fit)
-    if "train" in found.splits and digest(found, "train", *form) == stated.get("train"):
+    found, stated = _surveyed(recipe, data), run.facts().get("data_sha256", {})
+    own = digest(found, "train", recipe.image_px, recipe.grey, recipe.fit) if "train" in found.splits else ""
+    if own == stated.get("train"):
         return recipe.evaluated_split
-    images = survey(data, *rules, classes).require_sound().splits[ALL]
-    trained = (
-        {photo.sha256 for photo in survey(known, *rules, left_out=left_out).splits.get("train", ())}
-        if known.is_dir()
-        else None
-    )
+    images = _surveyed(recipe, data, classes).require_sound().splits[ALL]
     seen = f"{known} is not here to say which are known"
-    if trained is not None:
+    if known.is_dir():
+        trained = {photo.sha256 for photo in _surveyed(recipe, known).splits.get("train", ())}
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
     absent = sorted({*classes} - {photo.class_name for photo in images})
     lacking = f"; no image of {few(absent)}" if absent else ""

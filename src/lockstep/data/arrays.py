@@ -207,7 +207,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
         if image_px is None and image.mode not in ("L", "RGB"):
             _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px")
         # Prediction turns images upright too. So the network must be trained on upright ones.
-        array = np.array(upright(image)) if image_px is None else None
+        array = upright(image, image) if image_px is None else None
     elif _is_array(image):
         array = _array(image)
         if array.dtype != np.uint8:

@@ -1,7 +1,6 @@
 """The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +96,11 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     each of them, the folder with the dataset's name and the subfolders of `source` are searched too.
     Raises: LockstepError that names the searched folders and the first missing file.
     """
-    if paths := present(source, folder):
+    paths, lacking = searched(source, folder)
+    if paths:
         return paths
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
-    problem = incomplete(source, folder) or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
+    problem = lacking or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     question = near(folder) if folder else ""
     raise LockstepError(
         f"dataset {source.name}: {question}{problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or "
@@ -109,30 +109,24 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     )
 
 
-def present(source: Source, folder: Path | None) -> list[Path] | None:
-    """Return the same paths as `find`, or None where `find` raises."""
-    return next((paths for _, paths, missing in _places(source, folder) if paths and not missing), None)
-
-
-def incomplete(source: Source, folder: Path | None) -> str | None:
-    """Return `FOLDER has no file NAME` for the first searched folder that has some of the files only, or None."""
-    parts = [f"{place} has no file {missing}" for place, paths, missing in _places(source, folder) if paths and missing]
-    return parts[0] if parts else None
+def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
+    """Return the same paths as `find`, and ""; where that raises [], and which folder lacks one of its files, or ""."""
+    lacking = ""
+    for root in _roots(source, folder):
+        for place in (root, *(root / sub for sub in source.subfolders)):
+            found = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
+            paths = [path for path in found if path]
+            if len(paths) == len(found):
+                return paths, ""
+            if paths and not lacking:
+                lacking = f"{place} has no file {source.files[found.index(None)][0]}"
+    return [], lacking
 
 
 def destination(source: Source, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
     path = _roots(source, folder)[1 if folder or os.environ.get("LOCKSTEP_DATA") else 0]
     return Path(os.path.realpath(path))  # a download replaces the folder that a link points to, not the link
-
-
-def _places(source: Source, folder: Path | None) -> Iterator[tuple[Path, list[Path], str]]:
-    """Yield each searched folder, the paths of the files that it has, and the name of the first one that it lacks."""
-    for root in _roots(source, folder):
-        for place in (root, *(root / sub for sub in source.subfolders)):
-            paths = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
-            missing = source.files[paths.index(None)][0] if None in paths else ""
-            yield place, [path for path in paths if path], missing
 
 
 def _roots(source: Source, folder: Path | None) -> list[Path]:

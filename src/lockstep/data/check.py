@@ -23,25 +23,25 @@ _PLAIN = 16  # Two looks with fewer set bits are never alike.
 
 
 def record_of(found: Survey) -> Record:
-    """Return everything that is known of the folder, as JSON values. Sizes are of images as stored, in pixels."""
+    """Return everything that is known of the folder, as JSON values. "shorter_side" is the median, in pixels."""
     scan = found.scan
-    splits = {name: Counter(photo.class_name for photo in found.splits.get(name, ())) for name in SPLITS}
-    splits = {name: counts for name, counts in splits.items() if name in found.splits}
+    splits = {
+        name: Counter(photo.class_name for photo in found.splits[name]) for name in SPLITS if name in found.splits
+    }
     readable = [photo for photo in scan.photos if not photo.cause]
     return {
         "folder": str(scan.root),
         "images": len(scan.photos),
         "splits": {split: counts.total() for split, counts in splits.items()},
         "classes": {name: {split: counts[name] for split, counts in splits.items()} for name in found.classes},
-        "width": _range([photo.width for photo in readable]),
-        "height": _range([photo.height for photo in readable]),
+        "shorter_side": median([min(photo.width, photo.height) for photo in readable]) if readable else None,
         "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": found.duplicates(),
         "contradicting": found.duplicates("class_name"),
         "leaks": found.duplicates("split"),
         "near_duplicates": near_duplicates(found),
-        "in_no_class": scan.loose,
+        "in_no_class": [photo.path for photo in scan.loose],
         "other_files": dict(sorted(scan.others.items())),
         "problems": found.problems,
         "notes": found.notes,
@@ -81,15 +81,9 @@ def lines_of(record: Record) -> list[str]:
     for name, counts in record["classes"].items():
         lines.append(f"  {name:{width}}" + "".join(f"  {number:10,}" for number in counts.values()))
     lines += ["", "  formats     " + ", ".join(f"{number:,} {name}" for name, number in record["formats"].items())]
-    for name in ("width", "height"):
-        if sizes := record[name]:
-            lines.append(f"  {name:10}  {sizes['min']} to {sizes['max']} pixels, median {sizes['median']:g}")
+    if record["shorter_side"]:
+        lines.append(f"  size        {record['shorter_side']:g} pixels on the shorter side (median)")
     lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json lists all)")
     lines.append(f"  alike       {len(record['near_duplicates']):,} (images that look like one of another split)")
-    lines.append(f"  ignored     {sum(record['other_files'].values()):,} (files that are not read as images)")
     lines += [f"note: {note}" for note in record["notes"]]
     return lines
-
-
-def _range(values: list[int]) -> Record | None:
-    return {"min": min(values), "median": float(median(values)), "max": max(values)} if values else None

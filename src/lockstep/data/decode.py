@@ -6,7 +6,6 @@ imported on first use, because it is not needed to print a help text.
 
 import contextlib
 import hashlib
-import importlib
 import io
 import re
 import warnings
@@ -23,24 +22,21 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.files import read_bytes
 
 if TYPE_CHECKING:
-    from PIL.Image import Image, Transpose
+    from PIL.Image import Image
 
 Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal sides becomes a square
 
 # In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but cannot decode them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "PPM")
-MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+_MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 3  # the version of the rules in `decode_image`; another version may give other pixels
 
-REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_TEXT_LIMIT = 1 << 27  # bytes of all texts and the colour profile of a PNG
 _ORIENTATION = 0x0112  # the EXIF tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
-_TURNS: dict[object, str] = {
-    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
-    8: "ROTATE_90",
-}  # fmt: skip
 _FAINT = 16  # levels. What differs from white by no more cannot be seen on it.
 # How a file begins that is not read -> what it is, and what to do.
 _OTHERS = {
@@ -90,7 +86,7 @@ def decode_image(
 
     1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not by name; of several
        frames the first, of HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
-       Long texts and colour profiles of a PNG are ignored.
+       The texts and the colour profile of a PNG are ignored, and take up to 128 MiB.
     2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
     3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
        become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
@@ -104,8 +100,8 @@ def decode_image(
     7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
 
     A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
-    May be called from several threads. In this process, Pillow's warnings are silenced, and its reader of PNG ignores
-    texts and profiles that are too long for it, where it refused the file.
+    May be called from several threads. In this process, Pillow's warnings are silenced, and its limit of the texts of a
+    PNG is raised.
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
@@ -118,11 +114,14 @@ def decode_image(
     return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
 
 
-def upright(image: "Image") -> "Image":
-    """Return a Pillow image with its EXIF orientation applied. Unreadable EXIF data counts as none."""
-    image.load()  # Pillow applies the orientation of a TIFF while it loads it.
-    orientation = _orientation(image)
-    return image if orientation is None else image.transpose(orientation)
+def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
+    """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data counts as none."""
+    from PIL import Image, ImageOps
+
+    plain = Image.fromarray(np.array(pixels))
+    with contextlib.suppress(Exception):
+        plain.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION)
+    return np.array(ImageOps.exif_transpose(plain))
 
 
 class Facts(NamedTuple):
@@ -220,28 +219,15 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 @cache
 def _load_plugins() -> None:
-    """Import Pillow's plugins for `FORMATS`, which it finds by a file's name otherwise, and silence its warnings.
+    """Import Pillow's plugins, which it finds by a file's name otherwise, raise its limits, and silence its warnings.
 
     It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
     have other pixels than the picture.
     """
-    from PIL import PngImagePlugin
+    from PIL import Image, PngImagePlugin
 
-    class Stream(PngImagePlugin.PngStream):
-        """Ignores texts and profiles that are too long for Pillow, as viewers do."""
-
-        def call(self, cid: bytes, pos: int, length: int) -> bytes:
-            try:
-                return super().call(cid, pos, length)
-            except ValueError:
-                if self.fp is None or not cid[:1].islower():  # a part that the pixels need
-                    raise
-                self.fp.seek(pos)
-                return self.fp.read(length)
-
-    PngImagePlugin.PngStream = Stream  # type: ignore[misc]
-    for name in ("Avif", "Bmp", "Gif", "Jpeg", "Ppm", "Tiff", "WebP"):
-        importlib.import_module(f"PIL.{name}ImagePlugin")
+    Image.init()
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = _TEXT_LIMIT
     with contextlib.suppress(ImportError):  # The script of `lockstep export` can do without it.
         import pillow_heif
 
@@ -290,13 +276,12 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     height: float
     _require_size(image, PIXEL_LIMIT)
     width, height = image.size
-    coarse = int(REDUCING_GAP * image_px)
+    coarse = int(_REDUCING_GAP * image_px)
     if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
         width, height = scaled[1][2:]  # not image.size, which is rounded up
     image.load()
     if image.format == "TIFF":
         width, height = image.size  # Pillow applies the orientation of a TIFF while it loads it.
-    orientation = _orientation(image)
     side = min(width, height)
     box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
     # The margins of fit=pad; at least one pixel of the image remains.
@@ -306,13 +291,13 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     )
     small = _eight_bit(image).resize(
         (image_px - 2 * across, image_px - 2 * down), Image.Resampling.BICUBIC,
-        box if fit == "crop" else (0, 0, width, height), reducing_gap=REDUCING_GAP,
+        box if fit == "crop" else (0, 0, width, height), reducing_gap=_REDUCING_GAP,
     )  # fmt: skip
     if small.mode in ("LA", "RGBA"):
         small = _opaque(small.convert("RGBA"))
-    square = Image.new("RGB", (image_px, image_px), (MARGIN,) * 3)
+    square = Image.new("RGB", (image_px, image_px), (_MARGIN,) * 3)
     square.paste(small.convert("RGB"), (across, down))
-    return np.array(square if orientation is None else square.transpose(orientation))
+    return upright(square, image)
 
 
 def _opaque(image: "Image") -> "Image":
@@ -354,17 +339,6 @@ def _eight_bit(image: "Image") -> "Image":
     if image.mode in ("1", "L", "P", "RGB") and image.has_transparency_data:
         return image.convert("RGBA")
     return image.convert(_RESIZED_AS[image.mode]) if image.mode in _RESIZED_AS else image
-
-
-def _orientation(image: "Image") -> "Transpose | None":
-    """Return what turns the image upright, or None."""
-    from PIL.Image import Transpose
-
-    try:
-        name = _TURNS.get(image.getexif().get(_ORIENTATION))
-    except Exception:  # unreadable EXIF data counts as none
-        return None
-    return Transpose[name] if name else None
 
 
 def _from_array(array: NDArray[np.uint8]) -> "Image":

@@ -31,9 +31,12 @@ def ensure(name: str, folder: Path | None) -> None:
     Raises: LockstepError if files are missing in these cases, or if the download fails.
     """
     source = SOURCES.get(name)
-    if source is None or not source.archives or catalog.present(source, folder):
+    if source is None or not source.archives:
         return
-    if folder is not None or catalog.incomplete(source, None):
+    paths, lacking = catalog.searched(source, folder)
+    if paths:
+        return
+    if folder is not None or lacking:
         catalog.find(source, folder)  # raises
     destination = catalog.destination(source, None)
     if fetch(source, destination):
@@ -45,7 +48,7 @@ def fetch(source: Source, folder: Path) -> bool:
 
     The SHA-256 of each archive is verified. A folder that holds anything else is never touched. Raises: LockstepError.
     """
-    if catalog.present(source, folder):
+    if catalog.searched(source, folder)[0]:
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LockstepError(
@@ -57,15 +60,16 @@ def fetch(source: Source, folder: Path) -> bool:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.parent / f".{folder.name}-lock", f"downloading dataset {source.name}"):
-            if catalog.present(source, folder):
+            if catalog.searched(source, folder)[0]:
                 return False  # another program downloaded it while this one waited for the lock
             try:
                 shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
                 unfinished.mkdir()
                 for archive in source.archives:
                     _transfer(archive, unfinished)
-                if catalog.present(source, unfinished) is None:
-                    raise LockstepError(f"the download is not whole: {catalog.incomplete(source, unfinished)}", DATA)
+                paths, lacking = catalog.searched(source, unfinished)
+                if not paths:
+                    raise LockstepError(f"the download is not whole: {lacking}", DATA)
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -121,7 +125,7 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
         response.raise_for_status()
         # Some servers call the compression of a .gz file an encoding, which requests would undo.
         response.raw.headers.pop("Content-Encoding", None)
-        with progress(archive.name, archive.size_bytes, "bytes") as advance:
+        with progress(archive.name, archive.size_bytes) as advance:
             for chunk in response.iter_content(_CHUNK_BYTES):
                 file.write(chunk)
                 advance(len(chunk))

@@ -24,7 +24,7 @@ from lockstep import files
 from lockstep.data import decode
 from lockstep.data.decode import RULES, Fit, UnreadableImageError, decode_image, decoder_versions, read_image
 from lockstep.data.progress import in_threads
-from lockstep.data.scan import SPLITS, UNSUPPORTED, Photo, Scan, scan
+from lockstep.data.scan import SPLITS, Photo, Scan, scan
 from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import command, logger
@@ -37,7 +37,7 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
 _WHOLE = "--set fit=squash or fit=pad keeps the edges"
-_KINDS = 3  # of other files that an error names
+_KINDS = 3  # of other files that are named
 
 
 @dataclass(frozen=True)
@@ -104,17 +104,14 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
 
     for note in found.require_sound().notes:
         logger.warning(note)
-    # Without test images, the validation images are those too; see `survey`.
-    same = "test" in found.splits and found.splits.get("validation") is found.splits["test"]
-    names = [name for name in (*SPLITS, ALL) if name in found.splits and not (same and name == "test")]
+    names = [name for name in (*SPLITS, ALL) if name in found.splits]
     photos = [photo for name in names for photo in found.splits[name]]
-    digests = {name: digest(found, name, image_px, grey, fit) for name in names}
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
     # which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
-    what = f"the pixels of {len(photos):,} images"
+    what = f"the pixels of {len({*ids}):,} images"
     rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
     datasets: dict[str, Dataset] = {}
     first = 0
@@ -122,12 +119,13 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
     for name in names:
         labels = torch.from_numpy(found.labels(name))
         own = slice(first, first + len(labels))
-        groups = torch.from_numpy(units[own]) if photos[0].group else None
-        datasets[name] = Dataset(
-            stored.images, labels, found.classes, digests[name], rows[own], True, groups=groups, known=stored.ids
-        )
         first += len(labels)
-    return datasets | ({"test": datasets["validation"]} if same else {})
+        groups = torch.from_numpy(units[own]) if photos[0].group else None
+        sha256 = digest(found, name, image_px, grey, fit)
+        datasets[name] = Dataset(
+            stored.images, labels, found.classes, sha256, rows[own], True, groups=groups, known=stored.ids
+        )
+    return datasets
 
 
 def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
@@ -221,19 +219,18 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
     table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
     if not classes:
         folder = found.folders[training]
-        images = sum(path.startswith(folder) for path in found.loose)
+        images = sum(photo.path.startswith(folder) for photo in found.loose)
         loose = f", but {plural(images, 'image')} in no class" if images else ""
         split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
         give = f"give each class a folder with its images, or {table}{split}"
         return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
-    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
-    unread = f". Files that are not read as images: {kinds}" if kinds else ""
+    unread = _unread(found)
     if empty := [name for name in classes if name not in full]:
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {few(empty)}: remove or "
-            f"fill them{unread}"
+            f"fill them{f'. There are {unread}' if unread else ''}"
         )
     if len(classes) == 1:
         inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
@@ -246,6 +243,12 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
                 f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: rename or remove them"
             )
     return problems
+
+
+def _unread(found: Scan) -> str:
+    """Return which files are not read as images, or ""."""
+    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
+    return kinds and f"files that are not read as images: {kinds}"
 
 
 def _unreadable(photos: list[Photo]) -> list[str]:
@@ -319,27 +322,26 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
 def _notes(found: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
     unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
-    foreign = {suffix: number for suffix, number in sorted(found.scan.others.items()) if suffix in UNSUPPORTED}
-    kinds = ", ".join(f"{number} {suffix}" for suffix, number in foreign.items())
-    count = plural(sum(foreign.values()), "image")
     copies, conflicts, leaks = (
         [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
     )
-    groups = {split: len({photo.group for photo in photos}) for split, photos in found.splits.items()}
-    sides = listed([f"{plural(number, 'group')} in {split}" for split, number in groups.items()])
-    grouped = any(photo.group for photo in found.scan.photos)
+    sides = [
+        f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
+        for split, photos in found.splits.items()
+        if any(photo.group for photo in photos)
+    ]
     photos = [photo for photo in found.scan.photos if not photo.cause]
     plain = [photo.path for photo in photos if not photo.seen]
     equal = [" = ".join(paths) for paths in found.duplicates("sha256", "seen")]
     long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
-    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")] if grouped else []
+    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
     notes = [
-        *([f"the images of a group stay together: {sides}"] if grouped else []),
+        *([f"the images of a group stay together: {listed(sides)}"] if sides else []),
         *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
-        *noted(found.scan.loose, "image", "in no class and not used"),
+        *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
-        *([f"{count} of formats that are not read ({kinds}): convert to JPEG or PNG"] if foreign else []),
+        *filter(None, [_unread(found.scan)]),
         *noted(conflicts, "image", "in several classes: the labels contradict each other"),
         *noted(leaks, "image", "in several splits: the accuracy will be too high"),
         *noted(copies, "image", "in several files"),
@@ -362,22 +364,20 @@ def read(found: Scan) -> list[Photo]:
     with another decoder is ignored. Without a place for it, the next start reads all files again.
     """
     root, photos, path = found.root, found.photos, index_file(found.root)
-    known = _load(path, photos)
-    if len(known) < len(photos):
-        with ExitStack() as held:
-            with suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
-            known = _load(path, photos)
-            unknown = [photo for photo in photos if photo.path not in known]
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
+        known = _load(path, photos)
+        unknown = [photo for photo in photos if photo.path not in known]
 
-            def examine(rows: range) -> None:
-                for photo in unknown[rows.start : rows.stop]:
-                    known[photo.path] = _examined(root, photo)
+        def examine(rows: range) -> None:
+            for photo in unknown[rows.start : rows.stop]:
+                known[photo.path] = _examined(root, photo)
 
-            in_threads(f"reading the images in {root}", examine, len(unknown))
-            if unknown:
-                _save(path, known)
+        in_threads(f"reading the images in {root}", examine, len(unknown))
+        if unknown:
+            _save(path, known)
     return [known[photo.path] for photo in photos]
 
 

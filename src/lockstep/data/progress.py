@@ -1,7 +1,5 @@
-"""Progress of long work on data: nothing for the first second, then a bar on a terminal, or a line now and then."""
+"""Progress of long work on data: nothing for the first second, then a line now and then."""
 
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,42 +11,30 @@ from lockstep.words import duration
 
 _SILENT_S = 1.0  # Shorter work shows nothing.
 _AT_A_TIME = 16  # rows that a thread takes, and finishes before a signal ends the program
-_LINE_S = 10.0  # between two lines, where there is no terminal
+_LINE_S = 10.0  # between two lines
 
 
 @contextmanager
-def progress(description: str, total: int, unit: str = "", *, at_once: bool = False) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int, *, at_once: bool = False) -> Iterator[Callable[[int], None]]:
     """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that counts done pieces.
 
-    The pieces of the unit "bytes" are shown as sizes. With `at_once`, the first second is not silent, and a terminal
-    shows that the program works while no piece is done.
+    With `at_once`, the first line comes before any piece is done.
     """
     began = time.monotonic()
-    if not sys.stderr.isatty() or not logger.isEnabledFor(logging.WARNING):
-        if at_once:
-            logger.warning(description, extra={"progress": True})
-        yield _lines(description, total, began)
-        return
-    from rich import progress as rich
-    from rich.console import Console
-
-    count = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (rich.MofNCompleteColumn(),)
-    title = rich.TextColumn("{task.description}", markup=False)
-    columns = (rich.SpinnerColumn(), title, rich.BarColumn(), *count, rich.TimeRemainingColumn())
-    bars = rich.Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bars.add_task(description, total=total)
+    all_done, due = 0, began + _SILENT_S
     if at_once:
-        bars.start()
+        logger.warning(description, extra={"progress": True})
 
     def advance(done: int) -> None:
-        bars.advance(task, done)
-        if not bars.live.is_started and time.monotonic() - began >= _SILENT_S:
-            bars.start()
+        nonlocal all_done, due
+        all_done += done
+        now = time.monotonic()
+        if now >= due and all_done:
+            left = duration((now - began) * (total - all_done) / all_done)
+            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left", extra={"progress": True})
+            due = now + _LINE_S
 
-    try:
-        yield advance
-    finally:
-        bars.stop()
+    yield advance
 
 
 def in_threads(description: str, work: Callable[[range], None], count: int) -> None:
@@ -65,18 +51,3 @@ def in_threads(description: str, work: Callable[[range], None], count: int) -> N
                 advance(len(part))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _lines(description: str, total: int, began: float) -> Callable[[int], None]:
-    all_done, due = 0, began + _SILENT_S
-
-    def advance(done: int) -> None:
-        nonlocal all_done, due
-        all_done += done
-        now = time.monotonic()
-        if now >= due and all_done:
-            left = duration((now - began) * (total - all_done) / all_done)
-            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left", extra={"progress": True})
-            due = now + _LINE_S
-
-    return advance

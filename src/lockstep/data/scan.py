@@ -30,7 +30,7 @@ SUFFIXES = {
     "jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif", "avif",
     "ppm", "pgm", "pbm", "pnm",
 }  # fmt: skip
-# Suffixes of images that cannot be read. A user expects them to be trained on, so a note counts them.
+# Suffixes of images that cannot be read.
 UNSUPPORTED = {
     "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
 }  # fmt: skip
@@ -39,7 +39,6 @@ _BEGINS = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s", re.DOTALL
 )
 _BEGIN_BYTES = 16
-_ARCHIVES = {"zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"}
 # Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
 _IGNORED = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "recycled", "found.000",
@@ -93,7 +92,7 @@ class Scan:
         folders: split -> its folder relative to the root, for those of SPLITS that exist; {"": ""} without splits.
         classes: split -> the sorted names of its classes, also of those without images.
         photos: the images that have a class, sorted by split, class and path.
-        loose: paths of images that are in no class.
+        loose: images that are in no class.
         links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
@@ -105,18 +104,12 @@ class Scan:
     folders: dict[str, str] = field(default_factory=dict)
     classes: dict[str, list[str]] = field(default_factory=dict)
     photos: list[Photo] = field(default_factory=list)
-    loose: list[str] = field(default_factory=list)
+    loose: list[Photo] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     table: str = ""
     tables: list[str] = field(default_factory=list)
-
-    def add_other(self, path: str) -> None:
-        """Add a file that is not read as an image."""
-        self.others[_suffix(path)] += 1
-        if _suffix(path) in TABLES:
-            self.tables.append(path)
 
 
 def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
@@ -148,10 +141,6 @@ def require_folder(path: Path) -> None:
     problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
     if path.is_symlink() and not path.exists():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
-    elif path.exists() and _suffix(path.name) in _ARCHIVES:
-        problem = f"{path} is an archive: unpack it"
-    elif path.is_file() and _suffix(path.name) in TABLES:
-        problem = f"{path} is a table: give the folder of its images"
     raise LockstepError(f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA)
 
 
@@ -190,7 +179,7 @@ def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
     if result.problems:
         return {}
     for folder in ["", *(name for name in named if paths[name] != name)]:
-        _add_loose(result, folder)
+        _add(result, "", "", folder)
     return {split: paths[same[0]] for split, same in by_split.items()}
 
 
@@ -212,7 +201,7 @@ def _nested(root: Path, name: str) -> str:
 def _add_split(result: Scan, split: str, path: str) -> None:
     """Add the images of all classes in the folder `path` of the root."""
     prefix = path and f"{path}/"
-    _add_loose(result, path)
+    _add(result, split, "", path)
     folders: dict[str, str] = {}  # class -> its folder
     for name in _folders(result.root / path):
         class_name = unicodedata.normalize("NFC", name)
@@ -224,31 +213,40 @@ def _add_split(result: Scan, split: str, path: str) -> None:
             folders[class_name] = name
     result.classes[split] = sorted(folders)
     for class_name in result.classes[split]:
-        _add_class(result, split, class_name, prefix + folders[class_name])
+        _add(result, split, class_name, prefix + folders[class_name])
 
 
-def _add_class(result: Scan, split: str, class_name: str, path: str) -> None:
-    """Add the images in the folder `path` of the root, and in the folders in it."""
-    photos: list[Photo] = []
+def _add(result: Scan, split: str, class_name: str, path: str) -> None:
+    """Add the files in the folder `path` of the root, and those in the folders in it. Without a class, add the first.
+
+    A pipe counts as another file than an image: reading it would wait for its writer.
+    """
 
     def unreadable(error: OSError) -> None:
         result.problems.append(f"{os.path.relpath(error.filename, result.root)} cannot be read: {error.strerror}")
 
+    photos: list[Photo] = []
     for folder, folders, names in os.walk(result.root / path, onerror=unreadable):
-        folders[:] = _visible(folders)
+        folders[:] = _visible(folders) if class_name else []
         below = os.path.relpath(folder, result.root)
         result.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
         for name in _visible(names):
-            try:
-                facts = os.stat(f"{folder}/{name}")
-                stamps: tuple[int, ...] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-            except OSError:  # The file is listed all the same, so that its cause is shown.
-                facts, stamps = None, ()
-            if is_image(f"{folder}/{name}") and (facts is None or stat.S_ISREG(facts.st_mode)):
-                photos.append(Photo(os.path.normpath(f"{below}/{name}"), split, class_name, "", stamps))
-            else:  # A pipe counts here too: reading it would wait for its writer.
-                result.add_other(os.path.normpath(f"{below}/{name}"))
-    result.photos += sorted(photos)
+            own = os.path.normpath(f"{below}/{name}")
+            place = f"{folder}/{name}"
+            stamps: tuple[int, ...] = ()
+            regular = True  # A link to nowhere is listed all the same, so that its cause is shown.
+            with suppress(OSError):
+                facts = os.stat(place)
+                regular = stat.S_ISREG(facts.st_mode)
+                stamps = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            if regular and is_image(place):
+                photos.append(Photo(own, split, class_name, "", stamps))
+                continue
+            result.others[_suffix(name)] += 1
+            if _suffix(name) in TABLES:
+                result.tables.append(own)
+    added = result.photos if class_name else result.loose
+    added += sorted(photos)
 
 
 def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
@@ -256,15 +254,15 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
 
     Tables and folders that name different classes are a problem, if `reading` does not choose.
     """
-    own = {photo.path: photo.class_name for photo in found.photos}
-    paths, by_folder = [*own, *found.loose], len({*own.values()}) > 1
+    own = {photo.path: photo.class_name for photo in (*found.photos, *found.loose)}
+    by_folder = len({*own.values()} - {""}) > 1
     asked = reading.layout == "table" or any(reading[1:])
     beside = [f"../{path.name}" for path in found.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
-    places = sorted(found.tables or beside) if paths else []
+    places = sorted(found.tables or beside) if own else []
     if not asked and (not places or (reading.layout and (by_folder or not partial))):
         return found
     by_folder = by_folder and reading.layout != "table" and not reading.label_column
-    names, tables, errors = Names(found.root, paths), list[Table](), list[str]()
+    names, tables, errors = Names(found.root, [*own]), list[Table](), list[str]()
     otherwise = "add --layout folders" if by_folder else "give each class a folder with its images"
     for path in places:
         try:
@@ -280,51 +278,52 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     if not tables or (errors and by_folder):
         found.problems += errors
         return found
-    rows, problems = matched(tables, names, own if by_folder else paths)
+    rows, problems = matched(tables, names, [path for path in own if own[path] or not by_folder])
     if by_folder:
-        differing = [path for path, row in rows.items() if row.class_name != own.get(path)]
+        differing = [path for path, row in rows.items() if row.class_name != own[path]]
         if differing and reading.layout is None:
             path = differing[0]
             said, option = "names it too", "--label-column NAME"
             if class_name := rows[path].class_name:
                 said, option = f"says {class_name}", "--layout table"
             found.problems.append(
-                f"{path} is {own.get(path, 'in no class')} by its folder, and {titles} {said}: choose with --layout "
+                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: choose with --layout "
                 f"folders or {option}"
             )
         if found.problems or not any(row.split or row.group for row in rows.values()):
             return found
-        rows = {path: row._replace(class_name=own[path]) for path, row in rows.items() if path in own}
+        rows = {path: row._replace(class_name=own[path]) for path, row in rows.items() if own[path]}
     return _labelled(found, titles, rows, problems, partial)
 
 
 def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool) -> Scan:
     """Return the images with what their rows say. Folders may still be splits. Those without a row are in no class."""
-    result = Scan(found.root, table=titles, problems=problems)
-    _add_class(result, "", "", "")
-    result.others -= Counter(map(_suffix, result.tables))
+    found.table = titles
+    found.others -= Counter(map(_suffix, found.tables))
     unknown = sorted({row.split for row in rows.values() if row.split and not _split_of(row.split)})
-    result.problems += noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")
-    if result.problems:
-        return result
-    below = {f"{path}/": split for split, path in found.folders.items() if path}
-    result.loose = [photo.path for photo in result.photos if photo.path not in rows]
-    result.photos = [photo for photo in result.photos if photo.path in rows]
-    for number, photo in enumerate(result.photos):
+    found.problems += [*problems, *noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")]
+    if found.problems:
+        return found
+    photos = list[Photo]()
+    loose = list[Photo]()
+    for photo in (*found.photos, *found.loose):
+        if photo.path not in rows:
+            loose.append(photo)
+            continue
         _, class_name, split, group = rows[photo.path]
-        split = _split_of(split) or next((below[path] for path in below if photo.path.startswith(path)), "")
-        result.photos[number] = photo._replace(split=split, class_name=class_name, group=group)
-    if not all(photo.split for photo in result.photos):  # Some lie in no split's folder, so no folder is a split.
-        result.photos = [photo._replace(split="") for photo in result.photos]
-    result.photos.sort(key=lambda photo: (photo.split, photo.class_name, photo.path))
+        photos.append(photo._replace(split=_split_of(split) or photo.split, class_name=class_name, group=group))
+    if not all(photo.split for photo in photos):  # Some lie in no split's folder, so no folder is a split.
+        photos = [photo._replace(split="") for photo in photos]
+    found.loose = loose
+    found.photos = sorted(photos, key=lambda photo: (photo.split, photo.class_name, photo.path))
     classes = defaultdict(set)
-    for photo in result.photos:
+    for photo in found.photos:
         classes[photo.split].add(photo.class_name)
-    result.folders = {split: "" for split in ("", *SPLITS) if split in classes}
-    result.classes = {split: sorted(names) for split, names in classes.items()}
+    found.folders = {split: "" for split in ("", *SPLITS) if split in classes}
+    found.classes = {split: sorted(names) for split, names in classes.items()}
     if not partial and not {"", "train"} & classes.keys():
-        result.problems.append(f"{titles} has no split train: call the split of the training images train")
-    return result
+        found.problems.append(f"{titles} has no split train: call the split of the training images train")
+    return found
 
 
 def _doubts(found: Scan) -> list[str]:
@@ -357,17 +356,6 @@ def _masks(paths: Sequence[str]) -> list[str]:
     masks = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
     images = {Path(path).stem for path in paths if path not in masks}
     return [path for path, own in masks.items() if Path(own).stem in images]
-
-
-def _add_loose(result: Scan, folder: str) -> None:
-    """Add the files that lie directly in the `folder` of the root, in no class."""
-    for name in _visible(os.listdir(result.root / folder)):
-        path = os.path.join(folder, name)
-        if not (result.root / path).is_dir():
-            if is_image(str(result.root / path)):
-                result.loose.append(path)
-            else:
-                result.add_other(path)
 
 
 def is_image(path: str) -> bool:
