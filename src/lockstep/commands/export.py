@@ -1,7 +1,6 @@
 """lockstep.export, and `lockstep export`."""
 
 import shlex
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -41,7 +40,6 @@ class ExportRecord:
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
         otherwise: how many images the file classifies otherwise than Lockstep.
         difference: the largest difference of a probability from Lockstep's, computed in the file's precision, float32.
-        images_per_s, images_per_s_lockstep: the speed of both on these images, in memory.
     """
 
     file: str
@@ -54,8 +52,6 @@ class ExportRecord:
     accuracy_lockstep: float
     otherwise: int
     difference: float
-    images_per_s: float
-    images_per_s_lockstep: float
 
     def __str__(self) -> str:
         return "\n".join([
@@ -65,7 +61,6 @@ class ExportRecord:
             f"{self.accuracy_lockstep:.2%}",
             f"  difference  {self.otherwise:,} images classified otherwise; probabilities differ by up to "
             f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
-            f"  speed       {self.images_per_s:,.0f} images/s; lockstep predict: {self.images_per_s_lockstep:,.0f}",
             *([f"  sha256      {self.weights_sha256} (of the run, as train prints it)"] if self.weights_sha256 else []),
         ])  # fmt: skip
 
@@ -158,9 +153,9 @@ def export(
     batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with progress(what, 3 * len(images), at_once=True) as advance:
-        found, rate = in_batches(loaded(content), images, batch, advance)
-        own, own_rate = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
-        difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)[0]).max()
+        found = in_batches(loaded(content), images, batch, advance)
+        own = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
+        difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the ONNX file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
@@ -175,18 +170,18 @@ def export(
     return ExportRecord(
         str(file), len(content), str(beside), classifier.weights_sha256, split, len(images),
         float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
-        float(difference), rate, own_rate,
+        float(difference),
     )  # fmt: skip
 
 
 def in_batches(
     compute: Callable[[Any], Any], images: "NDArray[np.uint8]", size: int, advance: Callable[[int], None]
-) -> "tuple[NDArray[Any], float]":
-    """Return what `compute` returns for `images`, `size` at a time, and images/s. Tell `advance` of each batch."""
+) -> "NDArray[Any]":
+    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each batch."""
     import numpy as np  # here, because most commands need no numpy
 
-    begun, parts = time.perf_counter(), []
+    parts = []
     for start in range(0, len(images), size):
         parts.append(compute(batch := images[start : start + size]))
         advance(len(batch))
-    return np.concatenate(parts), len(images) / (time.perf_counter() - begun)
+    return np.concatenate(parts)

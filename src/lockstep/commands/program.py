@@ -39,8 +39,6 @@ app = typer.Typer(
 
 The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
 
-The code for GPUs has not yet run on a GPU.
-
 \b
 Examples:
   lockstep train                        train on handwritten digits, in seconds
@@ -70,37 +68,23 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
-# The ten options of `train` that most people use, and all of them by theme.
+# The ten options of `train` that most people use.
 _USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
-_THEMES: dict[str, Sequence[str]] = {
-    "The recipe, which decides the weights": (*Recipe.options, "settings", "init"),
-    "The run": ("name", "runs", "resume", "data", "skip_damaged", "trust_code"),
-    "Processes": ("processes", "device", "reduction", "inline", "max_restarts", "timeout"),
-    "Checkpoints and evaluations": ("save_every", "save_every_s", "keep", "eval_every"),
-    "Output": ("verbose", "quiet", "json_output", "log_every", "summary_every"),
-}
-_HELP = [("-h, --help", "Show what most people use, and exit."), ("--help-all", "Show all options, and exit.")]
 
 
 class _Train(TyperCommand):
-    """The command `train`: --help shows the options that most people use, --help-all shows all by theme."""
+    """The command `train`: --help shows the options that most people use, --help-all shows all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
-        ctx.meta[__name__] = _THEMES if "--help-all" in args else {"Options": _USUAL}
+        if {"-h", "--help"} & {*args}:
+            for option in self.params[1:]:
+                option.hidden = option.name not in _USUAL
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if rest:
             raise LockstepError(_several([ctx.params["what"], *rest]))
         return rest
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options."""
-        records = {one.name: one.get_help_record(ctx) for one in self.params}
-        themes = {title: [records[name] for name in names] for title, names in ctx.meta[__name__].items()}
-        for title, rows in {"Arguments": [records["what"]], **themes, "Help": _HELP}.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
 
 
 def _several(words: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ def train(
 ) -> Run | NoneElsewhere:
     """Train a classifier in worker processes.
 
-    Every run has its own folder, which is never overwritten.
+    Every run has its own folder, which is never overwritten. --help-all shows all options.
 
     Examples:
       lockstep train                                          digits, on up to 4 cores
