@@ -4,13 +4,11 @@ import re
 import shlex
 from typing import Any
 
-from typer.main import get_command
-
-from lockstep.commands.program import app
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.recipes import RECIPES, get_recipe
+from tests.documents import PROGRAM
 
 
 def check(line: str) -> None:
@@ -57,7 +55,7 @@ def _command(line: str) -> tuple[Any, list[str]]:
     """Return the command that a line calls, and its arguments. Raises: ValueError if there is none."""
     words = shlex.split(line)
     assert words[0] == "lockstep", line
-    command, words = get_command(app), words[1:]
+    command, words = PROGRAM, words[1:]
     while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:
         command, words = inner, words[1:]
     if getattr(command, "commands", {}) and words and not words[0].startswith("-"):

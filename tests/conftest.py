@@ -26,12 +26,9 @@ from lockstep.errors import STOP_SIGNALS
 numerics.prepare(1)  # before torch is imported: tests that compare bits in this process compute as the program does
 
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
 
 from tests import synthetic  # noqa: E402
 from tests.disturbed import STEPS  # noqa: E402
-
-numerics.configure(1, exact=True)
 
 # A background job of a shell ignores SIGINT, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -47,7 +44,16 @@ OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 # To list the fonts of a machine takes matplotlib a second, so all tests share one list.
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
 
-SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)  # the run of `trained_once` that most tests share
+# Runs of `trained_once` that most tests share, in portable arithmetic and in native, which takes a tenth of the time.
+SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)
+SMALL = ("--no-portable", "--towers", 2, "--batch", 48)
+NATIVE = ("digits", *SMALL, "--steps", 30, "--save-every", 10, "--processes", 1)
+
+
+def pytest_sessionstart(session):
+    """Configure torch where tests run. The process that only hands them out need not import it."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", 0):
+        numerics.configure(1, exact=True)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +65,8 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _poisoned_random_generators():
     """Seed the global generators differently in every run, so exact comparisons fail for code that draws from them."""
+    import torch
+
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     np.random.seed(seed)
@@ -81,8 +89,11 @@ def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
 
 
 def _outside() -> dict[str, str]:
-    """Return the variables of a user's shell: no number of threads, no data folder, no GPU and no network."""
-    removed = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR"}
+    """Return the variables of a user's shell: no number of threads, no data folder, no GPU and no network.
+
+    Its programs keep the bytecode of Lockstep, which takes them a second to make.
+    """
+    removed = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "PYTHONDONTWRITEBYTECODE"}
     return {**{k: v for k, v in os.environ.items() if k not in removed}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -13,6 +13,7 @@ from lockstep.commands.program import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/lockstep"
+PROGRAM = get_command(app)
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -54,7 +55,7 @@ def spans(text: str) -> list[str]:
 
 def examples_of_help() -> dict[str, list[str]]:
     """Return the examples of every `lockstep COMMAND --help`, by command, without the words beside them."""
-    found, todo = {}, [("lockstep", get_command(app))]
+    found, todo = {}, [("lockstep", PROGRAM)]
     while todo:
         name, command = todo.pop()
         todo += [(f"{name} {inner}", each) for inner, each in getattr(command, "commands", {}).items()]

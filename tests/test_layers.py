@@ -60,7 +60,7 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that `path` imports."""
     lazy = {
         id(inner)
-        for node in ast.walk(tree(path))
+        for node in (ast.walk(tree(path)) if top_level_only else ())
         if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for inner in ast.walk(node)
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_promise import port
-from tests.conftest import SHORT, popen
+from tests.conftest import NATIVE, SHORT, popen
 
 import lockstep
 from lockstep.errors import USAGE, LockstepError
@@ -55,13 +55,14 @@ def test_every_program_starts_one_process_of_one_run(tmp_path, alone, group):
     assert not (tmp_path / "runs-1").exists()
 
 
-def test_what_an_outer_launch_does_not_allow_is_refused(alone, here, monkeypatch):
+def test_what_an_outer_launch_does_not_allow_is_refused(trained_once, here, monkeypatch):
+    run, _ = trained_once(*NATIVE)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="processes=3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, name="x", quiet=True)
     with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
-        lockstep.evaluate(alone[0])
+        lockstep.evaluate(run)
     done = here("doctor")
     assert (done.returncode, "starts its own processes" in done.stderr) == (USAGE, True)
 

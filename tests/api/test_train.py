@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.conftest import SHORT, finished, popen
+from tests.conftest import NATIVE, SHORT, finished, popen
 
 import lockstep
 from lockstep.data.readers import load_digits as load
@@ -110,6 +110,7 @@ print("sha", run.result()["weights_sha256"])
     assert f"sha {record['weights_sha256']}" in out
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
     (tmp_path / "temporary").mkdir()
     code = "import lockstep\nlockstep.train('digits', processes=1, name='long', log_every=1)\n"
@@ -185,12 +186,12 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
 def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp_path, monkeypatch, trained_once):
     monkeypatch.chdir(tmp_path)
     digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
-    own = lockstep.train(
-        "digits", data={**digits, "classes": list("abcdefghij")}, name="memory", steps=STEPS, inline=True, quiet=True
-    )
+    digits["classes"] = list("abcdefghij")
+    small = {"portable": False, "towers": 2, "batch": 48, "steps": 30}  # as NATIVE
+    own = lockstep.train("digits", data=digits, name="memory", inline=True, quiet=True, **small)
     assert own.classes == tuple("abcdefghij")
     assert own.recipe().dataset == "memory"
-    _, record = trained_once(*ALONE)
+    _, record = trained_once(*NATIVE)
     assert own.result()["weights_sha256"] == record["weights_sha256"]
     assert own.accuracy == record["accuracy"]["ema"]
     with pytest.raises(LockstepError, match="give one of them"):
@@ -211,7 +212,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
 
 
 def test_evaluate_refuses_what_the_command_line_refuses(trained_once):
-    path, _ = trained_once(*ALONE)
+    path, _ = trained_once(*NATIVE)
     for arguments, message in (({"checkpoint": True}, "give best"), ({"weights": "zz"}, "weights: got 'zz'")):
         with pytest.raises(LockstepError, match=message):
             lockstep.evaluate(path, quiet=True, **arguments)

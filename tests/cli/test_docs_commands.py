@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests import commands, documents, synthetic
-from tests.conftest import SHORT, in_this_process, inline
+from tests.conftest import NATIVE, in_this_process, inline
 
 import lockstep
 from lockstep import messages
@@ -111,7 +111,7 @@ def place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", sorted({block.page for _, block in SHELL if block.language == "python"}))
 def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
-    small, _ = trained_once(*SHORT)
+    small, _ = trained_once(*NATIVE)
     arguments = inspect.signature(lockstep.train)
 
     def train(what="digits", name="unnamed", **options):

@@ -98,7 +98,11 @@ def test_fetch_and_use_what_is_there(done, server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "number"), [(("data", "fetch", "mnist"), signal.SIGINT), (("train", "mnist"), signal.SIGTERM)]
+    ("command", "number"),
+    [
+        (("data", "fetch", "mnist"), signal.SIGINT),
+        pytest.param(("train", "mnist"), signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_stopped_halfway(server, source, bodies, tmp_path, command, number):
     name = "train-images-idx3-ubyte.gz"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.conftest import in_this_process
+from tests.conftest import NATIVE, in_this_process
 
 import lockstep
 from lockstep.classify import export
@@ -24,13 +24,12 @@ from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, facts_of, read_tensors
 
 onnxruntime = pytest.importorskip("onnxruntime")
-SHORT = ("digits", "--steps", 30, "--processes", 1)
 
 
 @pytest.fixture(scope="module")
 def written(trained_once, made_once):
     """Return (the run's folder, the ONNX file, the printed record)."""
-    path = trained_once(*SHORT)[0]
+    path = trained_once(*NATIVE)[0]
 
     def export(folder):
         done = in_this_process("export", path, "-o", "d.onnx", "--json", cwd=folder)
@@ -96,12 +95,17 @@ class Odd(torch.nn.Module):
         return torch.special.bessel_j0(x.flatten(1)[:, :10])
 
 
-def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(written, monkeypatch):
+@pytest.mark.parametrize(
+    ("branch", "words"), [(True, ""), pytest.param(False, "operator .*bessel_j0", marks=pytest.mark.slow)]
+)
+def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(written, branch, words):
     classifier = lockstep.load(written[0])
-    for branch, words in ((False, "operator .*bessel_j0"), (True, "")):
-        classifier.module = Odd(branch)
-        with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
-            exported(classifier, {"classes": []})
+    classifier.module = Odd(branch)
+    with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
+        exported(classifier, {"classes": []})
+
+
+def test_a_network_that_is_too_large_is_refused(written, monkeypatch):
     monkeypatch.setattr(export, "MAX_BYTES", 1000)
     with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take"):
         exported(lockstep.load(written[0]), {"classes": []})

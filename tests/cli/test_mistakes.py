@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import SHORT
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
+FEW = ("--towers", 1, "--batch", 8)  # images, as portable arithmetic takes longer
+RUN = (*FEW, *SHORT)
 CLEAR = "\x1b[2J"  # what clears the screen
 
 
@@ -70,7 +72,7 @@ def refused(done, code, *words):
 )
 def test_one_clear_message(here, trained_once, tmp_path, args, code, words):
     if any("RUN" in word for word in args):
-        path, _ = trained_once(*SHORT)
+        path, _ = trained_once(*RUN)
         args = [word.replace("RUN", str(path)) for word in args]
     done = here(*args)
     refused(done, code, *words)
@@ -87,7 +89,7 @@ def test_a_broken_recipe_file(here, tmp_path):
 @pytest.fixture
 def run(trained_once, tmp_path):
     """A run with checkpoints at 0, 4, 8 and 12, but no result: as if killed at its very end; a copy."""
-    path, record = trained_once(*SHORT)
+    path, record = trained_once(*RUN)
     shutil.copytree(path, tmp_path / "runs/a")
     (tmp_path / "runs/a/result.json").unlink()
     return tmp_path / "runs/a", record
@@ -100,10 +102,10 @@ def contents(folder):
 def test_an_existing_run_is_never_overwritten(here, run):
     path, _ = run
     before = contents(path)
-    refused(here("train", "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
+    refused(here("train", *FEW, "--name", "a"), USAGE, "runs/a exists", "--resume", "--name")
     refused(here("train", path), USAGE, "exists", "--resume")
     refused(here("train", path, "--resume", "--seed", "3"), USAGE, "seed: 0 -> 3", "another --name")
-    refused(here("train", "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 12 -> 9")
+    refused(here("train", *FEW, "--name", "a", "--resume", "--steps", "9"), USAGE, "steps: 12 -> 9")
     assert contents(path) == before
 
 
@@ -137,9 +139,9 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
 
 
 def test_a_complete_run_stays_so(here, trained_once, tmp_path):
-    path, record = trained_once(*SHORT)
+    path, record = trained_once(*RUN)
     before = contents(path)
-    again = here("train", "--steps", 12, "--name", "a", "--runs", path.parent, "--resume", "--json")
+    again = here("train", *FEW, "--steps", 12, "--name", "a", "--runs", path.parent, "--resume", "--json")
     assert again.returncode == 0
     assert json.loads(again.stdout) == record
     assert "complete" in again.stderr

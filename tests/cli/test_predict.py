@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from tests.conftest import _outside
+from tests.conftest import NATIVE, _outside
 
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA
 
 RUNS = [
-    ("digits", "--steps", 30, "--processes", 1),
+    NATIVE,
     ("digits", "--no-portable", "--steps", 60, "--precision", "bfloat16", "--processes", 1,
      "--set", "test_views=flip-translate"),
 ]  # fmt: skip
@@ -91,6 +91,7 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_ends_the_program_quietly(trained_once, pictures):
     run, _ = trained_once(*RUNS[0])
     command = [sys.executable, "-m", "lockstep", "predict", str(run), str(pictures[0])]

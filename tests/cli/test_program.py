@@ -1,6 +1,7 @@
 """The program as a newcomer meets it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from benchmarks.manual import every_command
+from tests.conftest import _outside
 
 from lockstep.recipes import RECIPES
 
@@ -89,6 +91,15 @@ def test_recipes_and_show_round_trip(here, tmp_path):
     assert [line.partition(": ")[0] for line in lines[:-1:2]] == [*RECIPES]
     assert all(re.search(r": \d\d\.\d\d % (in|of|on|after) ", line) for line in lines[:-1:2])
     assert max(map(len, lines)) <= 115
+
+
+def test_nothing_is_said_where_the_reader_of_a_pipe_is_gone():
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "lockstep", "recipes"]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=_outside(), check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_version(here):

@@ -17,7 +17,7 @@ from lockstep.runs.folder import Run
 from lockstep.runs.statefile import facts_of
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
-LAUNCHED = ("train", "--steps", 12, "--name", "x", "--json")
+LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(
     "avx512f" not in hardware.cpu()["flags"].split(), reason="this CPU has no more than AVX2, which the test takes away"
@@ -52,16 +52,22 @@ SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
 
 
+@pytest.fixture
+def native(trained_once):
+    """The sha256 of the run of `LAUNCHED`, on one process."""
+    return trained_once(*SHORT, "--no-portable")[1]["weights_sha256"]
+
+
 @pytest.mark.parametrize(
     "launchers", [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)], ids=["plain", "Slurm, Open MPI"]
 )
-def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, alone, launchers):
+def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, native, launchers):
     run = tmp_path / "runs/x"
     for names in launchers:
         first, second = launched(tmp_path, names, *LAUNCHED, "--save-every", 4)
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
         result = json.loads(first.stdout)
-        assert (result["processes"], result["weights_sha256"]) == (2, alone)
+        assert (result["processes"], result["weights_sha256"]) == (2, native)
         assert ", loss = " in first.stderr
         assert second.stdout == ""
         assert [*(tmp_path / "runs").iterdir()] == [run]
@@ -75,7 +81,7 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, al
 
 @NEWER_CPU
 def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
-    first, second = launched(tmp_path, PLAIN, *LAUNCHED, "--no-portable", **OLDER)
+    first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
     assert (first.returncode, second.returncode) == (ENVIRONMENT, ENVIRONMENT)
     assert "do not have the same arithmetic" in first.stderr
     assert "process 0 (host " in first.stderr
@@ -122,7 +128,7 @@ def stopped(trained_once, tmp_path):
     return copied
 
 
-OWN = ("--model", "mine:build", "--set", "weight_decay={}")
+OWN = ("--no-portable", "--model", "mine:build", "--set", "weight_decay={}")
 
 
 @pytest.fixture
@@ -168,13 +174,13 @@ def test_a_run_folder_runs_no_code(here, own):
 
 
 @pytest.mark.slow
-def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, alone):
+def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, native):
     for name in ("torch", "sklearn", "numpy", "json", "lockstep"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
     command = [str(Path(sys.executable).with_name("lockstep")), *map(str, LAUNCHED), "--processes", "2"]
     environment = {key: text for key, text in os.environ.items() if key != "LOCKSTEP_DATA"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["weights_sha256"] == alone
+    assert json.loads(done.stdout)["weights_sha256"] == native
     (tmp_path / "lockstep.py").unlink()  # which `python -m` would find first
     assert program("train", "--steps", 1, "--processes", 1).returncode == 0

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from benchmarks.browser import chromium, executable
-from tests.conftest import in_this_process
+from tests.conftest import NATIVE, in_this_process
 from tests.images import bright_and_dark
 
 import lockstep
@@ -16,13 +16,11 @@ from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import runs
 from lockstep.runs.folder import Run
 
-SHORT = ("digits", "--steps", 30, "--processes", 1)
-
 
 @pytest.fixture(scope="module")
 def written(trained_once, made_once):
     """Return a report that was written from elsewhere than the run's folder."""
-    path = trained_once(*SHORT)[0]
+    path = trained_once(*NATIVE)[0]
 
     def report(folder):
         done = in_this_process("report", path, "-o", "r.html", cwd=folder)
@@ -77,7 +75,17 @@ def build(shape, classes):
 def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here, monkeypatch):
     (tmp_path / "infinite.py").write_text(INFINITE)
     done = here(
-        "train", "digits", "--no-portable", "--model", "infinite:build", "--steps", 20, "--processes", 1, "--name", "a"
+        "train",
+        "digits",
+        "--no-portable",
+        "--model",
+        "infinite:build",
+        "--steps",
+        5,
+        "--summary-every",
+        0,
+        "--name",
+        "a",
     )
     assert done.returncode == 0, done.stderr
     done = here("eval", "runs/a", "--trust-code")
@@ -98,8 +106,8 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
     bright_and_dark(tmp_path / "photos", 8)
-    small = ("--set", "image_px=32", "--set", "batch=16", "--set", "eval_batch=16")
-    done = here("train", "folder", "--data", "photos", "--steps", 1, *small, "--processes", 1)
+    small = ("--model", "digits", "--set", "image_px=32", "--set", "batch=16", "--set", "eval_batch=16")
+    done = here("train", "folder", "--data", "photos", "--steps", 1, *small, "--summary-every", 0)
     assert done.returncode == 0, done.stderr
     run, placement = Run(tmp_path / "runs/photos-1"), Placement(data=tmp_path / "photos")
     record = report(ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context())
@@ -113,7 +121,7 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
 
 
 def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_once, tmp_path, monkeypatch, here):
-    run = Run(shutil.copytree(trained_once(*SHORT)[0], tmp_path / "a"))
+    run = Run(shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a"))
     run.path.joinpath("report.html").write_text("an earlier one")
     monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
     made = lockstep.report(run, quiet=True)
@@ -129,7 +137,7 @@ def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_o
 
 def test_a_notebook_shows_a_report_in_a_frame(trained_once, tmp_path, monkeypatch):
     monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
-    made = lockstep.report(trained_once(*SHORT)[0], output=tmp_path / "r.html", quiet=True)
+    made = lockstep.report(trained_once(*NATIVE)[0], output=tmp_path / "r.html", quiet=True)
     frame = made._repr_html_()
     assert frame.startswith("<iframe srcdoc=")
     assert frame.count("<") == 2

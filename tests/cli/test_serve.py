@@ -12,12 +12,11 @@ import pytest
 from benchmarks import serve as load
 from benchmarks.browser import chromium, executable
 from tests.cli.test_mistakes import refused
-from tests.conftest import start
+from tests.conftest import NATIVE, start
 
 from lockstep.classify.serve import network_address
 from lockstep.errors import ENVIRONMENT
 
-RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
 
@@ -32,7 +31,7 @@ def address_of(process):
 @pytest.fixture(scope="module")
 def server(trained_once, tmp_path_factory):
     """The port of a server that all tests share."""
-    process = start("serve", trained_once(*RUN)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve"))
+    process = start("serve", trained_once(*NATIVE)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve"))
     port = address_of(process)
     yield port
     with half_sent(port, b"POST"):
@@ -54,7 +53,7 @@ def test_the_real_program_answers(server):
 
 
 def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
-    run, _ = trained_once(*RUN)
+    run, _ = trained_once(*NATIVE)
     with socket.create_server(("127.0.0.1", 0)) as other:
         busy = other.getsockname()[1]
         refused(here("serve", run, "--port", busy), ENVIRONMENT, f"--port {busy}: Address already in use: give")
@@ -66,7 +65,7 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
 def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_is_warned_of(
     here, trained_once, tmp_path, monkeypatch
 ):
-    run = shutil.copytree(trained_once(*RUN)[0], tmp_path / "copy")
+    run = shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "copy")
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
     monkeypatch.setattr("lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close())

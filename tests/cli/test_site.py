@@ -13,6 +13,7 @@ pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[do
 
 import lockstep
 
+pytestmark = pytest.mark.slow  # `make docs` checks the links too
 ROOT = Path(__file__).parents[2]
 # The elements whose src a browser loads, and the kinds of links that it follows by itself.
 LOADED = "script|img|iframe|source|video|audio|embed"

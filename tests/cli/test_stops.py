@@ -8,7 +8,7 @@ import time
 
 import pytest
 from benchmarks.survival import HOOK
-from tests.conftest import popen
+from tests.conftest import NATIVE, popen
 
 SLOW = pytest.mark.slow
 SENTENCE = "stopped by {}: start again with the same command\n"
@@ -81,9 +81,7 @@ def test_commands_on_a_run_are_stopped_while_they_import(tmp_path, alone_run, ph
 
 @pytest.fixture
 def alone_run(trained_once):
-    from tests.conftest import SHORT
-
-    return trained_once(*SHORT)[0]
+    return trained_once(*NATIVE)[0]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def assert_redrawn_line_progresses(shown, columns):
 
 def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     columns = 80
-    code, text = terminal(columns, "train", "--steps", 12, "--processes", 1, "--name", "x")
+    code, text = terminal(columns, "train", "--no-portable", "--steps", 12, "--processes", 1, "--name", "x")
     assert code == 0, text
     shown = states(text)
     evaluating = [state for state in shown if "evaluating on test" in state[1]]

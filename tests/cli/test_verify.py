@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.conftest import NATIVE
 from tests.runs import change_checkpoint
-from tests.unit.test_replay import OPTIONS
 
 
 @pytest.fixture
 def run(tmp_path, trained_once) -> Path:
     """Return a copy of a run with checkpoints every 10 steps."""
-    shutil.copytree(trained_once(*OPTIONS)[0], tmp_path / "runs/a")
+    shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "runs/a")
     return tmp_path / "runs/a"
 
 

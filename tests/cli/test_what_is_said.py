@@ -1,7 +1,7 @@
 """What the program says to input that is near to right: one sentence, which says what we got and what to do."""
 
 import pytest
-from tests.conftest import SHORT
+from tests.conftest import NATIVE
 
 USAGE, DATA = 2, 3
 NET = """
@@ -25,7 +25,7 @@ def place(here, trained_once, tmp_path):
     (tmp_path / "weights.pt").touch()
     (tmp_path / "nets.py").write_text(NET)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/mine").symlink_to(trained_once(*SHORT)[0])
+    (tmp_path / "runs/mine").symlink_to(trained_once(*NATIVE)[0])
     return here
 
 

@@ -49,7 +49,7 @@ MENU = {
     "label_smoothing": [0.0, 0.1],
     "precision": ["float32", "bfloat16", "float16"],
 }
-SAMPLES = 24
+SAMPLES = 12
 
 
 def tiny(shape, classes):
@@ -66,13 +66,15 @@ def tiny(shape, classes):
 
 
 def chosen():
-    """Return SAMPLES random choices in which every value of the menu occurs several times."""
+    """Yield SAMPLES random choices in which every value of the menu occurs, and as many for the slow tests."""
     columns = []
     for name, values in MENU.items():
-        column = list(itertools.islice(itertools.cycle(values), SAMPLES))
-        random.Random(name).shuffle(column)
-        columns.append(column)
-    return [dict(zip(MENU, row, strict=True)) for row in zip(*columns, strict=True)]
+        drawn, every = random.Random(name), itertools.cycle(values)
+        columns.append([one for _ in range(2) for one in drawn.sample(list(itertools.islice(every, SAMPLES)), SAMPLES)])
+    for number, row in enumerate(zip(*columns, strict=True)):
+        choice = dict(zip(MENU, row, strict=True))
+        name = f"{choice['optimizer']}-{choice['augmentation']}"
+        yield pytest.param(choice, id=name, marks=pytest.mark.slow if number >= SAMPLES else ())
 
 
 def recipe(**changes) -> Recipe:
@@ -132,14 +134,17 @@ def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_aft
     return straight
 
 
-@pytest.mark.parametrize("choice", chosen(), ids=lambda choice: f"{choice['optimizer']}-{choice['augmentation']}")
+@pytest.mark.parametrize("choice", list(chosen()))
 def test_any_choice_is_one_result_on_one_and_two_processes_and_resumed(choice, dataset):
     of = recipe(**choice)
     assert validated(Recipe, tomllib.loads(of.toml())) == of
     assert require_one_result(of, dataset, 2, stopped_after=2).state.is_finite()
 
 
-@pytest.mark.parametrize(("towers", "processes"), [(3, 3), (5, 2), (5, 3), (5, 4)])
+@pytest.mark.parametrize(
+    ("towers", "processes"),
+    [(3, 3), pytest.param(5, 2, marks=pytest.mark.slow), pytest.param(5, 3, marks=pytest.mark.slow), (5, 4)],
+)
 def test_towers_that_are_no_power_of_two_nor_divide_evenly(dataset, towers, processes):
     require_one_result(recipe(towers=towers, batch=30), dataset, processes, stopped_after=3)
 
@@ -157,7 +162,7 @@ test_views = "flip"
 eval_batch = 20
 towers = 6
 batch = 48
-steps = 8
+steps = 4
 optimizer = { kind = "muon", vector_scale = 100.0, matrix_scale = 1000.0 }
 lr = 0.2
 schedule = { kind = "triangle", start = 1.0, warmup = 0.0 }
@@ -169,7 +174,7 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
     """All of it together, stopped between two sizes."""
     pixels = np.random.default_rng(0).integers(256, size=(200, 32, 32, 3), dtype=np.uint8)
     images = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
-    evaluation = require_one_result(make(tomllib.loads(FAST)), images, 3, stopped_after=3).evaluation
+    evaluation = require_one_result(make(tomllib.loads(FAST)), images, 3, stopped_after=1).evaluation
     assert evaluation.correct_one_view is not None
 
 

@@ -34,7 +34,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1, "portable": False})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 bounded = settings(
     max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,

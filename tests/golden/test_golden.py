@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.runs import fit_here
 
-from lockstep import hardware
+from lockstep import hardware, numerics
 from lockstep.config.overrides import make
 from lockstep.recipes import get_recipe
 
@@ -48,7 +48,8 @@ def test_weights_have_the_known_bits(case, tmp_path):
 if __name__ == "__main__":
     import tempfile
 
-    import tests.conftest  # noqa: F401  prepares numerics as for the tests
+    numerics.prepare(1)
+    numerics.configure(1, exact=True)  # as for the tests
 
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ import torch
 from benchmarks import invented
 from tests.runs import fit_here
 
+from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.core.evaluate import evaluate
 from lockstep.core.features import Prefix
@@ -37,6 +38,7 @@ CASES = {
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
     "cifar10, GELU": {"model_options.activation": "gelu", "progressive": None},
 }
+SLOW, TAKE_LONG = pytest.mark.slow, {"mnist", "folder", "cifar10, GELU"}
 
 
 def weights_sha256(case: str) -> str:
@@ -70,9 +72,7 @@ def digits_sha256(path: Path) -> str:
     return fit_here(get_recipe("digits"), path).result["weights_sha256"]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case == "mnist" else case for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW) if case in TAKE_LONG else case for case in CASES])
 def test_some_steps_have_the_known_bits(case):
     assert weights_sha256(case) == json.loads(FILE.read_text())[case]
 
@@ -92,7 +92,8 @@ def test_the_first_command_of_the_readme_ends_with_the_hash_that_it_states(tmp_p
 if __name__ == "__main__":
     import tempfile
 
-    import tests.conftest  # noqa: F401  prepares numerics as for the tests
+    numerics.prepare(1)
+    numerics.configure(1, exact=True)  # as for the tests
 
     with tempfile.TemporaryDirectory() as folder:
         known = {"digits": digits_sha256(Path(folder) / "run"), "photos": features_sha256()}

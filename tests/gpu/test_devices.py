@@ -20,7 +20,7 @@ from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from tests.runs import fit_here
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2, "portable": False})
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
 
@@ -44,7 +44,7 @@ def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(old
     fit_here(RECIPE, tmp_path / "auto")
     note = f"torch sees no GPU, so the CPU computes: {TOO_OLD}"
     assert note in " ".join(capfd.readouterr().err.split())
-    fit_here(RECIPE, tmp_path / "cpu", Placement(device="cpu"))
+    fit_here(RECIPE, tmp_path / "cpu", Placement(device="cpu", summary_every=0))
     assert "torch sees no GPU" not in capfd.readouterr().err
 
 

@@ -35,7 +35,9 @@ def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **p
         stops = stop_after is not None and next(calls) >= stop_after * recipe.towers - 1
         return signal.SIGTERM if stops else None
 
-    outcome = fit_here(recipe, path, Placement(**{"save_every": 8, **placement}), stop_requested=stop_requested)
+    outcome = fit_here(
+        recipe, path, Placement(**{"save_every": 8, "summary_every": 0, **placement}), stop_requested=stop_requested
+    )
     return outcome.result, outcome.stopped_by
 
 

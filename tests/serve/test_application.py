@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from benchmarks import serve as load
 from PIL import Image
+from tests.conftest import NATIVE
 
 import lockstep
 from lockstep.classify import serve as application
@@ -24,7 +25,6 @@ from lockstep.classify.decoder import Decoder
 from lockstep.data.decode import decode_image, stored_pixels
 from lockstep.errors import ENVIRONMENT, LockstepError
 
-RUN = ("digits", "--steps", 30, "--processes", 1)  # as in tests/cli/test_predict.py
 PICTURES = load.digits()[:40]
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
@@ -55,7 +55,7 @@ def decoded_here():
 
 @pytest.fixture(scope="module")
 def classifier(trained_once):
-    return lockstep.load(trained_once(*RUN)[0])
+    return lockstep.load(trained_once(*NATIVE)[0])
 
 
 def like(classifier, **changed):

@@ -21,7 +21,8 @@ from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
 
 STEPS = 6
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "arithmetic": "native"})
+SMALL = {"steps": STEPS, "arithmetic": "native", "towers": 2, "batch": 16}
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), SMALL)
 PLACE = Placement(processes=1, save_every=1, keep=2, eval_every=2, log_every=1, summary_every=0)
 NEWEST = "checkpoints/step-000000004.safetensors"
 RESUMED = ("train", "runs/x", "--resume", "--processes", "1", "--summary-every", "0", "--json")

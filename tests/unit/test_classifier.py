@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.conftest import NATIVE
 
 import lockstep
 from lockstep import numerics
@@ -27,13 +28,12 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.provenance import sources
 
-OPTIONS = ("digits", "--steps", 30, "--processes", 1)
 TEST = load(None)["test"]
 
 
 @pytest.fixture(scope="module")
 def run(request):
-    return lockstep.Run.open(request.getfixturevalue("trained_once")(*OPTIONS)[0])
+    return lockstep.Run.open(request.getfixturevalue("trained_once")(*NATIVE)[0])
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.closeness import require_close
+from tests.conftest import NATIVE
 from tests.images import bright_and_dark
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
@@ -36,7 +39,7 @@ FACTS = {"unlike/references", "unlike/threshold", "sure/answers"}
 
 def recipe(**changes):
     """`photos` on images of 32 pixels, for a few steps."""
-    return make(PHOTOS.model_dump(mode="json"), {"image_px": 32, "precision": "float32", "min_steps": 60, **changes})
+    return make(PHOTOS.model_dump(mode="json"), {"image_px": 32, "precision": "float32", "min_steps": 30, **changes})
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_
     model._fc = torch.nn.Identity()
     with torch.no_grad():
         views = [model(recipe().augmentation.test(view)) for view in (pixels, pixels.flip(2))]
-    torch.testing.assert_close(Features().test(found)[:, :, 0], torch.stack(views, -1), rtol=1e-3, atol=1e-4)
+    require_close(Features().test(found)[:, :, 0], torch.stack(views, -1), 1e-3, 1e-4)
 
 
 def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
@@ -175,13 +178,18 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
 
 
-def test_checkpoints_hold_the_head_and_share_the_layers_before_it(tmp_path):
-    digits = get_recipe("digits").replace(epochs=None, steps=3)
-    fit_here(digits, tmp_path / "whole", Placement(summary_every=0))
-    file = find_weights((tmp_path / "whole/model.safetensors").rename(tmp_path / "own.safetensors"))
-    changes = {"head": "logits", "augmentation": "plain", "weight_decay": {}, "init_sha256": file.sha256}
-    head, run = make(digits.model_dump(mode="json"), changes), Run(tmp_path / "head")
-    expected = fit_here(head, run.path, Placement(init=file.path, save_every=1)).result["weights_sha256"]
+def head_of_digits(file, **changes):
+    """Return `digits` for three steps on features, from the weights in `file`."""
+    fixed = {"steps": 3, "portable": False, "head": "logits", "augmentation": "plain", "weight_decay": {}}
+    return make(get_recipe("digits").model_dump(mode="json"), fixed, {"init_sha256": file.sha256, **changes})
+
+
+def test_checkpoints_hold_the_head_and_share_the_layers_before_it(trained_once, tmp_path):
+    file = find_weights(shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors"))
+    head, run = head_of_digits(file), Run(tmp_path / "head")
+    expected = fit_here(head, run.path, Placement(init=file.path, save_every=1, summary_every=0)).result[
+        "weights_sha256"
+    ]
     frozen, *states = sorted(run.checkpoints.iterdir())
     assert [path.name for path in (frozen, states[-1])] == ["frozen.safetensors", "step-000000003.safetensors"]
     assert {name.partition("/")[0] for name in load_file(states[-1])} == {"step", "parameter", "ema", "optimizer"}
@@ -193,7 +201,10 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before_it(tmp_path):
     states[-1].unlink()
     (run.checkpoints / ".frozen.safetensors-99").write_bytes(b"cut")
     assert (
-        fit_here(head, run.path, placed(head, Placement(), run.path), resume=True).result["weights_sha256"] == expected
+        fit_here(head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True).result[
+            "weights_sha256"
+        ]
+        == expected
     )
     assert sorted(run.checkpoints.iterdir()) == [frozen, *states]
 
@@ -204,8 +215,11 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before_it(tmp_path):
         with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged"):
             run.load()
         with pytest.raises(LockstepError, match=r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
-            fit_here(head, run.path, placed(head, Placement(), run.path), resume=True)
-        assert fit_here(head, run.path, Placement(init=file.path), resume=True).result["weights_sha256"] == expected
+            fit_here(head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True)
+        assert (
+            fit_here(head, run.path, Placement(init=file.path, summary_every=0), resume=True).result["weights_sha256"]
+            == expected
+        )
         (run.path / "result.json").unlink()
 
 
@@ -223,12 +237,9 @@ def build(shape, classes):
 """
 
 
-def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(tmp_path):
-    digits = get_recipe("digits").replace(epochs=None, steps=3)
-    fit_here(digits, tmp_path / "whole", Placement(summary_every=0))
-    file = find_weights(tmp_path / "whole/model.safetensors")
-    changes = {"head": "logits", "augmentation": "plain", "weight_decay": {}, "init_sha256": file.sha256, "ema": None}
-    head = make(digits.model_dump(mode="json"), changes)
+def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(trained_once, tmp_path):
+    file = find_weights(trained_once(*NATIVE)[0] / "model.safetensors")
+    head = head_of_digits(file, ema=None)
     fit_here(head.replace(lr_factors={"logits.bias": 0.0}), tmp_path / "still", Placement(init=file.path))
     before, after = (load_file(path) for path in (file.path, tmp_path / "still/model.safetensors"))
     assert torch.equal(before["logits.bias"], after["logits.bias"])

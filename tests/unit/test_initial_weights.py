@@ -23,7 +23,7 @@ SHAPE = (1, 8, 8)
 
 
 def recipe(**changes):
-    return make(DIGITS, {"steps": 4, **changes})
+    return make(DIGITS, {"steps": 4, "portable": False, **changes})
 
 
 def model(seed=0, classes=10, **changes):
@@ -38,7 +38,7 @@ def loaded(path, into=None):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "a"
-    fit_here(recipe(), path, Placement(save_every=2, save_every_s=0))
+    fit_here(recipe(), path, Placement(save_every=2, save_every_s=0, summary_every=0))
     return path
 
 
@@ -134,7 +134,7 @@ def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, 
 
 def starting(path, **changes):
     found = find_weights(path)
-    return recipe(init_sha256=found.sha256, **changes), Placement(init=found.path)
+    return recipe(init_sha256=found.sha256, **changes), Placement(init=found.path, summary_every=0)
 
 
 def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tmp_path, capsys):
@@ -153,7 +153,7 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     copy.unlink()
     for name in ("result.json", "checkpoints/step-000000004.safetensors"):
         (tmp_path / "b" / name).unlink()
-    resumed = fit_here(own, tmp_path / "b", Placement(), resume=True).result
+    resumed = fit_here(own, tmp_path / "b", Placement(summary_every=0), resume=True).result
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["mixed_arithmetic"] is False  # the probe does not depend on the file, which is gone
     assert (tmp_path / "b/log.txt").read_text().count(" tensors are loaded") == 1

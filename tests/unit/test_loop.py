@@ -12,7 +12,7 @@ from lockstep.data.readers import load_digits
 from lockstep.listeners.log import Log
 from lockstep.recipes import get_recipe
 
-RECIPE = get_recipe("digits").replace(epochs=None, steps=6)
+RECIPE = get_recipe("digits").replace(epochs=None, steps=6, arithmetic="native")
 
 
 def loop(**options):

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from tests.conftest import NATIVE
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
@@ -43,7 +44,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def judged(trained_once):
     """Return (the run's folder, the record of the report job)."""
-    path, _ = trained_once("digits", "--steps", 30, "--processes", 1)
+    path, _ = trained_once(*NATIVE)
     recipe = Run(path).recipe()
     return path, report(ReportSpec(recipe=recipe, placement=Placement(), path=path, split="test"), Context())
 

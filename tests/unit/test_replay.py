@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.test_mistakes import refused
+from tests.conftest import NATIVE
 from tests.runs import change_checkpoint, change_state
 from tests.unit.test_saver import flip
 
@@ -23,12 +24,10 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.folder import Folder, Run
 
-OPTIONS = ("digits", "--no-portable", "--steps", 30, "--save-every", 10, "--processes", 1)
-
 
 @pytest.fixture
 def run(tmp_path, trained_once) -> Path:
-    shutil.copytree(trained_once(*OPTIONS)[0], tmp_path / "a")
+    shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a")
     return tmp_path / "a"
 
 
@@ -165,7 +164,7 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
 
 @pytest.mark.slow
 def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
-    tuned, _ = trained_once(*OPTIONS, "--init", run / "model.safetensors")
+    tuned, _ = trained_once(*NATIVE, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]
     assert record_of(tuned, start=0)["compared"] == {"checkpoints": 1}  # from the checkpoint of step 0
     placement = Placement(device="cpu", init=run / "model.safetensors")

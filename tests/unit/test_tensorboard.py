@@ -25,7 +25,7 @@ from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.settings import load_object
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, "portable": False})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, "batch": 32, "portable": False})
 
 
 def train(path, recipe=RECIPE, **options):
@@ -193,7 +193,7 @@ def test_an_image_is_scaled_like_tf_summary_image():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_every_built_in_model_has_a_graph(tmp_path, caplog, name, dtype):
     """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
     model = load_object(MODELS[name])(SHAPES[name], 10).to(dtype)

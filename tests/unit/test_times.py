@@ -86,14 +86,14 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     clock.costs(Session, "require_equal_states", 100.0, saved)
     clock.costs(Session, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
-    result = fit_here(RECIPE, tmp_path / "run", place).result
+    result = fit_here(RECIPE.replace(batch=24), tmp_path / "run", place).result
     assert (len(evaluated), len(saved) > 4) == (4, True)
     assert result["train_s"] == pytest.approx(5 * 10.0 + 20 * 0.5)
-    assert result["images_per_s"] == pytest.approx(128 / 0.5)
+    assert result["images_per_s"] == pytest.approx(24 / 0.5)
     windows = {0: 10.0, 10: (4 * 10.0 + 6 * 0.5) / 10, 20: 0.5, 24: 0.5}
     by_step = rows(tmp_path / "run")
     assert {step: row["s_per_step"] for step, row in by_step.items()} == pytest.approx(windows)
-    rates = {step: 128 / seconds for step, seconds in windows.items()}
+    rates = {step: 24 / seconds for step, seconds in windows.items()}
     assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(rates)
     line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")
     for step, rate, seconds in line.findall((tmp_path / "run/log.txt").read_text()):

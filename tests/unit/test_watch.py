@@ -20,7 +20,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import saver
 from lockstep.runs.folder import Folder
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10})
+RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10, "portable": False})
 END = "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"
 
 
