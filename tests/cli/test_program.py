@@ -28,10 +28,12 @@ def test_help_is_complete_and_has_examples(here, command):
 def test_help_of_train_has_ten_options_and_names_the_help_with_all(here):
     short, whole = (here("train", f"--help{rest}").stdout for rest in ("", "-all"))
     options = {one.name: one.opts[0] for one in dict(every_command())["train"].params if one.opts[0].startswith("-")}
-    shown = [[*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)] for text in (short, whole)]
-    assert (len(shown[0]), shown[0][-1], shown[1][-1]) == (11, "--help", "--help")
-    assert sorted(shown[1]) == sorted({*options.values(), "--help"})
-    assert "--help-all shows all options" in short
+    shown = [
+        {*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)} - {"--help", "--help-all"} for text in (short, whole)
+    ]
+    assert len(shown[0]) == 10
+    assert shown[1] == {*options.values()}
+    assert "--help-all shows all options" in " ".join(short.split())
 
 
 def test_neither_help_nor_python_functions_nor_recipes_wait_for_torch():
