@@ -78,7 +78,8 @@ class _Train(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
         if {"-h", "--help"} & {*args}:
-            for option in self.params[1:]:
+            options: list[Any] = self.params[1:]
+            for option in options:
                 option.hidden = option.name not in _USUAL
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
