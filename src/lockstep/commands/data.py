@@ -73,13 +73,12 @@ def check(
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
     from lockstep.data.check import lines_of, record_of
-    from lockstep.data.photos import survey
     from lockstep.recipes import get_recipe
 
     folder, recipe = given(photos), get_recipe("folder").replace(**options)
     if html:
         require_writable(html, force=False, option="--html")
-    found = survey(folder, recipe.test_share, recipe.group, recipe.reading)
+    found = recipe.survey(folder)
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()
     if labels and not found.problems:

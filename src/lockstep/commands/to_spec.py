@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lockstep import files
 from lockstep.config.overrides import make, parse, read_file
@@ -28,9 +28,6 @@ from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 from lockstep.words import few
-
-if TYPE_CHECKING:
-    from lockstep.data.photos import Survey
 
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
@@ -223,18 +220,10 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return make(stated, changes) if same else recipe
     stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
-    found = _surveyed(recipe, subject.data).require_sound()
+    found = recipe.survey(subject.data).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     return make(_fields(fit.recipe), fit.settings, changes)
-
-
-def _surveyed(recipe: Recipe, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
-    """Return the images of a folder as the `recipe` reads them, or as those of the `classes` of a run."""
-    from lockstep.data.photos import survey
-
-    left_out = {*recipe.left_out}
-    return survey(folder, recipe.test_share, recipe.group, recipe.reading, classes, left_out=left_out)
 
 
 def with_initial_weights(
@@ -340,7 +329,7 @@ def train_spec(
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     if skip_damaged and stated is None:
-        photos = _surveyed(subject.recipe, subject.data).scan.photos
+        photos = subject.recipe.survey(subject.data).scan.photos
         causes = {photo.path: photo.cause for photo in photos if photo.cause}
         subject = subject_of(what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights)
         subject.details += [f"left out: {path}: {cause}" for path, cause in causes.items()]
@@ -407,14 +396,14 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
     known, classes = run.data(), run.classes
     if not (recipe.dataset == IMAGE_FOLDER and data and known and classes) or known.resolve() == data.resolve():
         return recipe.evaluated_split
-    found, stated = _surveyed(recipe, data), run.facts().get("data_sha256", {})
+    found, stated = recipe.survey(data), run.facts().get("data_sha256", {})
     own = digest(found, "train", recipe.image_px, recipe.grey, recipe.fit) if "train" in found.splits else ""
     if own == stated.get("train"):
         return recipe.evaluated_split
-    images = _surveyed(recipe, data, classes).require_sound().splits[ALL]
+    images = recipe.survey(data, classes).require_sound().splits[ALL]
     seen = f"{known} is not here to say which are known"
     if known.is_dir():
-        trained = {photo.sha256 for photo in _surveyed(recipe, known).splits.get("train", ())}
+        trained = {photo.sha256 for photo in recipe.survey(known).splits.get("train", ())}
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
     absent = sorted({*classes} - {photo.class_name for photo in images})
     lacking = f"; no image of {few(absent)}" if absent else ""
@@ -427,6 +416,6 @@ def step_or_best(which: str | int | None) -> int | Literal["best"] | None:
     if which is None or which == "best":
         return which  # type: ignore[return-value]  # mypy does not narrow a str by ==
     text = str(which)
-    if isinstance(which, bool) or not (text.isascii() and text.isdigit()):
+    if not text.isdecimal():
         raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
     return int(text)

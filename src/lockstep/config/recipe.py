@@ -26,6 +26,7 @@ from lockstep.words import listed
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
+    from lockstep.data.photos import Survey
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
@@ -260,10 +261,12 @@ class Recipe(Settings):
         """Return how what a dataset holds becomes the input of the layers that are trained."""
         return self.augmentation if self.head is None else Features()
 
-    @property
-    def reading(self) -> Reading:
-        """Return how a folder of images is read."""
-        return Reading(*(getattr(self, name) for name in Reading._fields))
+    def survey(self, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
+        """Return the photos of a folder as the recipe divides them, or all of it as one split with the `classes`."""
+        from lockstep.data.photos import survey
+
+        reading = Reading(*(getattr(self, name) for name in Reading._fields))
+        return survey(folder, self.test_share, self.group, reading, classes, self.fit, {*self.left_out})
 
     @property
     def custom_code(self) -> dict[str, str]:
@@ -317,7 +320,7 @@ class Recipe(Settings):
     def differences(self, other: "Recipe") -> list[str]:
         """Return `setting: own value -> other value` for every setting that differs."""
         own, others = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
-        names = [*own, *(name for name in others if name not in own)]
+        names = {**own, **others}
         return [f"{n}: {own.get(n)} -> {others.get(n)}" for n in names if own.get(n) != others.get(n)]
 
     def toml(self) -> str:

@@ -8,7 +8,7 @@ from lockstep.core import sure
 from lockstep.data.dataset import Dataset
 from lockstep.data.scan import SPLITS
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session, survey
+from lockstep.jobs.session import Session
 from lockstep.jobs.specs import LabelsSpec
 
 
@@ -21,7 +21,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
     """
     recipe = spec.recipe
     session = Session(recipe, spec.placement, ctx)
-    found = survey(recipe, spec.placement).splits
+    found = recipe.survey(spec.placement.data).splits
     # Without test images, the validation images are those too, so they count once.
     names = [*{id(found[name]): name for name in SPLITS if name in found}.values()]
     splits = [session.split(name) for name in names]

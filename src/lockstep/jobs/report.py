@@ -11,7 +11,7 @@ from lockstep.data.photos import ALL
 from lockstep.errors import DATA, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, session_of
-from lockstep.jobs.session import Session, survey
+from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
 from lockstep.runs import statefile
@@ -37,7 +37,7 @@ def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
     probabilities = logits.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
-        found = survey(spec.recipe, spec.placement, images.classes if spec.split == ALL else None)
+        found = spec.recipe.survey(spec.placement.data, images.classes if spec.split == ALL else None)
         names = [photo.path for photo in found.splits.get(spec.split, ())]
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}

@@ -357,7 +357,7 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
     try:
         if recipe.dataset == IMAGE_FOLDER:
             assert recipe.image_px is not None
-            found = survey(recipe, placement, classes)
+            found = recipe.survey(placement.data, classes)
             return photos.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
@@ -371,13 +371,6 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
         return splits
     except (OSError, UnicodeDecodeError) as error:
         raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
-
-
-def survey(recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None) -> photos.Survey:
-    """Return the photos of the folder as the recipe divides them, or all of it as one split with the `classes`."""
-    return photos.survey(
-        placement.data, recipe.test_share, recipe.group, recipe.reading, classes, recipe.fit, {*recipe.left_out}
-    )
 
 
 def exchange(text: str, group: Group) -> list[str]:
