@@ -71,7 +71,8 @@ def store(data: object, image_px: int | None) -> str:
     Raises: LockstepError that names the split, what we got and what is allowed.
     """
     if not isinstance(data, Mapping):
-        _refuse("data", f'got a {_kind(data)}, expected a dict such as {{"train": (images, labels), "test": ...}}')
+        example = '{"train": (images, labels), "test": ...}'
+        _refuse("data", f"got a {type(data).__name__}, expected a dict such as {example}")
     names = [name for name in data if name != _CLASSES]
     for name in names:
         if not isinstance(name, str) or not _SPLIT_NAME.fullmatch(name) or name == "held-out":
@@ -179,14 +180,14 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
         expected = "expected (images, labels) as two arrays, or a sequence of pairs (image, label)"
-        _refuse(name, f"got a {_kind(examples)}, {expected}")
+        _refuse(name, f"got a {type(examples).__name__}, {expected}")
     # Some datasets have a length and do not end an iteration.
     ended = islice(examples, len(examples) if hasattr(examples, "__len__") else None)
     try:
         for i, example in enumerate(ended):
             where = f"{name}, example {i}"
             if not isinstance(example, tuple | list) or len(example) != 2:
-                _refuse(where, f"got a {_kind(example)}, expected a pair (image, label)")
+                _refuse(where, f"got a {type(example).__name__}, expected a pair (image, label)")
             yield _pixels(where, example[0], image_px), _label(where, example[1])
     except OSError as error:
         _refuse(name, f"an example cannot be read: {error}")
@@ -196,34 +197,34 @@ def _label(where: str, label: Any) -> int:
     try:
         return operator.index(label)
     except TypeError:
-        _refuse(where, f"the label is a {_kind(label)}, expected a whole number")
+        _refuse(where, f"the label is a {type(label).__name__}, expected a whole number")
 
 
 def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     """Return an image as uint8 [H, W, 1 or 3], or [image_px, image_px, 3]."""
     from PIL import Image
 
+    if _is_array(image):
+        image = _array(image)
+        if image.dtype != np.uint8:
+            hint = "leave out ToTensor and the normalisation, which belongs to the recipe's augmentation"
+            _refuse(where, f"got {image.dtype}, expected uint8, 0 to 255: {hint}")
+    elif not isinstance(image, Image.Image):
+        _refuse(where, f"the image is a {type(image).__name__}, expected a Pillow image or a uint8 array")
+    if image_px is not None:
+        try:
+            return decode_image(image, image_px)
+        except UnreadableImageError as error:
+            _refuse(where, f"the image cannot be used: {error}")
     if isinstance(image, Image.Image):
-        if image_px is None and image.mode not in ("L", "RGB"):
+        if image.mode not in ("L", "RGB"):
             _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px")
         # Prediction turns images upright too. So the network must be trained on upright ones.
-        array = upright(image, image) if image_px is None else None
-    elif _is_array(image):
-        array = _array(image)
-        if array.dtype != np.uint8:
-            hint = "leave out ToTensor and the normalisation, which belongs to the recipe's augmentation"
-            _refuse(where, f"got {array.dtype}, expected uint8, 0 to 255: {hint}")
-    else:
-        _refuse(where, f"the image is a {_kind(image)}, expected a Pillow image or a uint8 array")
-    if array is not None and (image_px is None or array.shape == (image_px, image_px, 3)):
-        array = array[..., None] if array.ndim == 2 else array
-        if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
-            _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is grey")
-        return array
-    try:
-        return decode_image(image if array is None else array, image_px or 0)
-    except UnreadableImageError as error:
-        _refuse(where, f"the image cannot be used: {error}")
+        image = upright(image, image)
+    array: Bytes = image[..., None] if image.ndim == 2 else image
+    if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
+        _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is grey")
+    return array
 
 
 def _is_array(value: object) -> bool:
@@ -233,10 +234,6 @@ def _is_array(value: object) -> bool:
 def _array(value: Any) -> NDArray[Any]:
     array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     return array
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__
 
 
 def _refuse(where: str, problem: str) -> NoReturn:
