@@ -184,7 +184,7 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     statefile.write(found.path, found.tensors, facts)
     look_at(copy)
     only_lockstep_errors(load_classifier, copy, 1)
-    saver.prune(copy / "checkpoints", 1)
+    saver.prune(copy / "checkpoints", 1, None, set())
     only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
     shutil.rmtree(copy)
     shutil.copytree(run, copy)

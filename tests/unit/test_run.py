@@ -178,7 +178,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_ren
         with pytest.raises(LockstepError, match=r"this user may not read .*step-000000002") as raised:
             read()
         assert raised.value.code == ENVIRONMENT
-    saver.prune(folder, 5)
+    saver.prune(folder, 5, None, set())
     assert sorted(folder.iterdir()) == before
     monkeypatch.setattr(type(folder), "iterdir", denied)
     with pytest.raises(LockstepError, match=r"this user may not read .*checkpoints:"):

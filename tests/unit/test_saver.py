@@ -80,7 +80,7 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, mo
     def slowly(path):
         monkeypatch.undo()
         saved(tmp_path, 3)
-        saver.prune(tmp_path, 1)
+        saver.prune(tmp_path, 1, None, set())
         return read(path)
 
     monkeypatch.setattr(statefile, reader, slowly)

@@ -36,7 +36,7 @@ class Training:
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
         saver.save(self.run.checkpoints, self.session.state.named(), self.session.facts())
-        saver.prune(self.run.checkpoints, keep)
+        saver.prune(self.run.checkpoints, keep, None, set())
 
     def end(self):
         numbers = dict.fromkeys(("steps", "train_s", "total_s", "images_per_s", "processes"), 1)
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_training_deletes_before_it_is_read_is_passed_over(tra
     compute = command.record_of
 
     def late(spec, quiet):
-        saver.prune(training.run.checkpoints, 1)
+        saver.prune(training.run.checkpoints, 1, None, set())
         return compute(spec, quiet)
 
     monkeypatch.setattr(command, "record_of", late)

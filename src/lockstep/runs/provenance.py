@@ -59,7 +59,7 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
     What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
     file. Changed source files come first.
     """
-    common = [name for name in {**now, **recorded} if name in now and name in recorded and name not in _NOT_COMPARED]
+    common = [name for name in now if name in recorded and name not in _NOT_COMPARED]
     found = []
     if "model_source" in common:
         common.remove("model_source")

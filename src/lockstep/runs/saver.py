@@ -130,13 +130,12 @@ def clear_ahead(folder: Path, step: int) -> None:
         remove_abandoned(folder.glob(pattern))
 
 
-def prune(folder: Path, keep: int, best: int | None = None, verified: set[Path] | None = None) -> None:
+def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> None:
     """Delete all checkpoints but the `keep` newest valid ones and the one after `best` updates.
 
     A checkpoint that is not among the `verified` ones is read before it counts: it is added to them, or renamed if it
     is damaged.
     """
-    verified = set() if verified is None else verified
     kept = 0
     for step, path in reversed(checkpoints_in(folder).items()):
         if kept < keep:

@@ -55,7 +55,8 @@ class Entries(BaseModel):
             cls.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))) from None
+            name = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{name}: {first['msg']}") from None
 
 
 class _Evaluations(Entries):
@@ -154,10 +155,10 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
     try:
         with open_to_read(path) if content is None else io.BytesIO(content) as file:
             facts = _stated(file)
-        if facts is None and foreign:
-            return StateFile(path, {}, read_tensors(path if content is None else content))
-        facts = _checked(path, facts)
         tensors = read_tensors(path if content is None else content)
+        if facts is None and foreign:
+            return StateFile(path, {}, tensors)
+        facts = _checked(path, facts)
         if facts.get("frozen") and path.name != _FROZEN_FILE:
             tensors |= {f"{FROZEN}{name}": tensor for name, tensor in _frozen_beside(path).items()}
         if contents_sha256(facts, tensors) != facts[SHA256]:
