@@ -68,8 +68,9 @@ class Prediction:
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
         ranked = [{"label": label, "probability": probability} for label, probability in self.top]
-        own = {name: value for name, value in vars(self).items() if name != "evidence"}
-        return own | {"source": str(self.source), "top": ranked}
+        record = {**vars(self), "source": str(self.source), "top": ranked}
+        del record["evidence"]
+        return record
 
 
 class Classifier:

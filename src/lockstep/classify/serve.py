@@ -151,12 +151,14 @@ class _Service:
         """
         self._require_own(request)
         self._held[request] = 0
-        explained = request.query_params.get("evidence") == "png"
+        wanted = [name for name in ("input", "evidence") if request.query_params.get(name) == "png"]
         turn = asyncio.Lock()
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S) as request.state.timeout:
                 pictures = await self._pictures(request)
-                answers = await asyncio.gather(*(self._answer(picture, explained, turn) for _, picture in pictures))
+                answers = await asyncio.gather(
+                    *(self._answer(picture, "evidence" in wanted, turn) for _, picture in pictures)
+                )
         except TimeoutError:
             if request not in self._held:
                 raise _busy(_LARGEST) from None
@@ -164,7 +166,6 @@ class _Service:
             raise HTTPException(504, problem, {"Connection": "close"}) from None
         finally:
             self._held.pop(request, None)
-        wanted = [name for name in ("input", "evidence") if request.query_params.get(name) == "png"]
         records = []
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
             shown = await asyncio.to_thread(self._shown, wanted, prediction, pixels)
@@ -324,10 +325,9 @@ def _busy(cause: str) -> HTTPException:
 async def _refused(request: Request, error: Exception) -> Response:
     """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs its traceback."""
     match error:
-        case HTTPException(status_code=404 | 405):
-            return JSONResponse({"error": _PATHS}, error.status_code, error.headers)
         case HTTPException():
-            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+            problem = _PATHS if error.status_code in (404, 405) else error.detail
+            return JSONResponse({"error": problem}, error.status_code, error.headers)
         case LockstepError():
             return await _refused(request, _busy(str(error)))
         case ClientDisconnect():

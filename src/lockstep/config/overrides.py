@@ -107,10 +107,9 @@ def _drop_settings_of_another_model(
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     before = _tower_batch(fields)
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if one in source:
-            fields.pop(other, None)
-            fields.pop("min_steps", None)  # The user states the length. A file may state both.
+    if "steps" in source or "epochs" in source:  # They state the length. A file may state `min_steps` too.
+        for name in ("steps", "epochs", "min_steps"):
+            fields.pop(name, None)
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
         if name == "portable":
@@ -130,8 +129,8 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
 
 def _tower_batch(fields: Mapping[str, Any]) -> int | None:
     """Return the tower batch before a change, or None if it is not a whole number."""
-    batch, towers = fields.get("batch"), fields.get("towers", 1)
-    if not isinstance(batch, int) or not _is_count(batch) or not _is_count(towers) or batch % towers:
+    batch, towers = fields.get("batch", 0), fields.get("towers", 1)
+    if not _is_count(batch) or not _is_count(towers) or batch % towers:
         return None
     return int(batch // towers)
 

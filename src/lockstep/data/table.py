@@ -164,7 +164,7 @@ def _places(name: str, header: list[str], reading: Reading, naming: list[int], b
 
 
 def _plain(name: str) -> str:
-    return "".join(c for c in name.lower() if c not in " _-")
+    return re.sub("[ _-]", "", name.lower())
 
 
 def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tuple[dict[str, Row], list[str]]:
