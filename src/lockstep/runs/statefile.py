@@ -187,7 +187,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> No
     with contextlib.suppress(DamagedError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
             return
-    write(path, tensors, {}, fence)
+    write(path, copied(tensors), {}, fence)
 
 
 def latest(folder: Path) -> StateFile | None:
@@ -255,7 +255,7 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
 
 
 def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> None:
-    """Write `tensors` and `facts` to `path`. The file is there as a whole, on the disk, or unchanged.
+    """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the disk, or not at all.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
     It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
@@ -264,11 +264,10 @@ def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callabl
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = _separate(tensors)
-    own = {name: tensor for name, tensor in whole.items() if not name.startswith(FROZEN)}
-    facts = facts if len(own) == len(whole) else {**facts, "frozen": True}
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(FROZEN)}
+    facts = facts if len(own) == len(tensors) else {**facts, "frozen": True}
     # One key only: safetensors writes several metadata keys in no fixed order.
-    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, whole)})}
+    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, tensors)})}
 
     def save(name: Path) -> None:
         try:
@@ -280,20 +279,12 @@ def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callabl
     replace(path, save, fence)
 
 
-def _separate(tensors: Tensors) -> "dict[str, Tensor]":
-    """Return the tensors on the CPU, without gaps, each in memory of its own: safetensors writes no other ones."""
+def copied(tensors: Tensors) -> "dict[str, Tensor]":
+    """Return copies on the CPU, without gaps, each in memory of its own: safetensors writes no other tensors."""
     from torch import contiguous_format
 
-    result: dict[str, Tensor] = {}
-    used: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu()
-        memory = tensor.untyped_storage()
-        if not tensor.is_contiguous() or memory.nbytes() != tensor.nbytes or memory.data_ptr() in used:
-            tensor = tensor.clone(memory_format=contiguous_format)
-        used.add(tensor.untyped_storage().data_ptr())
-        result[name] = tensor
-    return result
+    form: dict[str, Any] = {"copy": True, "memory_format": contiguous_format}
+    return {name: tensor.detach().to("cpu", **form) for name, tensor in tensors.items()}
 
 
 def contents_sha256(facts: Mapping[str, Any], tensors: Tensors) -> str:
