@@ -57,7 +57,7 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     texts = {name: " ".join(entry.split()) for name, entry in entries}
     parameters = [_of_function(parameter, texts) for parameter in own]
     arguments = [one for one in parameters if isinstance(get_args(one.annotation)[1], typer.models.ArgumentInfo)]
-    of_recipe = [_of_recipe(name) for name in fields if name in (*Recipe.options, *Recipe.shorthands)]
+    of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
     options = [one for one in parameters if one not in arguments]
     if with_json:

@@ -88,13 +88,13 @@ def divided(
 
     An own model or dataset may be a function.
     """
-    of_recipe = {*Recipe.options, *Recipe.shorthands}
+    allowed = {*Recipe.options, *Placement.model_fields}
     for option in options:
-        if option in Recipe.model_fields and option not in of_recipe:
+        if option in Recipe.model_fields and option not in allowed:
             raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
-        if option not in of_recipe | Placement.model_fields.keys():
-            raise LockstepError(unknown("option", option, of_recipe | Placement.model_fields.keys()))
-    changes = parse(settings or (), {name: options[name] for name in options if name in of_recipe})
+        if option not in allowed:
+            raise LockstepError(unknown("option", option, allowed))
+    changes = parse(settings or (), {name: options[name] for name in options if name in Recipe.options})
     for name in ("model", "dataset"):
         if callable(function := changes.get(name)):
             module, own = (getattr(function, part, "") for part in ("__module__", "__qualname__"))
@@ -219,7 +219,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
         return make(stated, changes) if same else recipe
-    stated_settings = {**dict.fromkeys(changes), **({"grey": recipe.grey} if "grey" in changes else {})}
+    stated_settings = {**changes, "grey": recipe.grey} if "grey" in changes else changes
     found = recipe.survey(subject.data).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
