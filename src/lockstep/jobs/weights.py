@@ -121,7 +121,7 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
     loaded = [name for name, tensor in own.items() if name in found and _fits(found[name], tensor)]
     with torch.no_grad():
         for name in loaded:
-            if not bool(found[name].float().isfinite().all()):
+            if not found[name].float().isfinite().all():
                 raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
             own[name].copy_(found[name])
     if not any(isinstance(own[name], torch.nn.Parameter) for name in loaded):

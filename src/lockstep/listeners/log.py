@@ -71,7 +71,7 @@ class Log(Observer):
             self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
             self._averaged_steps += 1
         now = self.monitor.mark
-        due = [*self._due(step), *self._live(step, now)]
+        due = self._due(step, now)
         if not due:
             return
         loss, _, *decay_terms = terms.tolist()
@@ -130,13 +130,17 @@ class Log(Observer):
         for listener in self.listeners:
             listener.note(*lines, detail=detail)
 
-    def _due(self, step: int) -> list[Listener]:
-        """Return the listeners that are due by the number of the step."""
-        last = step == self.course.steps - 1
-        return [one for one in self.listeners if one.every is not None and (last or step % one.every == 0)]
+    def _due(self, step: int, now: Mark | None = None) -> list[Listener]:
+        """Return the listeners that are due by the number of the step, and by the time `now` the displays.
 
-    def _live(self, step: int, now: Mark) -> list[Listener]:
-        """Return the displays that have shown nothing yet, or not for their time, or must show the last step."""
-        ends = step == self.course.steps - 1
-        marks = {one: self._marks.get(one) for one in self.listeners if one.every is None}
-        return [one for one, mark in marks.items() if ends or not mark or now.seconds - mark.seconds >= one.every_s]
+        A display is due if it has shown nothing yet, or not for its time. The last step is for all.
+        """
+        last = step == self.course.steps - 1
+
+        def is_due(one: Listener) -> bool:
+            if one.every is not None:
+                return last or step % one.every == 0
+            mark = self._marks.get(one)
+            return now is not None and (last or mark is None or now.seconds - mark.seconds >= one.every_s)
+
+        return [*filter(is_due, self.listeners)]

@@ -114,7 +114,7 @@ def image(tag: str, pixels: Tensor) -> Summary:
     """
     pixels = pixels.detach().float().cpu()
     greatest = float(pixels.abs().max()) or 1.0
-    scaled = pixels * (127 / greatest) + 128 if bool((pixels < 0).any()) else pixels * (255 / greatest)
+    scaled = pixels * (127 / greatest) + 128 if (pixels < 0).any() else pixels * (255 / greatest)
     return summary.image(tag, scaled.round().clamp(0, 255).to(torch.uint8), dataformats="CHW")  # type: ignore[no-untyped-call]
 
 
@@ -182,9 +182,8 @@ class TensorBoard(Listener):
     def evaluation(self, event: EvaluationEvent) -> None:
         """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
         for weights, result in event.results.items():
-            values = {"accuracy": result.accuracy, "loss": result.loss}
-            summaries = [scalar(f"{name}/{event.split}_{weights}", value) for name, value in values.items()]
-            self._events.add(event.step, summaries)
+            of = f"{event.split}_{weights}"
+            self._events.add(event.step, [scalar(f"accuracy/{of}", result.accuracy), scalar(f"loss/{of}", result.loss)])
 
     def close(self) -> None:
         """Close the file."""
