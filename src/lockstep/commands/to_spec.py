@@ -143,8 +143,9 @@ def subject_of(
         named = what.path if isinstance(what, Run) else what
         what = str(named) if len(named.parts) > 1 else f"./{named}"  # "digits" alone is a recipe
     if not isinstance(what, str | Recipe | None):
-        kind = type(what).__name__
-        raise LockstepError(f"what: got a {kind}: give a recipe's name, a Recipe, a recipe file, or a run to resume")
+        raise LockstepError(
+            f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run to resume"
+        )
     notes, details = list[str](), list[str]()
     kind, path = _kind_of(what, changes, data)
     images = path.absolute() if kind == "images" else None
