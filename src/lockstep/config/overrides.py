@@ -107,7 +107,7 @@ def _drop_settings_of_another_model(
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     before = _tower_batch(fields)
-    if "steps" in source or "epochs" in source:  # They state the length. A file may state `min_steps` too.
+    if "steps" in source or "epochs" in source:  # The user states the length. A file may state `min_steps` too.
         for name in ("steps", "epochs", "min_steps"):
             fields.pop(name, None)
     # A new kind comes first, as it drops the settings of the old kind.

@@ -211,7 +211,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
             _refuse(where, f"got {image.dtype}, expected uint8, 0 to 255: {hint}")
     elif not isinstance(image, Image.Image):
         _refuse(where, f"the image is a {type(image).__name__}, expected a Pillow image or a uint8 array")
-    if image_px is not None:
+    if image_px is not None and getattr(image, "shape", None) != (image_px, image_px, 3):
         try:
             return decode_image(image, image_px)
         except UnreadableImageError as error:

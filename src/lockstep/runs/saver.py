@@ -108,8 +108,9 @@ class Saver:
 
 
 def save(folder: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint of `tensors` (with a scalar `step`), which are copies, and `facts`, and return its path.
+    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
 
+    The tensors are as `statefile.copied` returns them.
     Raises: as `statefile.write`; nothing is left behind then.
     """
     step = int(tensors["step"])
