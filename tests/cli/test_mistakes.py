@@ -56,6 +56,7 @@ def refused(done, code, *words):
         (["eval", "RUN", "--split", "validation"], USAGE, ["no split 'validation': its splits are train, test"]),
         (["train", "RUN", "--resume", "--init", "RUN"], USAGE, ["leave out --init to resume"]),
         (["predict", "RUN"], USAGE, ["Missing argument"]),
+        (["predict", "RUN", "https://a.org/new.png"], USAGE, ["https://a.org/new.png is an address"]),
         (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
         (["predict", "RUN", "x.png", "--device", "cuda"], USAGE, ["portable arithmetic, which computes on a CPU"]),
         (["predict", "nothing", "x.png"], USAGE, ["nothing does not exist: give the folder of a run"]),

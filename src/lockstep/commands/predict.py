@@ -11,6 +11,7 @@ from lockstep import numerics
 from lockstep.commands.shell import Checkpoint, Source
 from lockstep.commands.to_spec import step_or_best
 from lockstep.errors import DATA, LockstepError, printable
+from lockstep.files import given
 
 if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
@@ -98,7 +99,7 @@ def predict(
     """
     classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
     count = unreadable = 0
-    for prediction in classifier.predict_each(images, top):
+    for prediction in classifier.predict_each([given(image) for image in images], top):
         count += 1
         yield prediction.record()
         if prediction.error is None:
