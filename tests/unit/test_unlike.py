@@ -114,7 +114,7 @@ def test_another_run_does_not_take_the_facts(head_run):
 def test_unsound_facts_are_refused(head_run, tmp_path):
     own, changed = head_run / "run/model.safetensors", tmp_path / "m.safetensors"
     weights, found = divided(load_file(own))
-    for name, tensor in (("references", found["unlike/references"][:, 1:]), ("threshold", torch.zeros(2))):
+    for name, tensor in (("references", found["unlike/references"][:, 1:].contiguous()), ("threshold", torch.zeros(2))):
         statefile.write(changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.facts_of(own))
         with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
             lockstep.load(changed)
