@@ -26,7 +26,6 @@ def refused(done, code, *words):
     ("args", "code", "words"),
     [
         (["train", "digts"], USAGE, ["unknown recipe 'digts'", "digits"]),
-        (["train", "--device", "cuda:0,0"], USAGE, ["name it once"]),
         (["train", "--summary-every", "-1"], USAGE, ["--summary-every"]),
         (["train", "--processes", "5"], USAGE, ["5 processes for 4 towers", "--processes 1 to 4"]),
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
@@ -58,7 +57,6 @@ def refused(done, code, *words):
         (["predict", "RUN"], USAGE, ["Missing argument"]),
         (["predict", "RUN", "https://a.org/new.png"], USAGE, ["https://a.org/new.png is an address"]),
         (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
-        (["predict", "RUN", "x.png", "--device", "cuda"], USAGE, ["portable arithmetic, which computes on a CPU"]),
         (["predict", "nothing", "x.png"], USAGE, ["nothing does not exist: give the folder of a run"]),
         (["predict", "RUN/log.txt", "x.png"], DATA, ["is damaged, or not a file that Lockstep wrote"]),
         (["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"], USAGE, ["--checkpoint is for runs"]),

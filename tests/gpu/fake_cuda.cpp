@@ -6,14 +6,19 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/reciprocal.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -154,6 +159,35 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
   return {out.to(input.device()), batch_mean.to(input.device()), batch_scale.to(input.device())};
 }
 
+// CUDA's refusals, and its division by a number of the host: a product by the reciprocal. Only while `as_cuda` is set.
+std::atomic<bool> as_cuda{false};
+
+at::Tensor divided(const at::Tensor& self, const at::Tensor& other, at::Tensor to) {
+  auto a = self.cpu();
+  bool is_number = as_cuda && other.is_cpu() && other.dim() == 0 && self.is_cuda() && a.is_floating_point();
+  auto result = is_number ? at::mul(a, at::reciprocal(other.to(a.scalar_type()))) : at::div(a, other.cpu());
+  if (!to.defined()) return result.to(c10::Device(kGpu, 0));
+  to.resize_(result.sizes());
+  return to.copy_(result);
+}
+at::Tensor div(const at::Tensor& self, const at::Tensor& other) { return divided(self, other, {}); }
+at::Tensor& div_in_place(at::Tensor& self, const at::Tensor& other) {
+  divided(self, other, self);
+  return self;
+}
+at::Tensor& div_out(const at::Tensor& self, const at::Tensor& other, at::Tensor& out) {
+  divided(self, other, out);
+  return out;
+}
+
+at::Tensor int_mm(const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK(a.is_cuda() && b.is_cuda(), "_int_mm of tensors of the host");
+  TORCH_CHECK(a.size(0) > 16, "self.size(0) needs to be greater than 16, but got ", a.size(0));
+  TORCH_CHECK(a.size(1) > 0 && a.size(1) % 8 == 0, "self.size(1) needs to be a multiple of 8, but got ", a.size(1));
+  TORCH_CHECK(b.size(1) > 0 && b.size(1) % 8 == 0, "mat2.size(1) needs to be a multiple of 8, but got ", b.size(1));
+  return at::mm(a.cpu().to(at::kDouble), b.cpu().to(at::kDouble)).to(at::kInt).to(a.device());
+}
+
 void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&compute>()); }
@@ -168,6 +202,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);
   m.impl("native_batch_norm", batch_norm);
+  m.impl("div.Tensor", div);
+  m.impl("div_.Tensor", div_in_place);
+  m.impl("div.out", div_out);
+  m.impl("_int_mm", int_mm);
   // For these, torch would choose another algorithm than on the CPU.
   for (auto name : {"convolution", "convolution_backward", "silu_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&compute>());
@@ -175,6 +213,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 }  // namespace
+
+extern "C" void set_as_cuda(bool value) { as_cuda = value; }
 
 namespace at {
 REGISTER_CUDA_HOOKS(CUDAHooks);

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import importlib.util
 import json
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -21,9 +22,10 @@ from unittest import mock
 if __name__ == "__main__":  # before torch is imported: it asks once whether there is a driver
     libraries = Path(str(importlib.util.find_spec("torch").origin)).parent / "lib"
     ctypes.CDLL(str(libraries / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(sys.argv[1])
+    GPU = ctypes.CDLL(sys.argv[1])
 
 import torch
+import torch.distributed as distributed
 from benchmarks import invented
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -36,7 +38,9 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import loop
+from lockstep.core.group import connect
 from lockstep.core.model import build_model
+from lockstep.core.monitor import Monitor
 from lockstep.core.vector import Requests
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
@@ -47,6 +51,7 @@ from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
 
 STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
+PORTABLE = ", portable"  # ends the names of cases in portable arithmetic
 SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
@@ -57,11 +62,19 @@ SETTINGS = {
         for flaw in ("waiting", "copying", "divided")
     },
 }
+# The devices of a case's processes.
+SEVERAL = {
+    f"digits{PORTABLE}, two processes on one GPU": [("cuda", 0)] * 2,
+    f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
+}
+MEMBER = "--member"
 DRIVER = {
     "_lazy_init": None,
     "get_device_name": "a simulated GPU",
     "get_device_capability": (9, 0),
-    "get_device_properties": SimpleNamespace(name="a simulated GPU", total_memory=1 << 33, multi_processor_count=1),
+    "get_device_properties": SimpleNamespace(
+        name="a simulated GPU", total_memory=1 << 33, multi_processor_count=1, uuid="0"
+    ),
     "memory_allocated": 1 << 20,
     "max_memory_allocated": 1 << 20,
     "utilization": 50,
@@ -148,7 +161,9 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
 
     `name` is that of a recipe, or of settings for `digits`.
     """
-    changes = {"steps": STEPS, "batch": 16, "towers": 2, "eval_batch": 16, "arithmetic": "native"}
+    changes = {"steps": STEPS, "batch": 16, "towers": 2, "eval_batch": 16}
+    name, portable, _ = name.partition(PORTABLE)
+    changes["arithmetic"] = "portable" if portable else "native"
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
     # The first step with another size of images also waits for the weights that resize them.
     changes |= {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
@@ -168,17 +183,46 @@ def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path)
     return load_file(next(path.glob(f"checkpoints/*{recipe.steps}.safetensors")))
 
 
+def member(number: int, case_name: str, folder: Path) -> None:
+    """Train as process `number` of the case's processes, which find each other in `folder`."""
+    devices = SEVERAL[case_name]
+    with simulating():
+        recipe, _ = case(case_name, folder / "weights.pt")
+        device = torch.device(*devices[number])
+        store = distributed.FileStore(str(folder / "store"), len(devices))
+        group = connect(number, len(devices), device, store, Monitor(), shares_gpu=True)
+        assert group.through_host
+        spec = TrainSpec(recipe=recipe, placement=Placement(device="cuda:0,0"), path=folder / "run", started=0.0)
+        train(spec, Context(device=device, group=group, local=number))
+        group.close()
+
+
+def together(case_name: str, folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of the last checkpoint of a run of several processes, each in a program of its own."""
+    command = [sys.executable, "-m", "tests.gpu.simulated", sys.argv[1], MEMBER, case_name, folder]
+    members = [subprocess.Popen([*command, str(number)]) for number in range(len(SEVERAL[case_name]))]
+    assert [one.wait() for one in members] == [0] * len(members)
+    return load_file(next((folder / "run").glob(f"checkpoints/*{STEPS}.safetensors")))
+
+
 def main() -> None:
     numerics.configure(1, exact=True)
-    for name in [*RECIPES, *SETTINGS]:
+    if sys.argv[2:3] == [MEMBER]:
+        _, _, _, name, folder, number = sys.argv
+        GPU.set_as_cuda(True)
+        member(int(number), name, Path(folder))
+        return
+    for name in sys.argv[2:] or [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL]:
+        GPU.set_as_cuda(PORTABLE in name)
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
             with simulating() as waits, tempfile.TemporaryDirectory() as folder:
                 recipe, init = case(name, Path(folder) / "weights.pt")
-                gpu, cpu = (
-                    trained(recipe, init, torch.device(*device), Path(folder) / device[0])
-                    for device in (("cuda", 0), ("cpu",))
-                )
+                cpu = trained(recipe, init, torch.device("cpu"), Path(folder) / "cpu")
+                if name in SEVERAL:
+                    gpu = together(name, Path(folder))
+                else:
+                    gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
                 line["equal"] = gpu.keys() == cpu.keys() and all(torch.equal(gpu[key], cpu[key]) for key in cpu)
                 line["waits"] = waits.found
         except Exception as problem:

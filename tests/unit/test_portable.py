@@ -288,6 +288,12 @@ def _rows(x):
 
 
 # What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
+def _apart(x):
+    """Return the elements of each image, changed so that no two are equal: torch's own sort may exchange those."""
+    rows = x.flatten(1)
+    return rows + torch.arange(rows.shape[1]) * 2.0**-14
+
+
 OPERATIONS = {
     "copies": lambda x: torch.empty_like(x).copy_(x).clone(),
     "views": lambda x: x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2),
@@ -298,7 +304,7 @@ OPERATIONS = {
     "comparisons": lambda x: torch.where((x > 0.1) & (x < 0.5), x, -x).masked_fill(x.ge(0.9), 0.5),
     "minima": lambda x: torch.cat((x.amin((2, 3)), x.min(1)[0].flatten(1), torch.minimum(x, -x).flatten(1)), 1),
     "maxima": lambda x: torch.cat((x.amax((2, 3)), x.max(1)[0].flatten(1), x.clamp(-0.5, 0.5).flatten(1)), 1),
-    "sorting": lambda x: torch.cat((x.flatten(1).sort(1)[0], x.flatten(1).topk(3)[0]), 1),
+    "sorting": lambda x: torch.cat((_apart(x).sort(1)[0], _apart(x).topk(3)[0]), 1),
     "integers": lambda x: x * (x.argmax(1, keepdim=True) * 3 // 2 % 5 + 1),
     "additions": lambda x: (x + 0.3) - (1.0 - x).add(x.flip(3), alpha=0.7),
     "products": lambda x: x * x.flip(2) * -0.7,

@@ -367,7 +367,7 @@ def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:
     """Return `placement` as `recipe` needs it. Raises: LockstepError.
 
-    A recipe that starts from known weights needs no --init. Portable arithmetic computes on a CPU.
+    A recipe that starts from known weights needs no --init. Portable arithmetic takes no GPU by itself.
     """
     placement = placement.replace(device=device_for(recipe.arithmetic, placement.device))
     return placement if placement.init else placement.replace(init=known_weights(recipe, run))

@@ -25,12 +25,9 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError(
-            "give auto, cpu, cuda, or the GPUs to use, as in cuda:0 or cuda:0,2; Lockstep computes on no other kind of "
+            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes on no other kind of "
             "GPU, such as Apple's (mps)"
         )
-    numbers = value.partition(":")[2].split(",")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError("each GPU takes one process: name it once")
     return value
 
 
@@ -50,7 +47,8 @@ class Placement(Settings):
         description="Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a native head.",
     )
     device: Annotated[str, BeforeValidator(_device)] = Field(
-        "auto", description="cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any."
+        "auto",
+        description="cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if there are any.",
     )
     reduction: Literal["tree", "allreduce"] = Field(
         "tree", description="How towers are added: tree, or allreduce (not exact)."
@@ -81,18 +79,11 @@ class Placement(Settings):
 
 
 def device_for(arithmetic: str, device: str) -> str:
-    """Return the `device` of a placement for a recipe's `arithmetic`: portable arithmetic computes on a CPU.
+    """Return the `device` of a placement for a recipe's `arithmetic`.
 
-    Raises: LockstepError if `device` asks for a GPU.
+    Portable arithmetic computes on a GPU only if it is asked to: one H100 took three times the time of two CPU cores.
     """
-    if arithmetic != "portable":
-        return device
-    if device.startswith("cuda"):
-        raise LockstepError(
-            f"--device {device}: the recipe has portable arithmetic, which computes on a CPU. Leave out --device, or "
-            f"train with --no-portable, which is another recipe"
-        )
-    return "cpu"
+    return "cpu" if arithmetic == "portable" and device == "auto" else device
 
 
 def gpus_here(placement: Placement) -> list[int]:

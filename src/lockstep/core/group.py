@@ -22,7 +22,7 @@ from torch import Tensor
 from lockstep import hardware
 from lockstep.core.monitor import Monitor
 from lockstep.core.shared import Memory, Shared
-from lockstep.errors import PeerLostError
+from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.11 has only the second
 
@@ -43,6 +43,11 @@ class Group:
     process = 0
     processes = 1
     overlaps = False  # whether `start` returns before its work is done
+    through_host = False  # whether processes that compute on GPUs exchange copies in the host's memory
+
+    def exchanged(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` where the processes exchange tensors: itself, or a copy in the host's memory."""
+        return tensor
 
     def hosts(self) -> list[int]:
         """Return a number for the host of each process: equal ones for processes of the same host."""
@@ -97,20 +102,46 @@ class Group:
 
 
 def connect(
-    process: int, processes: int, device: torch.device, store: Any, monitor: Monitor, limit_s: float = PATIENT_S
+    process: int,
+    processes: int,
+    device: torch.device,
+    store: Any,
+    monitor: Monitor,
+    limit_s: float = PATIENT_S,
+    *,
+    shares_gpu: bool = False,
 ) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others.
 
     `store` is one that only these processes use, see `launch/world.py`. `monitor` learns when this process waits
-    for the others. `limit_s`: after that many seconds without an answer, the others count as lost.
-    Raises: PeerLostError if one does not come.
+    for the others. `limit_s`: after that many seconds without an answer, the others count as lost. Processes of which
+    each has a GPU of its own exchange tensors by NCCL, all others by gloo, through the memory of their hosts.
+    Raises: PeerLostError if one does not come; LockstepError if two have one GPU, but for `shares_gpu`.
     """
-    backend, gpu = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     with _lost_peers_reported():
+        devices = _devices(process, processes, device, store)
+        first = {name: number for number, name in reversed([*enumerate(devices)])}
+        for number, name in enumerate(devices):
+            if name and first[name] != number and not shares_gpu:
+                raise LockstepError(
+                    f"processes {first[name]} and {number} have one GPU: start one process for each GPU, or give "
+                    f"--device cuda:0,0 for two processes on GPU 0",
+                    ENVIRONMENT,
+                )
+        own_gpus = len(first) == processes and "" not in first and dist.is_nccl_available()
+        backend, gpu = ("nccl", device) if own_gpus else ("gloo", None)
         dist.init_process_group(
             backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
         )
-    return Processes(device, monitor, limit_s=limit_s)
+    exchanges = device if own_gpus else torch.device("cpu")
+    return Processes(exchanges, monitor, limit_s=limit_s, through_host=not own_gpus and any(devices))
+
+
+def _devices(process: int, processes: int, device: torch.device, store: Any) -> list[str]:
+    """Return what identifies the GPU of each process; "" for one that computes on a CPU."""
+    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"device/{process}", own)
+    return [store.get(f"device/{number}").decode() for number in range(processes)]
 
 
 @contextmanager
@@ -167,13 +198,15 @@ class Processes(Group):
         monitor: Monitor,
         backend: dist.ProcessGroup | None = None,
         limit_s: float = PATIENT_S,
+        *,
+        through_host: bool = False,
     ) -> None:
         """Take the processes of torch's default group, or of `backend`, which exchange tensors on `device`."""
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
         self.monitor = monitor
         self._device, self._backend, self._limit_s = device, backend, limit_s
-        # On GPUs the backend's own queues do this, which has not been measured on any.
-        self.overlaps = device.type == "cpu"
+        # On GPUs the backend's own queues do this, which has not been measured on any. A copy from a GPU waits for it.
+        self.overlaps, self.through_host = device.type == "cpu" and not through_host, through_host
         self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
 
     @contextmanager
@@ -182,9 +215,13 @@ class Processes(Group):
         with self.monitor.doing("communication"), _lost_peers_reported():
             yield
 
+    def exchanged(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` where the processes exchange tensors."""
+        return tensor.to(self._device)
+
     def gather(self, table: Tensor) -> Tensor:
         """Return the tables of all processes, stacked."""
-        table = table.to(self._device).contiguous()
+        table = self.exchanged(table).contiguous()
         out = table.new_empty((self.processes, *table.shape))
         with self._waiting():
             _all_gather(out.view(-1), table.view(-1), group=self._backend)

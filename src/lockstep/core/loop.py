@@ -10,6 +10,7 @@ from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower, named_towers
 from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset, Plan
+from lockstep.kernels.portable import arithmetic
 
 
 class Observer:
@@ -70,7 +71,7 @@ def updates(
             with monitor.doing("data", step):
                 plan = course.plan(step)
             with monitor.doing("communication"):
-                total = reduction(vectors(step, plan))
+                total = reduction(vectors(step, plan)).to(state.device)
                 gradients, buffer_deltas, metrics = tower.layout.unpack(total)
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
@@ -79,14 +80,16 @@ def updates(
                 raise NonFiniteError(
                     f"the loss or a gradient of {named_towers(non_finite)} is not finite at step {step}"
                 )
-            gradients.div_(recipe.batch * state.loss_scale)
+            with arithmetic(recipe.arithmetic):
+                gradients.div_(recipe.batch * state.loss_scale)
+                buffer_deltas.div_(recipe.towers)
             learning_rate = course.learning_rate(step)
             with monitor.doing("report"):
                 log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
             if non_finite:
                 state.skip()
             else:
-                state.apply(gradients, buffer_deltas.div_(recipe.towers), learning_rate)
+                state.apply(gradients, buffer_deltas, learning_rate)
             with monitor.doing("report"):
                 log.updated(step, state)
             with monitor.pausing():  # The caller may save, which takes as long as it takes.

@@ -56,9 +56,10 @@ class Reduction:
         """Return the total [n] of all towers' float32 vectors [n], with the same bits in every process.
 
         `vectors` yields the vectors of this process's towers in order. Each is added in place as soon as the tree
-        allows, so few vectors are in memory at a time. Raises: PeerLostError.
+        allows, so few vectors are in memory at a time. The total is where the processes exchange tensors.
+        Raises: PeerLostError.
         """
-        leaves = iter(vectors)
+        leaves = map(self._group.exchanged, vectors)
         *nodes, last = self._nodes[self._group.process]
         self._sums = [add_leaves(node, leaves) for node in nodes]
         self._left = [add_leaves(node, leaves) for node in path(last)]

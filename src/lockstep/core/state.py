@@ -73,6 +73,11 @@ class State:
         return State(self._recipe, marked, self.buffers, self._flat.device, self.frozen)
 
     @property
+    def device(self) -> torch.device:
+        """Return the device of all tensors."""
+        return self._flat.device
+
+    @property
     def loss_scale(self) -> float:
         """Return the factor on the loss in towers: 1, except in float16."""
         return self._scale.value if self._scale else 1.0

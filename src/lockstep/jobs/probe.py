@@ -11,6 +11,8 @@ from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.kernels import portable
+from lockstep.kernels.portable import arithmetic
 
 _IMAGES = 16  # use the vectorised paths of all kernels, in a fraction of a second
 _IMAGES_OF_CHECK = 2
@@ -25,6 +27,8 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     the same step, so a resumed run notices other hardware.
     Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
     """
+    if recipe.arithmetic == "portable":
+        portable.check(dataset.labels.device)
     course = recipe.bind(len(dataset))
     shard = dataset.shard(course.plan(0).first(_IMAGES), 0)
     _check_model(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
@@ -38,7 +42,9 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
         )
     gradients, buffer_deltas, _ = tower.layout.unpack(vector)
     updated = state.fresh()
-    updated.apply(gradients.div_(len(shard.labels) * state.loss_scale), buffer_deltas, course.learning_rate(0))
+    with arithmetic(recipe.arithmetic):
+        gradients.div_(len(shard.labels) * state.loss_scale)
+    updated.apply(gradients, buffer_deltas, course.learning_rate(0))
     return digest([torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.named().values()]).hex()
 
 

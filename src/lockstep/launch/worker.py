@@ -52,7 +52,7 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
         from lockstep.jobs.train import StoppedError
 
         try:
-            _join(spec.placement, world, ctx)
+            _join(spec, world, ctx)
             record, code = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx), 0
         except StoppedError as stopped:
             record, code = None, stopped.code
@@ -90,7 +90,7 @@ def device_of(placement: Placement, world: World) -> "torch.device":
     return torch.device("cuda", numbers[local])
 
 
-def _join(placement: Placement, world: World, ctx: "Context") -> None:
+def _join(spec: Spec, world: World, ctx: "Context") -> None:
     """Connect this process to the others: fill in `ctx.group`.
 
     On one host the launcher sees that a process hangs. On several hosts nothing does, so there a process waits for the
@@ -105,8 +105,13 @@ def _join(placement: Placement, world: World, ctx: "Context") -> None:
         handled_by(signal.SIG_DFL) if world.launcher else contextlib.nullcontext(),
         ctx.monitor.doing("communication"),
     ):
-        store, limit_s = meet(world, ctx.device.type), SLOW * placement.timeout if world.launcher else PATIENT_S
-        ctx.group = connect(world.process, world.processes, ctx.device, store, ctx.monitor, limit_s)
+        # In portable arithmetic, hosts with and without GPUs compute the same bits.
+        store = meet(world, "any" if spec.recipe.arithmetic == "portable" else ctx.device.type)
+        gpus, limit_s = spec.placement.gpus or (), SLOW * spec.placement.timeout if world.launcher else PATIENT_S
+        ctx.group = connect(
+            world.process, world.processes, ctx.device, store, ctx.monitor, limit_s,
+            shares_gpu=len({*gpus}) < len(gpus),
+        )  # fmt: skip
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Portable arithmetic: the same bits on every CPU.
+"""Portable arithmetic: the same bits on every CPU and GPU.
 
 Products are sums of integers that are exact in any order (integers.py, products.py, sums.py), by the fastest unit of
-the machine (units.py). All else is made of operations whose bits IEEE 754 fixes (elementary.py, layers.py), and random
+the device (units.py). All else is made of operations whose bits IEEE 754 fixes (elementary.py, layers.py), and random
 numbers come from counters (draws.py). operations.py lists what is covered. While `Portable` is active, each operation
 that torch computes goes through that list, forwards and backwards, and one that is not in it, or has operands of dtypes
 that it does not take, is an error. So a model stays a plain torch module, and no other bits can enter.
@@ -11,12 +11,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
+from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.kernels.portable.integers import freeze as freeze
 from lockstep.kernels.portable.operations import NotPortableError as NotPortableError, dtypes_in, implementation
 from lockstep.kernels.portable.sums import neighbours as neighbours
+from lockstep.kernels.portable.units import multiplier
 
+_PRODUCTS_OF_CHECK = 3  # one forwards, two backwards
 _entered: dict[Any, Callable[..., Any]] = {}  # by operation and dtypes of its arguments
 
 
@@ -37,6 +41,31 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return function(*args, **kwargs)
         except NotImplementedError:
             raise NotPortableError(operation) from None
+
+
+class _Counted(Portable):
+    products = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.products += operation is torch.ops.aten.mm.default
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def check(device: torch.device) -> None:
+    """Raise a LockstepError unless `device` multiplies exactly, and this mode covers the backward pass there.
+
+    The backward pass of a GPU runs in a thread of torch's own, to which torch must carry the mode.
+    """
+    multiplier(device)
+    x = torch.ones(2, 2, device=device, requires_grad=True)
+    with _Counted() as counted:  # type: ignore[no-untyped-call]
+        torch.autograd.grad(torch.mm(x, x).sum(), x)
+    if counted.products < _PRODUCTS_OF_CHECK:
+        raise LockstepError(
+            f"portable arithmetic: this build of PyTorch computes the backward pass natively on {device}, which would "
+            f"train other weights. Give --device cpu, or --no-portable",
+            ENVIRONMENT,
+        )
 
 
 def arithmetic(name: str) -> AbstractContextManager[object]:

@@ -38,4 +38,4 @@ def _filled(x: Tensor, generator: torch.Generator | None, of_uniform: Callable[[
         words = rng.words(seed, "portable", np.arange(start, end, dtype=np.uint64))
         uniform = torch.from_numpy((words >> np.uint64(40)).astype(np.float64) * 2.0**-24)
         flat[start:end] = of_uniform(uniform)
-    return x.copy_(values)
+    return x.copy_(values.pin_memory() if x.is_cuda else values, non_blocking=x.is_cuda)

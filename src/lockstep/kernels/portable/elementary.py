@@ -7,6 +7,7 @@ libraries differ. So the functions here consist of single operations on float64 
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +21,21 @@ _TABLE_REACH, _TABLE_STEPS = 16, 1 << 10  # Tables cover [-16, 16) in steps of 2
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 
+def divided(x: Tensor, divisor: Any) -> Tensor:
+    """Return `x` / `divisor`. A GPU multiplies by 1 / number in place of a division by a number."""
+    return x / (on_device(divisor, x) if x.is_cuda and not isinstance(divisor, Tensor) else divisor)
+
+
+def on_device(number: Any, x: Tensor) -> Tensor:
+    """Return `number` as a tensor [] beside `x`, in the dtype that the quotient of both has."""
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    return torch.full((), float(number), dtype=dtype, device=x.device)
+
+
 def sqrt(x: Tensor) -> Tensor:
-    """Return the square root of `x`, correctly rounded by numpy. Torch's own is not on every CPU."""
+    """Return the square root of `x`, correctly rounded: by numpy, as torch's own is not on every CPU, or by a GPU."""
+    if x.is_cuda:
+        return x.double().sqrt().to(x.dtype)  # A root of 24 bits is never so near the middle of two that this errs.
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.sqrt(x.detach().numpy())) if x.ndim else sqrt(x[None])[0]
 
@@ -79,7 +93,7 @@ def gaussian(x: Tensor) -> Tensor:
     term = total = x.abs()
     square = x * x
     for n in range(1, _SERIES):
-        term = term * square / (2 * n + 1.0)
+        term = divided(term * square, 2 * n + 1.0)
         total = total + term
     half = total * density(x)
     return 0.5 + torch.copysign(half, x)
@@ -115,7 +129,7 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """
     size = _TABLE_REACH * _TABLE_STEPS
     index = (x * _TABLE_STEPS).clamp_(-size, size - 1).round_().nan_to_num_().add_(size).int()
-    values = _table(function).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
+    values = _table(function, x.device).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
     values = values.view([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
     return values.masked_fill(x.isnan(), torch.nan)
 
@@ -156,7 +170,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]
     signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(n)])
-    eigenvalues, eigenvectors = (torch.from_numpy(x).to(matrix.dtype) for x in (values[order], vectors * signs))
+    eigenvalues, eigenvectors = (torch.from_numpy(x).to(matrix) for x in (values[order], vectors * signs))
     return eigenvalues, eigenvectors
 
 
@@ -164,12 +178,12 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 
 
 @cache
-def _table(function: Callable[[Tensor], Tensor]) -> Tensor:
+def _table(function: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
     size = _TABLE_REACH * _TABLE_STEPS
     table = function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
     # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by numbers of any size.
     table[0], table[-1] = 0.0, table[-1].round()
-    return table
+    return table.to(device)
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

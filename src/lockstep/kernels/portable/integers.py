@@ -7,7 +7,7 @@ Source: Ozaki's scheme (Ozaki, Ogita, Oishi and Rump, 2012), with the slices of 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 T = TypeVar("T")
+Exponent = int | Tensor  # of a power of two. On a GPU it is an int64 tensor [] there, as to read it would be to wait.
 
 SLICED_BITS = 13  # An element is at most 0.98 * 2**13 = 8028 in magnitude, so that both slices fit.
 MOST_TERMS = 1 << 12  # of slices, whose products are at most 2**12, in a float32 sum: it is at most 2**24
@@ -29,6 +30,8 @@ _ROUNDER = 1.5 * 2.0**23  # Between 2**23 and 2**24 a float32 has no fraction, s
 _ROUNDER_BITS = 0x4B400000  # of the float32 _ROUNDER; the bits of _ROUNDER + n are n more
 _OFFSET = 64  # of both slices as uint8
 _CHUNK = 1 << 16  # elements; a chunk and what is computed from it stay in a core's cache
+_NOT_FINITE = -1 << 20  # the exponent, on a GPU, of a tensor that has an element that is not finite
+_FLOAT64_BIAS, _FLOAT64_FRACTION = 1023, 52
 _frozen: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor -> its slices, from their first use
 
 
@@ -40,7 +43,7 @@ class Slices:
     """
 
     parts: Tensor
-    exponent: int
+    exponent: "Exponent"
     offset: int
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -65,13 +68,31 @@ class Slices:
         return self.parts[1]
 
 
-def exponent_of(x: Tensor, bits: int) -> int | None:
-    """Return the largest k, at most 100, for which |x| * 2**k is at most 0.98 * 2**bits; None if x is not finite."""
+def exponent_of(x: Tensor, bits: int) -> Exponent | None:
+    """Return the largest k, at most 100, for which |x| * 2**k is at most 0.98 * 2**bits; None if x is not finite.
+
+    On a GPU a tensor that is not finite has an exponent of which each `power_of_two` is NaN.
+    """
     if not x.numel():
         return 0
     # In the order of memory, torch reads whole vectors.
     in_memory = x.permute(memory_order(x))
-    return exponent_for(max(-float(in_memory.amin()), float(in_memory.amax())), bits)
+    least, most = in_memory.amin(), in_memory.amax()
+    if not x.is_cuda:
+        return exponent_for(max(-float(least), float(most)), bits)
+    largest = torch.maximum(-least, most)
+    share, power = torch.frexp(largest)
+    exponent = (bits - power.long() - (share > _LARGEST).long()).clamp_(max=_MOST_EXPONENT)
+    return exponent.masked_fill_(~(largest <= _FLOAT32_MOST), _NOT_FINITE)
+
+
+def power_of_two(exponent: Exponent) -> Any:
+    """Return 2**exponent as a number or, for the exponent of a tensor on a GPU, as a float64 tensor [] there."""
+    if not isinstance(exponent, Tensor):
+        return 2.0**exponent
+    bits = exponent.clamp(1 - _FLOAT64_BIAS, _FLOAT64_BIAS).add_(_FLOAT64_BIAS)
+    result = bits.bitwise_left_shift_(_FLOAT64_FRACTION).view(torch.float64)
+    return result.masked_fill_(exponent.abs() > -_NOT_FINITE // 2, torch.nan)
 
 
 def exponent_for(largest: float, bits: int) -> int | None:
@@ -103,13 +124,12 @@ def _sliced(x: Tensor) -> Slices | None:
     exponent = exponent_of(values, SLICED_BITS)
     if exponent is None:
         return None
-    parts = torch.empty((2, *values.shape), dtype=torch.uint8)
-    chunks = [torch.split(t, _CHUNK) for t in (values.reshape(-1), parts[0].view(-1), parts[1].view(-1))]
-    rounder = torch.tensor(_ROUNDER + 128 * _OFFSET + _OFFSET, dtype=torch.float32)
-    for part, high, low in zip(*chunks, strict=True):
-        # The product by a power of two is exact, and the sum is rounded once: the low 14 bits are the two slices.
+    parts = torch.empty((2, *values.shape), dtype=torch.uint8, device=x.device)
+    chunks = in_chunks((values.reshape(-1), parts[0].view(-1), parts[1].view(-1)), _CHUNK)
+    for part, high, low in chunks:
+        # The sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
-        bits = torch.add(rounder, part, alpha=2.0**exponent).view(torch.int32)
+        bits = _added(_ROUNDER + 128 * _OFFSET + _OFFSET, part, power_of_two(exponent)).view(torch.int32)
         low.copy_(bits).bitwise_and_(127)
         high.copy_(bits.bitwise_right_shift_(7))
     return Slices(parts.permute(0, *(order.index(d) + 1 for d in range(x.ndim))), exponent, _OFFSET)
@@ -117,13 +137,24 @@ def _sliced(x: Tensor) -> Slices | None:
 
 def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
     """Return float32 `x` times a power of two, rounded to int32; the values must be below 2**22 in magnitude."""
-    rounder = torch.tensor(_ROUNDER, dtype=torch.float32)
-    # The product is exact, so it makes no difference whether a CPU rounds it before the addition.
-    values = torch.addcmul(rounder, x, scale) if isinstance(scale, Tensor) else torch.add(rounder, x, alpha=scale)
-    return values.view(torch.int32).sub_(_ROUNDER_BITS)
+    return _added(_ROUNDER, x, scale).view(torch.int32).sub_(_ROUNDER_BITS)
 
 
-def assembled(high: Tensor, mixed: Tensor, power: int, terms: int = MOST_INT32_TERMS) -> Tensor:
+def _added(number: float, x: Tensor, scale: float | Tensor) -> Tensor:
+    """Return `number` + float32 `x` * `scale`, a power of two."""
+    rounder = torch.full((), number, dtype=torch.float32, device=x.device)
+    # The product is exact, so it makes no difference whether a device rounds it before the addition.
+    if isinstance(scale, Tensor):
+        return torch.addcmul(rounder, x, scale.float())
+    return torch.add(rounder, x, alpha=scale)
+
+
+def in_chunks(tensors: Sequence[Tensor], size: int) -> Iterable[tuple[Tensor, ...]]:
+    """Return the chunks of vectors of one length: of `size` elements, or all of them on a GPU, which has no caches."""
+    return zip(*(tensor.split(max(1, len(tensor)) if tensor.is_cuda else size) for tensor in tensors), strict=True)
+
+
+def assembled(high: Tensor, mixed: Tensor, power: Exponent, terms: int = MOST_INT32_TERMS) -> Tensor:
     """Return (128 * high + mixed) * 2**power: float32, from sums of products of slices, each rounded once.
 
     `high` is a sum of `terms` products, and `mixed` of twice as many. A result beyond float32's range is infinite.
@@ -134,8 +165,10 @@ def assembled(high: Tensor, mixed: Tensor, power: int, terms: int = MOST_INT32_T
     return scaled(torch.add(mixed.float(), high.float(), alpha=128.0).add_(0.0), power)
 
 
-def scaled(x: Tensor, power: int) -> Tensor:
-    """Multiply float32 integers `x` by 2**power, in place: exact in the range of float32, and infinite beyond it."""
+def scaled(x: Tensor, power: Exponent) -> Tensor:
+    """Return float32 integers `x`, which it overwrites, times 2**power: exact in the range of float32, else infinite."""
+    if isinstance(power, Tensor):
+        return x.double().mul_(power_of_two(power)).float()
     if power in _NORMAL:
         return x.mul_(2.0**power) if power else x
     half = power // 2  # No float32 is 2**power. The first product is a normal number, so only the second one rounds.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.kernels import rounding
 from lockstep.kernels.portable import elementary
+from lockstep.kernels.portable.integers import in_chunks
 from lockstep.kernels.portable.sums import column_sums, total
 
 _CHUNK = 1 << 15  # elements that an optimizer updates at a time
@@ -30,9 +31,9 @@ def batch_norm(
     if training:
         # Rounding keeps the order of numbers, so `centred` and its square have these largest elements.
         most, least = rows.amax(1), rows.amin(1)
-        batch_mean = (column_sums(rows, torch.maximum(most, -least))[0] / count).float()
+        batch_mean = elementary.divided(column_sums(rows, torch.maximum(most, -least))[0], count).float()
         centred, most = rows - batch_mean, torch.maximum(most - batch_mean, batch_mean - least)
-        batch_variance = column_sums(centred * centred, most * most)[0] / count
+        batch_variance = elementary.divided(column_sums(centred * centred, most * most)[0], count)
         inverse = _inverse_root(batch_variance + epsilon)
         if mean is not None and variance is not None:
             unbiased = (batch_variance * (count / max(1, count - 1))).float()
@@ -77,8 +78,8 @@ def batch_norm_backward(
     if needed[0]:
         scale = inverse if weight is None else inverse * weight
         if training:
-            normal.mul_((weight_sums / count).float())
-            grad_x = (upstream - (bias_sums / count).float()).sub_(normal).mul_(scale)
+            normal.mul_(elementary.divided(weight_sums, count).float())
+            grad_x = (upstream - elementary.divided(bias_sums, count).float()).sub_(normal).mul_(scale)
         else:
             grad_x = upstream * scale
         grad_x = _unrows(grad_x, x)
@@ -216,7 +217,6 @@ def adam_(decoupled: bool) -> Any:
         if amsgrad or maximize:
             raise NotImplementedError
         count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
-        assert all(int(step) == count for step in steps)
         first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
         for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
             if weight_decay and decoupled:
@@ -225,7 +225,7 @@ def adam_(decoupled: bool) -> Any:
                 gradient = gradient + parameter * weight_decay
             mean.mul_(beta1).add_(gradient * (1.0 - beta1))
             square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
-            divisor = elementary.sqrt(square).div_(math.sqrt(second)).add_(eps)
+            divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
             parameter.sub_((mean / divisor).mul_(lr / first))
 
     return update
@@ -234,7 +234,7 @@ def adam_(decoupled: bool) -> Any:
 def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Yield the tensors of the same place in all lists, as vectors that stay in a core's cache."""
     for tensors in zip(*lists, strict=True):
-        yield from zip(*(tensor.view(-1).split(_CHUNK) for tensor in tensors), strict=True)
+        yield from in_chunks([tensor.view(-1) for tensor in tensors], _CHUNK)
 
 
 def _rows(x: Tensor) -> Tensor:

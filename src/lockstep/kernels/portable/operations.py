@@ -23,7 +23,8 @@ from lockstep.kernels.portable.units import Geometry
 _COPIES = """
     _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat chunk
     clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye fill
-    flip full full_like gather im2col index index_copy index_put index_select is_same_size lift_fresh masked_fill
+    _pin_memory flip full full_like gather im2col index index_copy index_put index_select is_pinned is_same_size
+    lift_fresh masked_fill
     movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute promote_types
     reflection_pad2d reflection_pad2d_backward repeat replication_pad2d replication_pad2d_backward reshape
     resolve_conj resolve_neg roll scalar_tensor scatter select select_backward slice slice_backward split
@@ -36,8 +37,8 @@ _COMPUTED = """
     aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min count_nonzero eq equal floor floor_divide ge gt
     hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not logical_or lt max
-    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu round sgn sign sort
-    threshold threshold_backward topk tril triu trunc where
+    max_pool2d_with_indices max_pool2d_with_indices_backward maximum min minimum ne relu round sgn sign
+    threshold threshold_backward tril triu trunc where
 
     _foreach_mul abs avg_pool2d avg_pool2d_backward div leaky_relu leaky_relu_backward mul neg nll_loss_backward
     reciprocal
@@ -90,9 +91,10 @@ def _remainder(x: Any, divisor: Any) -> Tensor:
     if not dtype.is_floating_point:
         return torch.remainder(x, divisor)
     # Torch's own is NaN on some CPUs where x / divisor is infinite. C's, and so numpy's, is exact.
+    device = (x if isinstance(x, Tensor) else divisor).device
     x, divisor = (torch.as_tensor(z, dtype=dtype).numpy(force=True) for z in (x, divisor))
     with np.errstate(invalid="ignore"):
-        return torch.as_tensor(np.remainder(x, divisor))
+        return torch.as_tensor(np.remainder(x, divisor)).to(device)
 
 
 def _arange(*numbers: Any, **kwargs: Any) -> Tensor:
@@ -114,7 +116,7 @@ def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     sums = total(x, dim or [], keepdim=keepdim)
-    return (sums / (x.numel() // max(1, sums.numel()))).to(dtype or x.dtype)
+    return elementary.divided(sums, x.numel() // max(1, sums.numel())).to(dtype or x.dtype)
 
 
 def _variance(
@@ -123,9 +125,9 @@ def _variance(
     dims = dim or []
     sums = total(x, dims, keepdim=True)
     count = x.numel() // max(1, sums.numel())
-    centred = x - (sums / count).to(x.dtype)
+    centred = x - elementary.divided(sums, count).to(x.dtype)
     divisor = max(0.0, count - (1 if correction is None else correction))
-    return (total(centred * centred, dims, keepdim=keepdim) / divisor).to(x.dtype)
+    return elementary.divided(total(centred * centred, dims, keepdim=keepdim), divisor).to(x.dtype)
 
 
 def _vector_norm(
@@ -170,7 +172,32 @@ def _dropout(x: Tensor, probability: float, training: bool | None = True) -> tup
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = draws.bernoulli_(torch.empty_like(x), 1.0 - probability)
-    return x * kept * (1.0 / (1.0 - probability)), kept.bool()
+    return x * elementary.divided(kept, 1.0 - probability), kept.bool()
+
+
+def _dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return gradient * elementary.divided(kept.to(gradient.dtype), 1.0 / scale)  # as a CPU composes dropout
+
+
+def _sorted(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Return `x` sorted, and the places. Equal values keep their order, which torch promises only if asked."""
+    values, places = torch.sort(x, dim=dim, descending=descending, stable=True)
+    return values, places
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    values, places = _sorted(x, dim, largest)
+    return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+
+
+def _cudnn_batch_norm_backward(
+    x: Tensor, gradient: Tensor, weight: Tensor, mean: Tensor | None, variance: Tensor | None,
+    batch_mean: Tensor | None, inverse: Tensor | None, epsilon: float, reserve: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    all_needed = [True] * 3
+    return layers.batch_norm_backward(
+        gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, all_needed
+    )
 
 
 def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
@@ -188,7 +215,7 @@ def _upsampled(
     """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing."""
     if align_corners:
         raise NotImplementedError
-    rows, columns = (_resizing(old, new) for old, new in zip(x.shape[2:], size, strict=True))
+    rows, columns = (_resizing(old, new).to(x.device) for old, new in zip(x.shape[2:], size, strict=True))
     return _between(rows, columns, x)
 
 
@@ -196,7 +223,7 @@ def _upsampled_backward(
     gradient: Tensor, size: Sequence[int], shape: Sequence[int], align_corners: bool, *scales: float | None
 ) -> Tensor:
     """Return the gradient of the argument of `_upsampled`, which has the `shape` [n, c, H, W]."""
-    rows, columns = (_resizing(old, new) for old, new in zip(shape[2:], size, strict=True))
+    rows, columns = (_resizing(old, new).to(gradient.device) for old, new in zip(shape[2:], size, strict=True))
     return _between(rows.t(), columns.t(), gradient)
 
 
@@ -236,12 +263,15 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "mm": _product, "bmm": _product, "addmm": _added_product, "baddbmm": _added_product,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "native_batch_norm": layers.batch_norm, "native_batch_norm_backward": layers.batch_norm_backward,
+    "cudnn_batch_norm": lambda x, *args: (*layers.batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)),
+    "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
     "_softmax": layers.softmax, "_softmax_backward_data": layers.softmax_backward,
     "_log_softmax": layers.log_softmax, "_log_softmax_backward_data": layers.log_softmax_backward,
     "nll_loss_forward": layers.nll_loss,
     "silu": layers.silu, "silu_backward": layers.silu_backward,
     "gelu": layers.gelu, "gelu_backward": layers.gelu_backward,
     "uniform": draws.uniform_, "normal": draws.normal_, "bernoulli": draws.bernoulli_, "native_dropout": _dropout,
+    "native_dropout_backward": _dropout_backward, "sort": _sorted, "topk": _topk,
     "_linalg_eigh": lambda x, lower="L", vectors=True: elementary.eigh(x),
     "_upsample_bilinear2d_aa": _upsampled, "_upsample_bilinear2d_aa_backward": _upsampled_backward,
     "_fused_sgd": layers.sgd_, "_fused_adam": layers.adam_(decoupled=False),
@@ -252,7 +282,8 @@ _WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute no
 # The operations that take other dtypes than float32 or float64. Without integers, all must have the same float dtype.
 _DTYPES = {
     "integers float32 float64 bfloat16 float16": _COPIES,
-    "integers float32 float64": _COMPUTED + "sub rsub _foreach_add pow arange sum remainder bernoulli",
+    "integers float32 float64": _COMPUTED + "sub rsub _foreach_add pow arange sum remainder bernoulli sort topk",
+    "integers float32": "native_dropout_backward cudnn_batch_norm cudnn_batch_norm_backward",
     "integers float32 float64 bfloat16": "add div",  # Muon divides, adds and multiplies in bfloat16.
     "float32 float64 bfloat16": "mm bmm addmm baddbmm linalg_vector_norm",
     "integers": _OF_INTEGERS,
@@ -309,14 +340,33 @@ def implementation(operation: Any, dtypes: Iterable[Any]) -> Callable[..., Any]:
         )
     if base not in EXACT | IN_PLACE:
         function = partial(_into, operation, function)
+    if base == "div":
+        function = partial(_divided, operation)
     return partial(_added, operation, function) if base in ("add", "sub", "rsub", "_foreach_add") else function
+
+
+def _divided(operation: Any, x: Any, divisor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a division returns. On a GPU, `elementary.divided` says why a number becomes a tensor."""
+    _refuse_numbers((x, divisor))
+    if isinstance(x, Tensor) and x.is_cuda and not (isinstance(divisor, Tensor) and divisor.is_cuda):
+        divisor = elementary.on_device(divisor, x)
+        operation = getattr(operation.overloadpacket, operation._overloadname.replace("Scalar", "Tensor"))
+    return operation(x, divisor, *args, **kwargs)
 
 
 def _added(operation: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the result of an operation with a factor `alpha`: `function` computes it if the factor is rounded."""
+    _refuse_numbers(args[:2])
     alpha = kwargs.get("alpha", (*args, 1)[2])
     # A product by a power of two is exact, so it makes no difference whether it is fused with the addition.
     return (operation if _is_power_of_two(alpha) else function)(*args, **kwargs)
+
+
+def _refuse_numbers(operands: Sequence[Any]) -> None:
+    """Refuse a number beside bfloat16: a CPU rounds it to bfloat16 first in a sum, and a GPU does not."""
+    if any(isinstance(x, Tensor) and x.dtype == torch.bfloat16 for x in operands):
+        if not all(isinstance(x, Tensor) for x in operands):
+            raise NotImplementedError
 
 
 def _into(operation: Any, function: Callable[..., Any], *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Exact products: matrix products and convolutions, as sums of products of integers."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -8,8 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lockstep.kernels.portable.integers import MOST_INT32_TERMS, Slices, assembled, exponent_of, sliced
-from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, unit
+from lockstep.kernels.portable.integers import (
+    MOST_INT32_TERMS, Exponent, Slices, assembled, exponent_of, power_of_two, scaled, sliced,
+)  # fmt: skip
+from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, multiplier, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53
@@ -57,14 +60,17 @@ def convolution_backward(
     grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] and filters else None
     upstream = upstream.signed()
     grad_weight = None
-    if needed[1] and images:
+    if needed[1] and images and x.is_cuda and at.groups == len(weight) == x.shape[1]:
+        signed = images.signed().parts
+        grad_weight = _depthwise_gradient(upstream.parts, signed, weight.shape[2:], at, _power(upstream, images))
+    elif needed[1] and images:
         pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
         power = _power(upstream, images)
         grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
-def _power(a: Slices, b: Slices) -> int:
+def _power(a: Slices, b: Slices) -> Exponent:
     return 7 - a.exponent - b.exponent
 
 
@@ -74,25 +80,28 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
     for x in (a, b):
         exponent = exponent_of(x, bits)
         if exponent is None:
-            return torch.full((*a.shape[:-1], b.shape[-1]), torch.nan, dtype=a.dtype)
-        factors.append(x.to(torch.float64, copy=True).mul_(2.0**exponent).round_())
-        scale -= exponent
-    result = torch.matmul(*factors).mul_(2.0**scale).add_(0.0)  # A sum that is -0 becomes 0.
+            return a.new_full((*a.shape[:-1], b.shape[-1]), torch.nan)
+        factors.append(x.to(torch.float64, copy=True).mul_(power_of_two(exponent)).round_())
+        scale = scale - exponent
+    result = torch.matmul(*factors).mul_(power_of_two(scale)).add_(0.0)  # A sum that is -0 becomes 0.
     return result if a.dtype == torch.float64 else result.float()
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return the exact product of the high slices, and the sum of the mixed ones, of int8 [2, M, K] and [2, K, N]."""
-    high, mixed = (unit().product(a[0], part) for part in b)
-    return high, mixed + unit().product(a[1], b[0])
+    one = multiplier(a.device)
+    high, mixed = (one.product(a[0], part) for part in b)
+    return high, mixed + one.product(a[1], b[0])
 
 
 def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     """Return the convolution of slices [2, b, C, H, W] by slices [2, K, C / groups, h, w]."""
     outputs, _, *sides = weight.parts.shape[1:]
     seen = weight.parts[0, 0].numel()
-    is_long = seen > MOST_CONVOLUTION_TERMS
-    if at.groups > 1 and (is_long or not at.groups == outputs == x.parts.shape[2]):
+    is_long, is_depthwise = seen > MOST_CONVOLUTION_TERMS, at.groups == outputs == x.parts.shape[2]
+    if at.groups > 1 and is_depthwise and x.parts.is_cuda and not is_long:
+        return _depthwise(x, weight, at.output_size(x.parts.shape[1:], weight.parts.shape[1:]), at)
+    if at.groups > 1 and (is_long or x.parts.is_cuda or not is_depthwise):
         # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
         pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
         one = at._replace(groups=1)
@@ -100,7 +109,7 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
     batch, positions = x.parts.shape[1], size[0] * size[1]
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
-    if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS):
+    if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS or x.parts.is_cuda):
         return unit(at).convolution(x, weight, at, _power(x, weight))
     matrices = weight.once("matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs))
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
@@ -109,10 +118,51 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     return (torch.cat(rows) if rows[1:] else rows[0]).view(batch, *size, outputs).permute(0, 3, 1, 2)
 
 
+def _depthwise(x: Slices, weight: Slices, size: Sequence[int], at: Geometry) -> Tensor:
+    """Return the convolution of each channel by a filter of its own, of `size`. A GPU has no matrix product for it."""
+    high_filters, low_filters = weight.signed().parts.int()[..., None, None, :, :]  # [C, 1, 1, 1, h, w]
+    joined = 128 * high_filters + low_filters
+    total = torch.zeros((), dtype=torch.int32, device=x.parts.device)
+    for row, column, (high, low) in _seen(x.signed().parts, weight.parts.shape[3:], size, at):
+        whole = high * joined[:, 0, ..., row, column] + low * high_filters[:, 0, ..., row, column]
+        total = total + whole
+    return scaled(total.float(), _power(x, weight))
+
+
+def _depthwise_gradient(
+    upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent
+) -> Tensor:
+    """Return the gradient of the weight of `_depthwise`, float32 [C, 1, h, w], from int8 slices [2, b, C, H, W]."""
+    high_gradient, low_gradient = upstream.int()
+    highs, mixed = [], []
+    for _, _, (high, low) in _seen(images, sides, upstream.shape[3:], at):
+        highs.append((high_gradient * high).sum((0, 2, 3)))
+        mixed.append((high_gradient * low + low_gradient * high).sum((0, 2, 3)))
+    sums = assembled(torch.stack(highs, 1), torch.stack(mixed, 1), power)
+    return sums.view(-1, 1, *sides)
+
+
+def _seen(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield each place of a filter, and what it sees there: int32 [2, b, C, *size] of int8 `parts` [2, b, C, H, W]."""
+    padded = functional.pad(parts.int(), _padding(at))
+    for row, column in itertools.product(*map(range, sides)):
+        firsts = row * at.dilation[0], column * at.dilation[1]
+        rows, columns = (
+            slice(first, first + (count - 1) * stride + 1, stride)
+            for first, count, stride in zip(firsts, size, at.stride, strict=True)
+        )
+        yield row, column, padded[..., rows, columns]
+
+
+def _padding(at: Geometry) -> list[int]:
+    """Return the padding in the order of `functional.pad`."""
+    return [count for count in reversed(at.padding) for _ in range(2)]
+
+
 def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
     """Return what the filter sees at each position: int8 [2, b * positions, h * w * C] of `parts` [2, b, C, H, W]."""
     _, batch, channels, _, _ = parts.shape
-    padding = [n for n in reversed(at.padding) for _ in range(2)]
+    padding = _padding(at)
     (down, right), (row_step, column_step) = at.stride, at.dilation
     if [*sides, down, right, *padding] == [1] * 4 + [0] * 4:
         return parts.permute(0, 1, 3, 4, 2).reshape(2, -1, channels)
@@ -207,9 +257,9 @@ def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
 def _position_sums(upstream: Slices) -> Tensor:
     """Return the sums of int8 slices [2, b, K, H, W] over images and positions: float32 [K]."""
     rows = upstream.parts.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    sums = torch.zeros(2, rows.shape[2], dtype=torch.float64)
+    sums = torch.zeros(2, rows.shape[2], dtype=torch.float64, device=rows.device)
     for some in torch.split(rows, MOST_INT32_TERMS, 1):
         ones = rows.new_ones(1, some.shape[1])
         for row, part in zip(sums, some, strict=True):
-            row.add_(unit().product(ones, part)[0])
-    return (128.0 * sums[0] + sums[1]).mul_(2.0**-upstream.exponent).float()
+            row.add_(multiplier(rows.device).product(ones, part)[0])
+    return (128.0 * sums[0] + sums[1]).mul_(power_of_two(-upstream.exponent)).float()

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lockstep.kernels.portable.integers import exponent_of, memory_order, rounded, scales_for
+from lockstep.kernels.portable.integers import exponent_of, memory_order, power_of_two, rounded, scaled, scales_for
 
 _BITS, _GROUP = 20, 1 << 10  # An int32 sum of 1024 integers of 20 bits is at most 2**30.
+_windows = WeakIdKeyDictionary()  # band -> 1 for each pair of neighbours, and the bits of an element
 _MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**53
 
 
@@ -40,7 +42,8 @@ def _whole(x: Tensor) -> Tensor:
     exponent = exponent_of(x, _BITS)
     if exponent is None:
         return torch.tensor(torch.nan, dtype=torch.float64)
-    return rounded(x, 2.0**exponent).sum(dtype=torch.int64).double().mul_(2.0**-exponent)
+    integers = rounded(x, power_of_two(exponent))
+    return integers.sum(dtype=torch.int64).double().mul_(power_of_two(-exponent))
 
 
 def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -52,7 +55,7 @@ def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
     a, n, c = x.shape
     assert n <= _MOST, f"a sum of {n} elements"
     if not x.numel():
-        return torch.zeros(a, c, dtype=torch.float64)
+        return torch.zeros(a, c, dtype=torch.float64, device=x.device)
     if largest is None:
         largest = torch.maximum(x.amax(1), -x.amin(1))
     up, down = scales_for(largest, _BITS)
@@ -71,10 +74,17 @@ def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
     of n channels is exact in float32 for integers of 24 - log2(n) bits.
     """
     with _disable_current_modes():
-        near = (band > 0).float()
-        bits = min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
+        if band not in _windows:
+            near = (band > 0).float()
+            _windows[band] = near, min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
+        near, bits = _windows[band]
         exponent = exponent_of(x, bits)
         if exponent is None:
             return torch.full_like(x, torch.nan)
-        sums = functional.conv2d(rounded(x, 2.0**exponent).float(), near).mul_(2.0**-exponent).mul_(band.max())
+        integers = rounded(x, power_of_two(exponent)).float()
+        if x.is_cuda:  # cuDNN may choose a scheme that is not exact.
+            sums = torch.matmul(integers.movedim(1, -1), near[:, :, 0, 0].mT).movedim(-1, 1)
+        else:
+            sums = functional.conv2d(integers, near)
+        sums = scaled(sums, -exponent).mul_(band.max())
         return sums if added is None else sums.add_(added[:, None, None])

@@ -97,6 +97,24 @@ class Int8:
         return result
 
 
+class OfGpu:
+    """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are made of them."""
+
+    name = "8-bit integers of a GPU"
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers.
+
+        cuBLAS takes more than 16 rows, and multiples of 8 for K and N; zeros are added. Every GPU has a kernel for `a`
+        by rows and `b` by columns.
+        """
+        (rows, terms), columns = a.shape, b.shape[1]
+        assert terms <= MOST_INT32_TERMS
+        a = functional.pad(a, (0, -terms % 8, 0, max(0, _LEAST_ROWS - rows)))
+        b = functional.pad(b.mT, (0, -terms % 8, 0, -columns % 8)).mT
+        return torch._int_mm(a.contiguous(), b.mT.contiguous().mT)[:rows, :columns]
+
+
 def _dense(x: Tensor) -> Tensor:
     """Return a matrix by rows or by columns, with the strides of one.
 
@@ -141,6 +159,10 @@ def _crossed(weight: Slices) -> Tensor:
 
 Unit = Int8 | Float32
 
+_LEAST_ROWS = 32  # of a product by cuBLAS
+# (M, K, N): small, tall, long, and those of a convolution and a linear layer
+_SHAPES_ON_GPU = (4, 9, 8), (1 << 15, 25, 32), (64, 1 << 15, 72), (1 << 12, 576, 256), (64, 3136, 1024)
+
 _SIDE, _OUTPUTS = 4, 24  # of the filters that units are checked with
 _MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
 _CHANNELS = 3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS  # on both sides of each limit
@@ -156,6 +178,25 @@ def unit(at: Geometry | None = None) -> Unit:
     choice changes no bit. Raises: LockstepError if no unit is exact.
     """
     return _unit(at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None)
+
+
+def multiplier(device: torch.device) -> Unit | OfGpu:
+    """Return the unit for matrix products on a device, checked there. Raises: LockstepError if it is not exact."""
+    return _of_gpu(device) if device.type == "cuda" else unit()
+
+
+@cache
+def _of_gpu(device: torch.device) -> OfGpu:
+    one = OfGpu()
+    for rows, terms, columns in _SHAPES_ON_GPU:
+        a, b = (_slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns))
+        if not torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double()):
+            raise LockstepError(
+                f"portable arithmetic: the {one.name} give wrong products of {rows} x {terms} by {terms} x {columns} "
+                f"numbers, so this GPU would train other weights. Give --device cpu",
+                ENVIRONMENT,
+            )
+    return one
 
 
 def kinds_by_unit() -> dict[str, list[str]]:
