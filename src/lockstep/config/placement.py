@@ -25,8 +25,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError(
-            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes on no other kind of "
-            "GPU, such as Apple's (mps)"
+            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes on no other "
+            "kind of GPU, such as Apple's (mps)"
         )
     return value
 

@@ -43,7 +43,7 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotPortableError(operation) from None
 
 
-class _Counted(Portable):
+class _Counted(Portable):  # type: ignore[no-untyped-call]
     products = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

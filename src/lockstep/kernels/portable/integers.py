@@ -151,7 +151,8 @@ def _added(number: float, x: Tensor, scale: float | Tensor) -> Tensor:
 
 def in_chunks(tensors: Sequence[Tensor], size: int) -> Iterable[tuple[Tensor, ...]]:
     """Return the chunks of vectors of one length: of `size` elements, or all of them on a GPU, which has no caches."""
-    return zip(*(tensor.split(max(1, len(tensor)) if tensor.is_cuda else size) for tensor in tensors), strict=True)
+    sizes = [max(1, len(tensor)) if tensor.is_cuda else size for tensor in tensors]
+    return zip(*map(torch.split, tensors, sizes), strict=True)
 
 
 def assembled(high: Tensor, mixed: Tensor, power: Exponent, terms: int = MOST_INT32_TERMS) -> Tensor:
@@ -166,7 +167,7 @@ def assembled(high: Tensor, mixed: Tensor, power: Exponent, terms: int = MOST_IN
 
 
 def scaled(x: Tensor, power: Exponent) -> Tensor:
-    """Return float32 integers `x`, which it overwrites, times 2**power: exact in the range of float32, else infinite."""
+    """Return float32 integers `x`, which it overwrites, times 2**power: exact in float32's range, infinite beyond."""
     if isinstance(power, Tensor):
         return x.double().mul_(power_of_two(power)).float()
     if power in _NORMAL:

@@ -364,9 +364,9 @@ def _added(operation: Any, function: Callable[..., Any], *args: Any, **kwargs: A
 
 def _refuse_numbers(operands: Sequence[Any]) -> None:
     """Refuse a number beside bfloat16: a CPU rounds it to bfloat16 first in a sum, and a GPU does not."""
-    if any(isinstance(x, Tensor) and x.dtype == torch.bfloat16 for x in operands):
-        if not all(isinstance(x, Tensor) for x in operands):
-            raise NotImplementedError
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    if len(tensors) < len(operands) and any(x.dtype == torch.bfloat16 for x in tensors):
+        raise NotImplementedError
 
 
 def _into(operation: Any, function: Callable[..., Any], *args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:

@@ -10,7 +10,14 @@ from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lockstep.kernels.portable.integers import (
-    MOST_INT32_TERMS, Exponent, Slices, assembled, exponent_of, power_of_two, scaled, sliced,
+    MOST_INT32_TERMS,
+    Exponent,
+    Slices,
+    assembled,
+    exponent_of,
+    power_of_two,
+    scaled,
+    sliced,
 )  # fmt: skip
 from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, multiplier, unit
 
@@ -76,7 +83,8 @@ def _power(a: Slices, b: Slices) -> Exponent:
 
 def _float64_product(a: Tensor, b: Tensor) -> Tensor:
     bits = min(24, (_FLOAT64_BITS - a.shape[-1].bit_length()) // 2)
-    factors, scale = [], 0
+    factors: list[Tensor] = []
+    scale: Exponent = 0
     for x in (a, b):
         exponent = exponent_of(x, bits)
         if exponent is None:
@@ -110,7 +118,9 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     batch, positions = x.parts.shape[1], size[0] * size[1]
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
     if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS or x.parts.is_cuda):
-        return unit(at).convolution(x, weight, at, _power(x, weight))
+        power = _power(x, weight)
+        assert not isinstance(power, Tensor)
+        return unit(at).convolution(x, weight, at, power)
     matrices = weight.once("matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs))
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
     columns = (_columns(part, sides, size, at) for part in torch.split(x.signed().parts, count, 1))
@@ -202,7 +212,7 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
     return _convolution(upstream, Slices(turned, filters.exponent, filters.offset), backwards)
 
 
-def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: int) -> Tensor:
+def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent) -> Tensor:
     """Return the gradient of one group's weight, float32 [K, C, h, w].
 
     The sum over images and positions is a product of two matrices. A column of the first one is an output channel, and
