@@ -287,13 +287,13 @@ def _rows(x):
     return x.flatten(0, 1).flatten(1)
 
 
-# What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
 def _apart(x):
-    """Return the elements of each image, changed so that no two are equal: torch's own sort may exchange those."""
+    """Return x [b, ...] as [b, n], changed so that no two elements are equal: torch's own sort may exchange those."""
     rows = x.flatten(1)
-    return rows + torch.arange(rows.shape[1]) * 2.0**-14
+    return rows + torch.arange(rows.shape[1]) * 2.0**-18
 
 
+# What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
 OPERATIONS = {
     "copies": lambda x: torch.empty_like(x).copy_(x).clone(),
     "views": lambda x: x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2),

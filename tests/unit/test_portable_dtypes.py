@@ -70,10 +70,11 @@ SHARED = (
         ],
     ),
 )  # fmt: skip
+ONLY_ON_GPUS = {"cudnn_batch_norm", "cudnn_batch_norm_backward", "_pin_memory", "is_pinned"}
 ARGUMENTS = {
     "_local_scalar_dense": [lambda t: (t(),)],
     "sort": [lambda t: (t(6),)],
-    "topk": [lambda t: (t(6), 2)],
+    "topk": [lambda t: (t(3), 2)],
     "_foreach_add": [
         lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}), lambda t: ([t(3)], 2), lambda t: ([t(3)], [t(3)]),
         lambda t: ([t(3)], [torch.ones(3)], {"alpha": 0.3}),
@@ -81,6 +82,8 @@ ARGUMENTS = {
     "_foreach_copy": [lambda t: ([t(3)], [t(3) * 0])],
     "_foreach_mul": [lambda t: ([t(3), t(2)], 0.5), lambda t: ([t(3)], [t(3)])],
     "_foreach_norm": [lambda t: ([t(3), t(2)],)],
+    "_foreach_zero": [lambda t: ([t(3), t(2)],)],
+    "native_dropout_backward": [lambda t: (t(3), torch.tensor([True, False, True]), 1.25)],
     "_reshape_alias": [lambda t: (t(2, 3), [3, 2], [2, 1])],
     "_to_copy": [lambda t, d=d: (t(2, 3), {"dtype": d}) for d in DTYPES],
     "to": [lambda t: (t(2, 3), torch.float32)],
@@ -276,7 +279,7 @@ def forms(name, make, dtype):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(EXACT | PORTABLE.keys()))
+@pytest.mark.parametrize("name", sorted((EXACT | PORTABLE.keys()) - ONLY_ON_GPUS))
 def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name):
     accepted = set()
     # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.
@@ -307,6 +310,26 @@ def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name):
                     assert is_near(mine, theirs), what
     assert torch.int64 in accepted if name in OF_INTEGERS else torch.float32 in accepted
     assert torch.complex64 not in accepted or name in RETURNS_ITS_OPERAND
+
+
+def test_batch_norm_by_the_names_of_a_gpu_is_that_of_a_cpu():
+    """On a GPU torch may choose operations of other names."""
+    x, weight, bias, gradient = torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3), torch.randn(4, 3, 5, 5)
+    aten = torch.ops.aten
+    with Portable():
+        y, mean, inverse = aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+        *found, _ = aten.cudnn_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+        right = aten.native_batch_norm_backward(
+            gradient, x, weight, None, None, mean, inverse, True, 1e-5, [True, True, True]
+        )
+        back = aten.cudnn_batch_norm_backward(x, gradient, weight, None, None, mean, inverse, 1e-5, x.new_empty(0))
+    assert all(map(torch.equal, (*found, *back), (y, mean, inverse, *right)))
+
+
+def test_a_number_beside_bfloat16_is_refused_as_devices_round_it_at_different_places():
+    for refused in (lambda: torch.ones(2).bfloat16() + 0.1, lambda: torch.ones(2).bfloat16() / 3):
+        with pytest.raises(NotPortableError), Portable():
+            refused()
 
 
 def test_a_float64_product_keeps_its_operands_and_trains_as_float32_does():

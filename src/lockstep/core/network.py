@@ -62,8 +62,8 @@ class Network:
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy in buffers by name."""
-        for name, buffer in self.buffers.items():
-            buffer.copy_(buffers[name])
+        if self.buffers:
+            torch._foreach_copy_(list(self.buffers.values()), [buffers[name] for name in self.buffers])
 
     def train(self) -> None:
         """Set all layers to training mode, except norm layers that are not trained: they use their running averages."""

@@ -117,11 +117,12 @@ class State:
     def _update_buffers(self, deltas: Tensor) -> None:
         floating = {name: buffer.shape for name, buffer in self.buffers.items() if buffer.is_floating_point()}
         changes = named_views(deltas, floating)
-        for name, buffer in self._moved.items():
-            if name in changes:
-                buffer.add_(changes[name])
-            elif name.endswith("num_batches_tracked"):
-                buffer.fill_(self.step)  # Every tower counts the same. Other integer buffers are constants.
+        if moved := [name for name in self._moved if name in changes]:
+            torch._foreach_add_([self._moved[name] for name in moved], [changes[name] for name in moved])
+        # Every tower counts the same. Other integer buffers are constants.
+        if counts := [buffer for name, buffer in self._moved.items() if name.endswith("num_batches_tracked")]:
+            torch._foreach_zero_(counts)
+            torch._foreach_add_(counts, self.step)
 
     def parameters_of(self, kind: str) -> dict[str, Tensor]:
         """Return the "raw" weights, or their average, "ema", by parameter name."""

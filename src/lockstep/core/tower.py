@@ -66,7 +66,11 @@ class Tower:
             scaled = loss * state.loss_scale if recipe.precision == "float16" else loss
             gradients = network.gradients(scaled, vector.add_gradient if on_part else None)
             with torch.no_grad():
-                buffer_deltas = [buffer - state.buffers[name] for name, buffer in self._float_buffers.items()]
+                buffer_deltas: Sequence[Tensor] = ()
+                if self._float_buffers:
+                    before = [state.buffers[name] for name in self._float_buffers]
+                    buffer_deltas = torch._foreach_mul(before, -1.0)
+                    torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 if shard.tower == recipe.towers - 1:

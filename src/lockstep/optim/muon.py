@@ -62,23 +62,30 @@ class Muon(torch.optim.Optimizer):
                     filters = [p for p in trained if p.shape == shape]
                     self._rotate(filters, group["lr"], group["momentum"])
             else:
-                for parameter in trained:
-                    direction = self._nesterov(parameter, group["momentum"], group["weight_decay"])
-                    parameter.sub_(direction, alpha=group["lr"])
+                directions = self._nesterov(trained, group["momentum"], group["weight_decay"])
+                torch._foreach_add_(trained, directions, alpha=-group["lr"])
 
     def _rotate(self, filters: list[Tensor], lr: float, momentum: float) -> None:
         """Update filters of one shape together, so that their matrix products are batched."""
-        moved = torch.stack([self._nesterov(f, momentum).flatten(1) for f in filters])
-        for filter_, direction in zip(filters, orthogonalised(moved), strict=True):
-            filter_.mul_(math.sqrt(len(filter_)) / filter_.norm().clamp_(min=_MIN_NORM))
-            filter_.sub_(direction.view_as(filter_), alpha=lr)
+        moved = torch.stack([direction.flatten(1) for direction in self._nesterov(filters, momentum)])
+        norms = torch.stack(torch._foreach_norm(filters)).clamp_(min=_MIN_NORM)
+        torch._foreach_mul_(filters, list(math.sqrt(len(filters[0])) / norms))
+        directions = [one.view_as(filters[0]) for one in orthogonalised(moved)]
+        torch._foreach_add_(filters, directions, alpha=-lr)
 
-    def _nesterov(self, parameter: Tensor, momentum: float, decay: float = 0.0) -> Tensor:
-        """Update the momentum of `parameter` and return the direction of Nesterov's step."""
-        assert parameter.grad is not None
-        gradient = parameter.grad.add(parameter, alpha=decay)
-        slots = self.state[parameter]
-        if "momentum_buffer" not in slots:
-            slots["momentum_buffer"] = torch.zeros_like(parameter)
-        average = slots["momentum_buffer"].mul_(momentum).add_(gradient)
-        return gradient.add(average, alpha=momentum)
+    def _nesterov(self, parameters: list[Tensor], momentum: float, decay: float = 0.0) -> list[Tensor]:
+        """Update the momenta of `parameters` and return the directions of Nesterov's steps.
+
+        Each operation is for all parameters together: a GPU is given one in place of one for each of them.
+        """
+        given = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = list(torch._foreach_mul(given, 1.0))  # copies
+        torch._foreach_add_(gradients, parameters, alpha=decay)
+        for parameter in parameters:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        averages = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+        torch._foreach_mul_(averages, momentum)
+        torch._foreach_add_(averages, gradients)
+        torch._foreach_add_(gradients, averages, alpha=momentum)
+        return gradients

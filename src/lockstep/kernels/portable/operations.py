@@ -21,9 +21,10 @@ from lockstep.kernels.portable.units import Geometry
 
 # Copies, conversions and views.
 _COPIES = """
-    _foreach_copy _local_scalar_dense _reshape_alias _to_copy _unsafe_view alias as_strided broadcast_to cat chunk
+    _foreach_copy _foreach_zero _local_scalar_dense _pin_memory _reshape_alias _to_copy _unsafe_view alias as_strided
+    broadcast_to cat chunk
     clone constant_pad_nd contiguous copy detach diagonal empty empty_like empty_strided expand expand_as eye fill
-    _pin_memory flip full full_like gather im2col index index_copy index_put index_select is_pinned is_same_size
+    flip full full_like gather im2col index index_copy index_put index_select is_pinned is_same_size
     lift_fresh masked_fill
     movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute promote_types
     reflection_pad2d reflection_pad2d_backward repeat replication_pad2d replication_pad2d_backward reshape
@@ -186,6 +187,8 @@ def _sorted(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    if x.dtype == torch.bool:  # Torch refuses it too.
+        raise NotImplementedError
     values, places = _sorted(x, dim, largest)
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
