@@ -223,7 +223,8 @@ def main() -> None:
                     gpu = together(name, Path(folder))
                 else:
                     gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
-                line["equal"] = gpu.keys() == cpu.keys() and all(torch.equal(gpu[key], cpu[key]) for key in cpu)
+                line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
+                line["equal"] = not line["differ"]
                 line["waits"] = waits.found
         except Exception as problem:
             line["error"] = f"{type(problem).__name__}: {problem}"

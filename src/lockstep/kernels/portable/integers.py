@@ -80,7 +80,7 @@ def exponent_of(x: Tensor, bits: int) -> Exponent | None:
     least, most = in_memory.amin(), in_memory.amax()
     if not x.is_cuda:
         return exponent_for(max(-float(least), float(most)), bits)
-    largest = torch.maximum(-least, most)
+    largest = torch.maximum(-least, most).double()  # bfloat16 would be compared with a rounded share
     share, power = torch.frexp(largest)
     exponent = (bits - power.long() - (share > _LARGEST).long()).clamp_(max=_MOST_EXPONENT)
     return exponent.masked_fill_(~(largest <= _FLOAT32_MOST), _NOT_FINITE)
