@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import hashlib
 import importlib.util
+import itertools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,7 @@ from lockstep.core.vector import Requests
 from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
-from lockstep.jobs.train import train
+from lockstep.jobs.train import StoppedError, train
 from lockstep.kernels import fused, reference
 from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
@@ -67,6 +69,7 @@ SEVERAL = {
     f"digits{PORTABLE}, two processes on one GPU": [("cuda", 0)] * 2,
     f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
 }
+RESUMED = f"digits{PORTABLE}, resumed on a CPU and on a GPU again"
 MEMBER = "--member"
 DRIVER = {
     "_lazy_init": None,
@@ -129,9 +132,11 @@ class Waits(TorchDispatchMode):
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
     """Train as the loop does, and record the waits of the step that nobody reads."""
     updates = loop.updates(*args, **options)
-    for step in range(STEPS):
+    for step in itertools.count():
         with waits if step == UNREAD else contextlib.nullcontext():
-            requested = next(updates)
+            requested = next(updates, None)
+        if requested is None:
+            return
         yield requested
 
 
@@ -183,6 +188,17 @@ def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path)
     return load_file(next(path.glob(f"checkpoints/*{recipe.steps}.safetensors")))
 
 
+def resumed(recipe: Recipe, path: Path) -> dict[str, Tensor]:
+    """Return the tensors of the last checkpoint of a run that is stopped after each step, and goes on elsewhere."""
+    for device, stop in (("cuda:0", signal.SIGINT), ("cpu", signal.SIGINT), ("cuda:0", None)):
+        spec = TrainSpec(
+            recipe=recipe, placement=Placement(device=device), path=path, started=0.0, resume=path.exists()
+        )
+        with contextlib.suppress(StoppedError):
+            train(spec, Context(device=torch.device(device), stop=lambda stop=stop: stop))
+    return load_file(next(path.glob(f"checkpoints/*{STEPS}.safetensors")))
+
+
 def member(number: int, case_name: str, folder: Path) -> None:
     """Train as process `number` of the case's processes, which find each other in `folder`."""
     devices = SEVERAL[case_name]
@@ -212,7 +228,7 @@ def main() -> None:
         GPU.set_as_cuda(True)
         member(int(number), name, Path(folder))
         return
-    for name in sys.argv[2:] or [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL]:
+    for name in sys.argv[2:] or [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL, RESUMED]:
         GPU.set_as_cuda(PORTABLE in name)
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
@@ -221,6 +237,8 @@ def main() -> None:
                 cpu = trained(recipe, init, torch.device("cpu"), Path(folder) / "cpu")
                 if name in SEVERAL:
                     gpu = together(name, Path(folder))
+                elif name == RESUMED:
+                    gpu = resumed(recipe, Path(folder) / "gpu")
                 else:
                     gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]

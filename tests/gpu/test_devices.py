@@ -1,6 +1,7 @@
 """What a GPU's driver, NCCL or torch may answer, by stand-ins for these alone: choice, connection and failures."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,19 +55,54 @@ def test_hidden_gpus_are_no_problem(old_driver, monkeypatch):
     assert hardware.gpu_problem() is None
 
 
-def test_processes_with_gpus_connect_by_nccl_each_on_its_own(monkeypatch):
+class Store(dict):
+    """The store of two processes, of which the first one has the GPU `other`."""
+
+    def __init__(self, other):
+        super().__init__({"device/0": other.encode()})
+
+    def set(self, name, value):
+        self[name] = value.encode()
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """connected(device, store, **options) -> the group of process 1 of 2, and how it was initialised."""
     calls = []
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    group = connect(1, 2, torch.device("cuda", 3), "store", Monitor())
-    ((args, options),) = calls
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    return lambda *args, **options: (connect(1, 2, *args, Monitor(), **options), *calls[-1])
+
+
+def test_processes_with_gpus_connect_by_nccl_each_on_its_own(connected):
+    store = Store("GPU-0")
+    group, args, options = connected(torch.device("cuda", 3), store)
     assert args == ("nccl",)
     assert options["timeout"] >= timedelta(days=1)
     assert {**options, "timeout": None} == {
-        "timeout": None, "device_id": torch.device("cuda", 3), "store": "store", "rank": 1, "world_size": 2,
+        "timeout": None, "device_id": torch.device("cuda", 3), "store": store, "rank": 1, "world_size": 2,
     }  # fmt: skip
-    assert (group.process, group.processes) == (1, 2)
+    assert (group.process, group.processes, group.through_host) == (1, 2, False)
+
+
+def test_processes_of_one_gpu_exchange_through_the_host_if_that_was_asked_for(connected):
+    with pytest.raises(LockstepError, match=r"processes 0 and 1 have one GPU.*--device cuda:0,0"):
+        connected(torch.device("cuda", 3), Store("GPU-3"))
+    group, args, options = connected(torch.device("cuda", 3), Store("GPU-3"), shares_gpu=True)
+    assert (args, options["device_id"], group.through_host, group.overlaps) == (("gloo",), None, True, False)
+
+
+def test_hosts_with_and_without_a_gpu_and_a_torch_without_nccl_exchange_through_the_host(connected, monkeypatch):
+    for device, other in ((torch.device("cpu"), "GPU-0"), (torch.device("cuda", 3), "")):
+        group, args, _ = connected(device, Store(other))
+        assert (args, group.through_host) == (("gloo",), True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    assert connected(torch.device("cuda", 3), Store("GPU-0"))[1] == ("gloo",)
+    group, args, _ = connected(torch.device("cpu"), Store(""))
+    assert (args, group.through_host) == (("gloo",), False)
 
 
 def trained(tmp_path, monkeypatch, error, world):
