@@ -9,25 +9,33 @@ import argparse
 import json
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils._pytree import tree_leaves, tree_map
 
+from benchmarks import invented
 from benchmarks.common import record_of
 from lockstep import hardware, numerics
-from lockstep.kernels import fused, local_response, reference
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.core.loop import Observer
+from lockstep.jobs.context import Context
+from lockstep.jobs.session import Session
+from lockstep.kernels import fused, local_response, portable, reference
 from lockstep.models import digits
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.statefile import read_tensors
@@ -218,12 +226,13 @@ def kernels(here: Machine) -> Any:
 
 
 def one_hash(here: Machine) -> Any:
-    """One hash on 1 to N processes, N the number of GPUs (2 on a CPU)."""
+    """One hash on 1 to N processes, N the number of GPUs (4 on one GPU, 2 on a CPU)."""
     most = here.gpus or 2
-    hashes = {
-        count: here.train(f"hash-{count}", "digits", "--no-portable", "--towers", 4, "--processes", count)
-        for count in range(1, min(most, 4) + 1)
-    }
+    hashes = {}
+    for count in range(1, (4 if here.gpus == 1 else min(most, 4)) + 1):
+        words = ("--no-portable", "--towers", 4, "--processes", count)
+        shared = f"cuda:{','.join('0' * count)}" if here.gpus == 1 else None  # All processes are on the one GPU.
+        hashes[count] = here.train(f"hash-{count}", "digits", *words, device=shared)
     found = {count: result["weights_sha256"] for count, result in hashes.items()}
     assert len({*found.values()}) == 1, found
     return found
@@ -256,13 +265,76 @@ def speed(here: Machine) -> Any:
     return {name: result[name] for name in ("images_per_s", "train_s", "peak_memory_bytes")}
 
 
-def portable_is_refused(here: Machine) -> Any:
-    """Portable arithmetic refuses a GPU, in one sentence."""
-    command = here.command("refused", "digits", device="cuda")
-    done = subprocess.run(command, env={**os.environ, **IMPORTS}, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert re.search("portable arithmetic, which computes on a CPU", done.stderr), done.stderr
-    return done.stderr.strip()
+def portable_on(name: str) -> Callable[[Machine], Any]:
+    def check(here: Machine) -> Any:
+        here.need_gpus()
+        hashes = {}
+        for device in ("cpu", "cuda"):
+            result = here.train(f"portable-{name}-on-{device}", name, "--portable", "--processes", 1, device=device)
+            hashes[device] = result["weights_sha256"]
+        assert len({*hashes.values()}) == 1, f"{hashes}. Operations: {differences(name, torch.device('cuda', 0))}"
+        return hashes
+
+    check.__doc__ = f"{name} in portable arithmetic: GPU and CPU have one hash after {STEPS} steps."
+    return check
+
+
+class Compared(portable.Portable):  # type: ignore[no-untyped-call]
+    """Computes each operation a second time, on the CPU, from the same operands, and compares every bit."""
+
+    found: ClassVar[Counter[str]] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute one operation, and note it if a bit differs. The result of the device is used further."""
+        here = [_on_cpu(one) for one in (args, kwargs or {})]
+        state = torch.get_rng_state()
+        result = super().__torch_dispatch__(operation, types, args, kwargs)
+        after = torch.get_rng_state()
+        if not any(name in str(operation) for name in _WITHOUT_VALUES):
+            torch.set_rng_state(state)  # Portable draws depend on it alone.
+            again = super().__torch_dispatch__(operation, types, *here)
+            torch.set_rng_state(after)
+            written = () if "out" in (kwargs or {}) else (args, here[0])  # An operand may be `out` too.
+            pairs = zip(tree_leaves((result, *written[:1])), tree_leaves((again, *written[1:])), strict=True)
+            if not all(_same_bits(one, other) for one, other in pairs):
+                shapes = [tuple(x.shape) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+                self.found[f"{operation} of {shapes}"] += 1
+        return result
+
+
+_WITHOUT_VALUES = ("empty", "pin", "as_strided")  # or a view by places in the whole memory of its operand
+
+
+def _on_cpu(values: Any) -> Any:
+    """Return copies on the CPU of all tensors in `values`, and the CPU for its devices."""
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            return one.detach().to("cpu", copy=True)
+        return torch.device("cpu") if isinstance(one, torch.device) else one
+
+    with portable.native():
+        return tree_map(moved, values)
+
+
+def _same_bits(found: Any, expected: Any) -> bool:
+    """Return whether two results are equal; zeros of either sign are."""
+    if not isinstance(found, torch.Tensor):
+        return type(found) is not float or found == expected or found != found
+    with portable.native():
+        return torch.allclose(found.detach().cpu(), expected.detach(), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def differences(name: str, device: torch.device, batch: int | None = None) -> dict[str, int]:
+    """Return the operations of one step of a recipe, of its own batch, that leave other bits on `device` than here."""
+    changes = {"steps": STEPS, "arithmetic": "portable", "precision": "float32"} | ({"batch": batch} if batch else {})
+    recipe = make(get_recipe(name).model_dump(mode="json"), changes)
+    splits = invented.load(recipe.dataset, recipe.batch, recipe.image_px)
+    session = Session(recipe, Placement(device=device.type), Context(device=device), splits)
+    Compared.found.clear()
+    with mock.patch.object(portable, "Portable", Compared):
+        next(session.updates(Observer()))
+    return dict(Compared.found.most_common(9))
 
 
 NATIVE = ("digits", "cifar10-tutorial", "mnist", "cifar10")
@@ -275,7 +347,7 @@ CHECKS: dict[str, Callable[[Machine], Any]] = {
     "one hash": one_hash,
     "restart": restart,
     "speed": speed,
-    "portable is refused": portable_is_refused,
+    **{f"portable {name}": portable_on(name) for name in (*NATIVE, "folder")},
 }
 
 

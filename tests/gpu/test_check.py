@@ -1,10 +1,14 @@
 """`make gpu-check` on a machine without a GPU: what does not need one is checked, and the rest is skipped by name."""
 
+import itertools
 import json
 
 import pytest
 import torch
 from benchmarks import gpu_check
+
+from lockstep import numerics
+from lockstep.kernels.portable import elementary
 
 
 @pytest.fixture
@@ -35,6 +39,16 @@ def test_what_needs_no_gpu_is_checked_and_the_rest_is_skipped_by_name(checked):
         f"CPU and GPU {name}": "SKIP" for name in gpu_check.NATIVE
     }
     assert "needs 1 GPU, and torch sees 0" in lines[0]
+
+
+def test_the_comparison_of_operations_finds_the_one_that_gives_other_bits(monkeypatch):
+    numerics.configure(1, exact=True)
+    assert gpu_check.differences("digits", torch.device("cpu"), 16) == {}
+    right, calls = elementary.sqrt, itertools.count()
+    monkeypatch.setattr(elementary, "sqrt", lambda x: right(x) * (1.0 + 1e-7 * (next(calls) % 2)))
+    found = gpu_check.differences("digits", torch.device("cpu"), 16)
+    assert found
+    assert {name.split(" ")[0] for name in found} == {"aten.native_batch_norm.default"}
 
 
 def test_a_check_that_fails_does_not_stop_the_others_and_its_message_is_kept(checked, monkeypatch):
