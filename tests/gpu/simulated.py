@@ -69,6 +69,7 @@ SEVERAL = {
     f"digits{PORTABLE}, two processes on one GPU": [("cuda", 0)] * 2,
     f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
 }
+LONG = {"photos-tuned"}  # in portable arithmetic, about a quarter of an hour
 RESUMED = f"digits{PORTABLE}, resumed on a CPU and on a GPU again"
 MEMBER = "--member"
 DRIVER = {
@@ -228,7 +229,13 @@ def main() -> None:
         GPU.set_as_cuda(True)
         member(int(number), name, Path(folder))
         return
-    for name in sys.argv[2:] or [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL, RESUMED]:
+    for name in sys.argv[2:] or [
+        *RECIPES,
+        *SETTINGS,
+        *(f"{name}{PORTABLE}" for name in RECIPES if name not in LONG),
+        *SEVERAL,
+        RESUMED,
+    ]:
         GPU.set_as_cuda(PORTABLE in name)
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from lockstep.recipes import RECIPES
+from tests.gpu import simulated
 
 COMPILER = shutil.which("g++")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")]
 
 
+@pytest.mark.timeout(1200)
 def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(tmp_path):
     torch_folder = Path(torch.__file__).parent
     flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
@@ -31,5 +33,7 @@ def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_
     assert found.pop("a model that is waiting")["waits"] != read
     assert found.pop("a model that is copying")["waits"] != read
     assert "Expected all tensors to be on the same device" in found.pop("a model that is divided")["error"]
-    assert [one for one in found.values() if one["error"] or one["waits"] != read] == []
+    elsewhere = {*simulated.SEVERAL, simulated.RESUMED}  # Their waits are seen in the cases of one process.
+    assert elsewhere < {*found}
+    assert [one for name, one in found.items() if one["error"] or one["waits"] != read * (name not in elsewhere)] == []
     assert [name for name, one in found.items() if not one["equal"]] == ["float16"]  # whose sums the fallback rounds
