@@ -148,6 +148,7 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match="mnist") as error:

@@ -60,6 +60,7 @@ def left(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
     (tmp_path / "small.py").write_text(
         "from torch import nn\n"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.conftest import NATIVE, in_this_process
+from tests.conftest import NATIVE, SMALL, in_this_process
 
 import lockstep
 from lockstep.classify import export
@@ -27,17 +27,22 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.fixture(scope="module")
-def written(trained_once, made_once):
-    """Return (the run's folder, the ONNX file, the printed record)."""
-    path = trained_once(*NATIVE)[0]
+def run(trained_once):
+    """The folder of a complete run."""
+    return trained_once(*NATIVE)[0]
+
+
+@pytest.fixture(scope="module")
+def written(run, made_once):
+    """Return (the run's folder, the ONNX file, the printed record). The exporter takes seconds."""
 
     def export(folder):
-        done = in_this_process("export", path, "-o", "d.onnx", "--json", cwd=folder)
+        done = in_this_process("export", run, "-o", "d.onnx", "--json", cwd=folder)
         assert done.returncode == 0, done.stderr  # which has the progress on a slow machine
         (folder / "record.json").write_text(done.stdout)
 
     folder = made_once("export", export)
-    return path, folder / "d.onnx", json.loads((folder / "record.json").read_text())
+    return run, folder / "d.onnx", json.loads((folder / "record.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,7 @@ def traced(written, monkeypatch):
     monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: content)
 
 
+@pytest.mark.slow
 def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
     path, file, record = written
     own = lockstep.Run(path).accuracy
@@ -98,17 +104,17 @@ class Odd(torch.nn.Module):
 @pytest.mark.parametrize(
     ("branch", "words"), [(True, ""), pytest.param(False, "operator .*bessel_j0", marks=pytest.mark.slow)]
 )
-def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(written, branch, words):
-    classifier = lockstep.load(written[0])
+def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(run, branch, words):
+    classifier = lockstep.load(run)
     classifier.module = Odd(branch)
     with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
         exported(classifier, {"classes": []})
 
 
-def test_a_network_that_is_too_large_is_refused(written, monkeypatch):
+def test_a_network_that_is_too_large_is_refused(run, monkeypatch):
     monkeypatch.setattr(export, "MAX_BYTES", 1000)
     with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take"):
-        exported(lockstep.load(written[0]), {"classes": []})
+        exported(lockstep.load(run), {"classes": []})
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/use_exported.py"
@@ -147,6 +153,7 @@ def odd_pictures():
         yield file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_script_answers_as_predict_does_for_sixty_odd_pictures(written, example):
     path, file, _ = written
     pictures = [*odd_pictures()]
@@ -164,6 +171,7 @@ def test_the_script_sees_the_same_pixels_in_colour(example):
             assert np.array_equal(example["decode_image"](picture, **options), decode_image(picture, **options))
 
 
+@pytest.mark.slow
 def test_the_script_marks_answers_by_the_metadata(written, example):
     found = example["Exported"](str(written[1]))
     picture = next(odd_pictures())
@@ -176,6 +184,7 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
         assert found.predict(picture)[2] == expected
 
 
+@pytest.mark.slow
 def test_the_script_runs_without_lockstep_and_goes_on_after_a_bad_file(written, picture, tmp_path):
     path, file, record = written
     script = file.with_name("use_exported.py")
@@ -202,6 +211,7 @@ def test_the_script_says_what_it_is_given_wrongly(example, picture, tmp_path, ca
         assert (out, err.count("\n"), "cannot be used" in err) == ("", 1, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_cannot_be_compared(
     written, tmp_path, here, monkeypatch
@@ -227,7 +237,7 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
 
 
 def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(trained_once, here, monkeypatch):
-    run, _ = trained_once("digits", "--set", "held_out=20", "--steps", 2, "--processes", 1)
+    run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
     monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: b"not made, which takes seconds")
     monkeypatch.setattr("lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run)))
     whole = session.splits_of
@@ -238,15 +248,16 @@ def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_
     assert (record["split"], record["examples"]) == ("held-out", 20)
 
 
-def test_what_cannot_be_exported_is_refused(written, picture, tmp_path, here):
-    path, file, _ = written
+def test_what_cannot_be_exported_is_refused(run, picture, tmp_path, here):
+    file = tmp_path / "other.onnx"
+    file.write_text("refused before it is read")
     ignored = shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors")
-    begun = shutil.copytree(path, tmp_path / "begun", ignore=ignored)
+    begun = shutil.copytree(run, tmp_path / "begun", ignore=ignored)
     others = tmp_path / "others.safetensors"
-    facts = {name: value for name, value in facts_of(path / "model.safetensors").items() if name != SHA256}
-    statefile.write(others, read_tensors(path / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
+    facts = {name: value for name, value in facts_of(run / "model.safetensors").items() if name != SHA256}
+    statefile.write(others, read_tensors(run / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
     for words, code, text in (
-        (("export", path, "-o", file), USAGE, "exists already"),
+        (("export", run, "-o", file), USAGE, "exists already"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
         (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes and images of [8, 8, 1]"),
         (("export", file, "-o", "d.onnx"), USAGE, "is for other programs"),

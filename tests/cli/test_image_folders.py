@@ -70,6 +70,7 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
     assert "probe" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     grey_folder(tmp_path / "letters", 20)
     short = ("--steps", 1, "--tower-batch", 4, "--precision", "float32", "--set", "eval_batch=20", "--processes", 1)

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from tests.cli.test_mistakes import refused
-from tests.conftest import SHORT
+from tests.conftest import NATIVE, SHORT
 
 from lockstep.errors import USAGE
 
@@ -41,7 +41,8 @@ def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(prog
     assert json.loads(done.stdout)["weights_sha256"] in hashes
 
 
-def test_a_run_of_an_own_model_needs_trust(here, parent, tmp_path):
+def test_a_run_of_an_own_model_needs_trust(here, trained_once, tmp_path):
+    shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "runs/parent")
     recipe = tmp_path / "runs/parent/recipe.json"
     recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"model": "netfile:Net"}))
     refused(here("train", "--init", "runs/parent"), USAGE, "executes its code", "--trust-code")

@@ -12,6 +12,7 @@ from tests.conftest import _outside
 
 from lockstep.runs.provenance import code_sha256
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     str(path.relative_to(ROOT / "src"))
@@ -50,7 +51,6 @@ def test_the_wheel_and_an_editable_install_have_one_sha256_of_their_code(built, 
     assert code_sha256(tmp_path / "lockstep") == code_sha256(ROOT / "src/lockstep")
 
 
-@pytest.mark.slow
 def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)

@@ -139,6 +139,7 @@ def own(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_model_that_was_edited_is_said(here, own):
     """The run continues after step 4; helper.py, which the model imports, was edited since."""
     done = here("train", *SHORT, *OWN, "--name", "b")

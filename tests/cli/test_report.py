@@ -72,6 +72,7 @@ def build(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here, monkeypatch):
     (tmp_path / "infinite.py").write_text(INFINITE)
     done = here(

@@ -33,6 +33,7 @@ def assert_redrawn_line_progresses(shown, columns):
     assert percents[-1] == 100
 
 
+@pytest.mark.slow
 def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     columns = 80
     code, text = terminal(columns, "train", "--no-portable", "--steps", 12, "--processes", 1, "--name", "x")

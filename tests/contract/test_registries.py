@@ -29,7 +29,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "mnist" else ()) for name in MODELS]
+)
 def test_a_model_is_seeded_trainable_and_deterministic(name):
     build = load_object(MODELS[name])
     shape = SHAPES[name]

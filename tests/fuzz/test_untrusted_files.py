@@ -149,9 +149,11 @@ def look_at(path):
 
 
 TEXTS = ["recipe.json", "environment.json", "result.json", "metrics.jsonl"]
+FAST = ["result.json", "metrics.jsonl", "model.safetensors"]
+OTHERS = ["recipe.json", "environment.json", "checkpoints/step-000000001.safetensors"]
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "model.safetensors", "checkpoints/step-000000001.safetensors"])
+@pytest.mark.parametrize("name", FAST + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
 @bounded
 @given(edits=EDITS, changes=CHANGES)
 def test_a_file_of_a_run(run, copy, name, edits, changes):

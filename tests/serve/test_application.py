@@ -346,7 +346,9 @@ def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(cla
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("text", [b"", HALF_HEAD, HALF_BODY, GET + HALF_HEAD])
+@pytest.mark.parametrize(
+    "text", [GET + HALF_HEAD, *(pytest.param(text, marks=pytest.mark.slow) for text in (b"", HALF_HEAD, HALF_BODY))]
+)
 def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, monkeypatch, text):
     monkeypatch.setattr(application, "CONNECTION_LIMIT", 5)
     with serving(classifier) as port:

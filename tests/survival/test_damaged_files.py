@@ -121,7 +121,17 @@ DAMAGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+# The fast tests: some damage that a resume mends, and some that it refuses.
+FAST = {
+    "nothing", "flip 0.01", "no states", "metrics", "recipe: {}", "bit of recipe 0.5", "environment: {}",
+    "a folder as metrics.jsonl", "a folder as .lock", ".lock is a link", "log.txt is a second name",
+    "metrics.jsonl is a link", "a link as checkpoints",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage", [pytest.param(damage, marks=() if damage in FAST else pytest.mark.slow) for damage in DAMAGES]
+)
 def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, damage):
     change, codes, words = DAMAGES[damage]
     code, err = resumed(change)
@@ -153,7 +163,10 @@ def test_a_checkpoint_of_another_run_is_refused(resumed, stopped, tmp_path):
     assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err
 
 
-@pytest.mark.parametrize("name", ["result.json", "model.safetensors", "recipe.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", *(pytest.param(name, marks=pytest.mark.slow) for name in ("result.json", "recipe.json"))],
+)
 def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, tmp_path, name):
     run, answers = tmp_path / "runs/x", set()
     Image.new("L", (8, 8), 200).save(tmp_path / "image.png")

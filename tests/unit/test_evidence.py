@@ -41,7 +41,10 @@ def parts(model, head="4", **changes):
     return recipe, network, prefix, partial(prefix.evidence, network)
 
 
-@pytest.mark.parametrize(("views", "precision"), [("flip", "float32"), ("one", "float32"), ("flip", "bfloat16")])
+@pytest.mark.parametrize(
+    ("views", "precision"),
+    [("flip", "float32"), ("one", "float32"), pytest.param("flip", "bfloat16", marks=pytest.mark.slow)],
+)
 def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
     published = efficientnet_lite0((3, 64, 64), 3)
     with torch.no_grad():

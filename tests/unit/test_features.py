@@ -158,6 +158,7 @@ def test_features_that_are_not_finite_are_refused_in_all_processes(images):
     assert all(re.search("the features of 11 of 11 images are not finite", str(end)) for end in ends), ends
 
 
+@pytest.mark.slow
 def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     first = train(tmp_path / "runs/a", photos)
     assert first["accuracy"]["raw"] >= 0.8

@@ -249,8 +249,14 @@ def evaluated_model(name, dtype=torch.float32):
     return model, torch.randn(9, *SHAPES[name]).to(dtype).to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("name", WITH_KERNELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=pytest.mark.slow if (name, dtype) == ("mnist", torch.bfloat16) else ())
+        for name in WITH_KERNELS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+)
 def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(monkeypatch, name, dtype):
     model, images = evaluated_model(name, dtype)
     expected = model(images)

@@ -102,7 +102,9 @@ def probed(model, **changes):
     return session
 
 
-@pytest.mark.parametrize("model", ["Small", "Tied", "Auxiliary"])
+@pytest.mark.parametrize(
+    "model", ["Auxiliary", *(pytest.param(model, marks=pytest.mark.slow) for model in ("Small", "Tied"))]
+)
 def test_a_network_in_the_style_of_other_libraries_trains(model, tmp_path):
     options = {"aux_logits": False} if model == "Auxiliary" else {}
     own = recipe(model, weight_decay={}, model_options=options, steps=3)

@@ -85,7 +85,7 @@ def test_what_was_changed_differs_from_the_replay(run):
     assert "  tensors   1 differ after 20 steps" in list(lines_of(record))
 
 
-@pytest.mark.parametrize("exchange", ["weights", "names of classes"])
+@pytest.mark.parametrize("exchange", ["weights", pytest.param("names of classes", marks=pytest.mark.slow)])
 def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, exchange):
     def change(facts, tensors):
         if exchange == "weights":

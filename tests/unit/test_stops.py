@@ -48,15 +48,15 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     ("where", "name", "call", "ended_by", "told", "unlimited"),
     [
-        (session, "read_splits", 1, SystemExit, set(), True),
-        (Session, "require_agreement", 1, SystemExit, set(), True),
+        pytest.param(session, "read_splits", 1, SystemExit, set(), True, marks=pytest.mark.slow),
+        pytest.param(Session, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow),
         (job, "open_run", 1, SystemExit, set(), True),
-        (Session, "restore", 1, SystemExit, {"run"}, True),
-        (Saver, "save", 1, StoppedError, {"run", "stopped"}, True),
+        pytest.param(Session, "restore", 1, SystemExit, {"run"}, True, marks=pytest.mark.slow),
+        pytest.param(Saver, "save", 1, StoppedError, {"run", "stopped"}, True, marks=pytest.mark.slow),
         (Tower, "__call__", 4, StoppedError, {"run", "stopped"}, False),  # The probe has called it twice.
         (Saver, "stepped", 3, SystemExit, {"run", "stopped"}, True),  # after the last step
-        (session, "evaluate", 1, SystemExit, {"run", "stopped"}, False),
-        (Session, "model_file", 1, SystemExit, {"run", "stopped"}, True),
+        pytest.param(session, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow),
+        pytest.param(Session, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow),
         (Folder, "finish", 1, None, {"run"}, True),  # The result is being written.
     ],
 )

@@ -76,6 +76,7 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     assert threads == {threading.main_thread()}
 
 
+@pytest.mark.slow
 def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     """A run of 5 steps of 10 s and 20 of 0.5 s. An evaluation takes 1,000 s, a checkpoint 100 s.
 
