@@ -70,7 +70,7 @@ CASES = [
     ("train --model resnet50", USAGE, "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50"),
     ("train --model timm/resnet50", USAGE, "or a function or class of yours, of torchvision or of timm"),
     ("train --device mps", USAGE, "Lockstep computes on no other kind of GPU, such as Apple's (mps)"),
-    ("eval runs/mine --device xpu", USAGE, "got 'xpu': give auto, cpu, cuda, or the GPUs to use, as in cuda:0"),
+    ("eval runs/mine --device xpu", USAGE, "got 'xpu': give auto, cpu, cuda, or the GPU of each process, as in"),
     (f"{OWN}:norm --batch 1", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
     (f"{OWN}:norm --towers 2 --batch 2", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
     (f"{OWN}:other_size --batch 1", USAGE, "Correct the model, or give it images of the size that it takes"),

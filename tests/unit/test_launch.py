@@ -62,7 +62,7 @@ def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, mes
     assert error.value.code == ENVIRONMENT
 
 
-@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu:0", "cuda:1,0,1"])
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu:0"])
 def test_a_malformed_device_is_rejected(text):
     with pytest.raises(LockstepError, match="as in cuda:0 or cuda:0,2"):
         validated(Placement, {"device": text})
