@@ -101,9 +101,8 @@ class Odd(torch.nn.Module):
         return torch.special.bessel_j0(x.flatten(1)[:, :10])
 
 
-@pytest.mark.parametrize(
-    ("branch", "words"), [(True, ""), pytest.param(False, "operator .*bessel_j0", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("branch", "words"), [(True, ""), (False, "operator .*bessel_j0")])
 def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(run, branch, words):
     classifier = lockstep.load(run)
     classifier.module = Odd(branch)

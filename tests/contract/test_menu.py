@@ -67,7 +67,7 @@ def tiny(shape, classes):
 
 
 def chosen():
-    """Yield twice SAMPLES random choices; every value of the menu occurs in each half. The first FEW are fast."""
+    """Yield twice SAMPLES random choices, in each half of which every value of the menu occurs. FEW are fast."""
     columns = []
     for name, values in MENU.items():
         drawn, every = random.Random(name), itertools.cycle(values)

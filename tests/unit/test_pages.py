@@ -49,6 +49,13 @@ def judged(trained_once):
     return path, report(ReportSpec(recipe=recipe, placement=Placement(), path=path, split="test"), Context())
 
 
+@pytest.fixture(scope="module")
+def html(judged):
+    """The page of the run. To draw its figures takes a second."""
+    path, record = judged
+    return runs.page(Run(path), record)
+
+
 def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judged):
     path, record = judged
     result = Run(path).result()
@@ -68,9 +75,9 @@ def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy(
     assert found == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
 
 
-def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
+def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged, html, monkeypatch):
     path, record = judged
-    page = Page(runs.page(Run(path), record))
+    page = Page(html)
     assert page.headings == ["Training", "Confusion", "Calibration", "Worst mistakes", "How it was made"]
     assert f"{record['accuracy']:.2%}" in page.text
     assert f"{record['calibration']:.2%}" in page.text
@@ -84,14 +91,14 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged):
     assert "Which answers are sure is known only of a complete run of a linear head" in page.text
     explained = [{**one, "evidence": "data:image/png;base64,"} for one in record["mistakes"]]
     sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9]}]
+    monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
     page = Page(runs.page(Run(path), {**record, "mistakes": explained, "sure": sure}))
     assert f"95% 80.0% to 90.0% {50 / record['examples']:.1%} (50) 98.0%" in " ".join(page.text.split())
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
 
-def test_every_figure_has_a_description_and_no_page_makes_a_request(judged):
+def test_every_figure_has_a_description_and_no_page_makes_a_request(judged, html):
     path, record = judged
-    html = runs.page(Run(path), record)
     page = Page(html)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     described = [attributes["aria-labelledby"] for _, attributes in page.tags if attributes.get("role") == "img"]
