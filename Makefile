@@ -11,7 +11,7 @@ help: ## print this list
 train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train
 
-test: $(VENV)/ready ## run the tests, without the slow ones: 2 to 10 minutes
+test: $(VENV)/ready ## run the tests, without the slow ones: 2 minutes
 	$(RUN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/ready ## run the slow tests: faults, compiler, real data (LOCKSTEP_DATA)
