@@ -31,7 +31,7 @@ def found(release: str, folder: Path) -> list[str]:
         try:
             row.append(f"`{record_of([*command, '--json'], PYTHONPATH=str(ROOT))['weights_sha256'][:8]}`")
         except SystemExit as refused:
-            row.append(str(refused).strip().splitlines()[-1].partition(": ")[2])
+            row.append(str(refused).strip().splitlines()[-1].split(": ")[1])  # without the program and the remedy
     return row
 
 
