@@ -291,7 +291,7 @@ class Compared(portable.Portable):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(operation, types, args, kwargs)
         after = torch.get_rng_state()
         if not any(name in str(operation) for name in _WITHOUT_VALUES):
-            torch.set_rng_state(state)  # Portable draws depend on it alone.
+            torch.set_rng_state(state)  # Portable random numbers depend on nothing else.
             again = super().__torch_dispatch__(operation, types, *here)
             torch.set_rng_state(after)
             written = () if "out" in (kwargs or {}) else (args, here[0])  # An operand may be `out` too.

@@ -190,7 +190,7 @@ def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path)
 
 
 def resumed(recipe: Recipe, path: Path) -> dict[str, Tensor]:
-    """Return the tensors of the last checkpoint of a run that is stopped after each step, and goes on elsewhere."""
+    """Return the tensors of the last checkpoint of a run that is resumed on another device after each step."""
     for device, stop in (("cuda:0", signal.SIGINT), ("cpu", signal.SIGINT), ("cuda:0", None)):
         spec = TrainSpec(
             recipe=recipe, placement=Placement(device=device), path=path, started=0.0, resume=path.exists()

@@ -64,6 +64,9 @@ class Store(dict):
     def set(self, name, value):
         self[name] = value.encode()
 
+    def set_timeout(self, timeout):
+        self.timeout = timeout
+
 
 @pytest.fixture
 def connected(monkeypatch):
@@ -86,6 +89,7 @@ def test_processes_with_gpus_connect_by_nccl_each_on_its_own(connected):
         "timeout": None, "device_id": torch.device("cuda", 3), "store": store, "rank": 1, "world_size": 2,
     }  # fmt: skip
     assert (group.process, group.processes, group.through_host) == (1, 2, False)
+    assert store.timeout == options["timeout"]  # The store must not give up on a slow process before the group does.
 
 
 def test_processes_of_one_gpu_exchange_through_the_host_if_that_was_asked_for(connected):

@@ -119,6 +119,7 @@ def connect(
     Raises: PeerLostError if one does not come; LockstepError if two have one GPU, but for `shares_gpu`.
     """
     with _lost_peers_reported():
+        store.set_timeout(timedelta(seconds=limit_s))  # A store's own patience is shorter than that of the group.
         devices = _devices(process, processes, device, store)
         first = {name: number for number, name in reversed([*enumerate(devices)])}
         for number, name in enumerate(devices):

@@ -69,6 +69,7 @@ class Tower:
                 buffer_deltas: Sequence[Tensor] = ()
                 if self._float_buffers:
                     before = [state.buffers[name] for name in self._float_buffers]
+                    # For all buffers together, as two operations for a GPU. Portable arithmetic has no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
                 metrics = vector.metrics

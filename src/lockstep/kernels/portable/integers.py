@@ -43,7 +43,7 @@ class Slices:
     """
 
     parts: Tensor
-    exponent: "Exponent"
+    exponent: Exponent
     offset: int
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
