@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.common import record_of, save
 
 ROOT = Path(__file__).parents[1]
-RUNS = {
+RUNS: dict[str, list[object]] = {
     "digits": ["digits"],
     "cifar10-tutorial, 20 steps": [
         "cifar10-tutorial", "--portable", "--steps", 20, "--dataset", "benchmarks.gpu_check:colour32"
