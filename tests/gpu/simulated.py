@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 from unittest import mock
 
 if __name__ == "__main__":  # before torch is imported: it asks once whether there is a driver
@@ -32,7 +33,7 @@ from benchmarks import invented
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from lockstep import numerics
@@ -49,6 +50,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.kernels import fused, reference
+from lockstep.kernels.portable import sums
 from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
 
@@ -130,6 +132,56 @@ class Waits(TorchDispatchMode):
         return result
 
 
+class Graph(TorchDispatchMode):
+    """A stand-in for torch.cuda.CUDAGraph: it computes the operations of the captured call again, in its memory.
+
+    What the host did meanwhile is not repeated, as with a real one, and a wait for the GPU is an error.
+    """
+
+    replays: ClassVar[int] = 0
+    capturing: ClassVar["Graph | None"] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, ...]] = []
+
+    def __enter__(self):
+        Graph.capturing = self
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        Graph.capturing = None
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.name() == "aten::_local_scalar_dense" and args[0].is_cuda:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        result = func(*args, **kwargs)
+        given, made = ([t for t in tree_leaves(values) if isinstance(t, Tensor)] for values in ((args, kwargs), result))
+        memory = {t.untyped_storage()._cdata for t in given}
+        if func._schema.is_mutable or any(t.untyped_storage()._cdata not in memory for t in made):
+            self._operations.append((func, args, kwargs, [t for t in made if t.untyped_storage()._cdata not in memory]))
+        return result
+
+    def replay(self) -> None:
+        Graph.replays += 1
+        with torch.no_grad():
+            for func, args, kwargs, made in self._operations:
+                again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+                for old, new in zip(made, again if made else (), strict=True):
+                    old.copy_(new)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Compute natively, as `_disable_current_modes`, but captured."""
+    graph = Graph.capturing
+    with _disable_current_modes(), graph or contextlib.nullcontext():
+        yield
+    Graph.capturing = graph
+
+
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
     """Train as the loop does, and record the waits of the step that nobody reads."""
     updates = loop.updates(*args, **options)
@@ -158,6 +210,9 @@ def simulating() -> Iterator[Waits]:
         stack.enter_context(
             mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
         )
+        stack.enter_context(mock.patch.object(sums, "_disable_current_modes", without_modes))
+        stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
+        stack.enter_context(mock.patch.object(torch.cuda, "graph", lambda graph, **_: graph))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # so that `waits` sees gradients too
         yield waits
 
@@ -237,6 +292,7 @@ def main() -> None:
         RESUMED,
     ]:
         GPU.set_as_cuda(PORTABLE in name)
+        Graph.replays = 0
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
             with simulating() as waits, tempfile.TemporaryDirectory() as folder:
@@ -250,7 +306,7 @@ def main() -> None:
                     gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
                 line["equal"] = not line["differ"]
-                line["waits"] = waits.found
+                line["waits"], line["replays"] = waits.found, Graph.replays
         except Exception as problem:
             line["error"] = f"{type(problem).__name__}: {problem}"
             traceback.print_exc()

@@ -35,7 +35,7 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
     builder = VectorBuilder(layout, CPU)
     builder.metrics.requests[:] = torch.tensor(Requests(SIGTERM, save=True).flags())
     gradients[0][1, 1] = torch.nan
-    builder.finish(gradients, buffer_deltas, tower=2)
+    builder.finish(gradients, buffer_deltas, tower=torch.tensor([False, False, True]))
     of_gradients, of_buffer_deltas, metrics = layout.unpack(builder.values)
     expected = torch.cat([gradients[0].flatten(), gradients[1].float()])
     require_close(of_gradients, expected, 0, 0)
@@ -88,7 +88,7 @@ def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_o
     for number in order:
         found.append(number)
         builder.add_gradient(number, gradients[number])
-    builder.finish(gradients, [torch.ones(4)], tower=1)
+    builder.finish(gradients, [torch.ones(4)], tower=torch.tensor([False, True]))
     assert told == list(zip(then, [part.values for part in in_parts.parts], strict=True))
     values, buffer_deltas, metrics = in_parts.unpack(builder.values)
     assert torch.equal(values, 2 * torch.cat(gradients))

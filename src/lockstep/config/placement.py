@@ -53,6 +53,7 @@ class Placement(Settings):
     reduction: Literal["tree", "allreduce"] = Field(
         "tree", description="How towers are added: tree, or allreduce (not exact)."
     )
+    graphs: bool = Field(True, description="On a GPU, launch a tower as one CUDA graph where that keeps its bits.")
     log_every: int | None = Field(
         None, ge=1, description="Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds."
     )

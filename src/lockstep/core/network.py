@@ -71,6 +71,11 @@ class Network:
         for norm in self._still_norms:
             norm.eval()
 
+    @property
+    def is_observed(self) -> bool:
+        """Return whether a hook waits for the next forward pass."""
+        return bool(self.module._forward_hooks)
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
         logits: Tensor = self.module(images.to(self.dtype)).float()

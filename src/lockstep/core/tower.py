@@ -1,6 +1,7 @@
 """Tower: one logical replica of the model, the unit of numerics."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch.nn import functional
 from lockstep import rng
 from lockstep.config.recipe import Course
 from lockstep.core.network import Network
+from lockstep.core.replay import Replay
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
@@ -23,10 +25,13 @@ class Tower:
     starts from the same weights and buffers.
     """
 
-    def __init__(self, course: Course, network: Network) -> None:
+    def __init__(self, course: Course, network: Network, *, as_graph: bool = False) -> None:
+        """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
         self.course, self._network = course, network
         self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
+        self._replay = Replay(self._compute, exact=course.recipe.exact) if as_graph else None
+        self._marks: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
 
     def __call__(
@@ -43,22 +48,44 @@ class Tower:
         The metrics also carry this process's `requests`. `on_part` is called during the backward pass, with the vector
         and one part after the other of `layout.parts`: it may change the values of a part.
         """
+        recipe, device = self.course.recipe, shard.images.device
+        if self._loaded_step != step:  # Later towers of the step use the same weights.
+            self._network.load_parameters(state.parameters)
+            self._loaded_step = step
+        key = shard.tower, requests
+        if key not in self._marks:
+            towers = [float(tower == shard.tower) for tower in range(recipe.towers)]
+            self._marks[key] = torch.tensor([*requests.flags(), *towers], dtype=torch.bool, device=device)
+        inputs = [shard.images, shard.labels, self._marks[key]]
+        if shard.priors is not None:
+            inputs.append(shard.priors)
+        seed = partial(_seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device)
+        if self._replay is not None and on_part is None and not self._network.is_observed:
+            return self._replay(seed, state, *inputs)
+        seed()
+        return self._compute(state, *inputs, on_part=on_part)
+
+    def _compute(
+        self,
+        state: State,
+        images: Tensor,
+        labels: Tensor,
+        marks: Tensor,
+        priors: Tensor | None = None,
+        on_part: Callable[[Tensor, slice], None] | None = None,
+    ) -> Tensor:
+        """Return the vector. No number of the host may enter that differs from tower to tower: a graph repeats it.
+
+        `marks` is bool [flags of the requests + towers], of which one tower is marked.
+        """
         network, recipe = self._network, self.course.recipe
         with arithmetic(recipe.arithmetic):
-            if self._loaded_step != step:  # Later towers of the step use the same weights.
-                network.load_parameters(state.parameters)
-                self._loaded_step = step
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
-            seed = rng.seed_for(recipe.seed, "dropout", step, shard.tower)
-            # torch.manual_seed keeps a stack for each backend that is not there, which takes as long as a small layer.
-            torch.default_generator.manual_seed(seed)
-            if shard.images.is_cuda:
-                torch.cuda.manual_seed(seed)
-            logits = network(shard.images)
+            logits = network(images)
             loss = functional.cross_entropy(
-                logits if shard.priors is None else logits + shard.priors,
-                shard.labels,
+                logits if priors is None else logits + priors,
+                labels,
                 reduction="sum",
                 label_smoothing=recipe.label_smoothing,
             )
@@ -72,15 +99,21 @@ class Tower:
                     # For all buffers together, as two operations for a GPU. Portable arithmetic has no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
+                flags, tower = marks.split([len(marks) - recipe.towers, recipe.towers])
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
-                if shard.tower == recipe.towers - 1:
-                    metrics.last_cross_entropy.copy_(loss)
-                metrics.correct.copy_((logits.argmax(1) == shard.labels).sum())
-                for i in (i for i, flag in enumerate(requests.flags()) if flag):
-                    metrics.requests[i].fill_(1.0)
-                vector.finish(gradients, buffer_deltas, shard.tower)
+                metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
+                metrics.correct.copy_((logits.argmax(1) == labels).sum())
+                metrics.requests.copy_(flags)
+                vector.finish(gradients, buffer_deltas, tower)
         return vector.values
+
+
+def _seed_generators(seed: int, device: torch.device) -> None:
+    # torch.manual_seed keeps a stack for each backend that is not there, which takes as long as a small layer.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def named_towers(towers: Sequence[int]) -> str:

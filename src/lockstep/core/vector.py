@@ -146,8 +146,11 @@ class VectorBuilder:
                 return
             self._fill(part)
 
-    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: int) -> None:
-        """Fill the parts that are left, with the metrics as they are now, and whether `tower` is finite."""
+    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: Tensor) -> None:
+        """Fill the parts that are left, with the metrics as they are now, and whether the marked tower is finite.
+
+        `tower` is bool [towers], of which one is marked.
+        """
         self._gradients = dict(enumerate(gradients))
         *others, last = self._parts[len(self._finite) :]
         for part in others:
@@ -155,12 +158,12 @@ class VectorBuilder:
         copy(buffer_deltas, self._buffer_deltas)
         self._fill(last, tower)
 
-    def _fill(self, part: Part, tower: int | None = None) -> None:
+    def _fill(self, part: Part, tower: Tensor | None = None) -> None:
         gradients = [self._gradients[number] for number in part.parameters]
         copy(gradients, self.values[part.values][-sum(gradient.numel() for gradient in gradients) :])
         self._finite.append(is_finite(self.values[part.values]))
         if tower is not None:
-            self.metrics.non_finite[tower] = (~torch.stack(self._finite).all()).float()
+            self.metrics.non_finite.copy_(tower & ~torch.stack(self._finite).all())
         if self._on_part:
             self._on_part(self.values, part.values)
 

@@ -20,6 +20,7 @@ from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
+from lockstep.core.replay import obstacle
 from lockstep.core.state import State
 from lockstep.core.sure import Marks
 from lockstep.core.tower import Tower
@@ -126,7 +127,13 @@ class Session:
     @cached_property
     def tower(self) -> Tower:
         """The tower of this process."""
-        return Tower(self.course, self.network)
+        on_gpu = self.device.type == "cuda"
+        return Tower(self.course, self.network, as_graph=on_gpu and self.without_graphs is None)
+
+    @property
+    def without_graphs(self) -> str | None:
+        """Return why towers on a GPU are computed kernel by kernel, in words; None if they are CUDA graphs."""
+        return obstacle(self.recipe, self.network.module) if self.placement.graphs else "the option --no-graphs"
 
     def updates(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.updates`."""

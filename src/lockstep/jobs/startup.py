@@ -33,6 +33,8 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     if session.device.type == "cuda" and recipe.towers > gpus:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
     turns += "; they exchange through the hosts' memory" * session.group.through_host
+    if session.device.type == "cuda" and session.without_graphs:
+        turns += f"; no CUDA graphs: {session.without_graphs}"
     return [
         ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, {shape}, "
                  f"{len(train_set.classes)} classes"),
