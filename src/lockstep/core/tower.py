@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from lockstep import rng
 from lockstep.config.recipe import Course
+from lockstep.core.captured import Captured
 from lockstep.core.network import Network
-from lockstep.core.replay import Replay
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
@@ -30,7 +30,7 @@ class Tower:
         self.course, self._network = course, network
         self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
-        self._replay = Replay(self._compute, exact=course.recipe.exact) if as_graph else None
+        self._captured = Captured(self._compute, exact=course.recipe.exact) if as_graph else None
         self._marks: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
 
@@ -60,8 +60,8 @@ class Tower:
         if shard.priors is not None:
             inputs.append(shard.priors)
         seed = partial(_seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device)
-        if self._replay is not None and on_part is None and not self._network.is_observed:
-            return self._replay(seed, state, *inputs)
+        if self._captured is not None and on_part is None and not self._network.is_observed:
+            return self._captured(seed, state, *inputs)
         seed()
         return self._compute(state, *inputs, on_part=on_part)
 

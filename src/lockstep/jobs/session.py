@@ -15,12 +15,12 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import sure, unlike
+from lockstep.core.captured import obstacle
 from lockstep.core.evaluate import Evaluation, Progress, evaluate
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
-from lockstep.core.replay import obstacle
 from lockstep.core.state import State
 from lockstep.core.sure import Marks
 from lockstep.core.tower import Tower

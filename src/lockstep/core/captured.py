@@ -1,4 +1,4 @@
-"""Replay: a tower's computation as one CUDA graph, which the host launches at once in place of kernel by kernel."""
+"""Captured: a tower's computation as one CUDA graph, which the host launches at once in place of kernel by kernel."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from lockstep.core.state import State
 from lockstep.messages import logger
 
 
-class Replay:
+class Captured:
     """Computes what `compute(state, *inputs)` does; from its third call for a state and a shape on, by a CUDA graph.
 
     A graph repeats the kernels of one call in the memory of that call. It does not repeat what the host did meanwhile:

@@ -1,0 +1,139 @@
+"""Towers as CUDA graphs, by a stand-in that computes the operations of the captured call again, as a graph does."""
+
+from unittest import mock
+
+import pytest
+import torch
+from tests.gpu.simulated import Graph
+from tests.unit.test_tower import cifar_like, parts, plan, tutorial_recipe
+
+from lockstep.core import captured
+from lockstep.core.captured import Captured, obstacle
+from lockstep.core.tower import Tower
+from lockstep.core.vector import Requests
+from lockstep.models.digits import Digits
+from lockstep.recipes import get_recipe
+
+INPUTS = [torch.arange(6.0).view(2, 3) + n for n in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: graph)
+    monkeypatch.setattr(Graph, "replays", 0)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    messages = []
+    monkeypatch.setattr(captured.logger, "warning", messages.append)
+    return messages
+
+
+def seed():
+    torch.manual_seed(3)
+
+
+def called(compute, inputs=INPUTS, **options):
+    """Return the results of a Captured of `compute` for `inputs`, one after the other, and its calls of `compute`."""
+    calls = []
+
+    def counted(state, x):
+        calls.append(x)
+        return compute(x)
+
+    once_captured = Captured(counted, **{"exact": True, **options})
+    return [once_captured(seed, None, x) for x in inputs], calls
+
+
+def test_the_first_call_is_captured_and_from_the_third_on_only_the_graph_computes(told):
+    results, calls = called(lambda x: (x + torch.rand(3)) * 2)
+    expected = []
+    for x in INPUTS:
+        seed()
+        expected.append((x + torch.rand(3)) * 2)
+    assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+    assert (len(calls), Graph.replays, told) == (3, 4, [])  # The second call is computed both ways.
+    assert len({result.data_ptr() for result in results}) == len(results)
+
+
+def test_a_number_of_the_host_is_found_before_a_result_of_the_graph_is_used(told):
+    numbers = iter(range(100))
+    results, _ = called(lambda x: x + next(numbers))
+    used = [float((result - x)[0, 0]) for result, x in zip(results, INPUTS, strict=True)]
+    assert used == [0, 2, 3, 4, 5]  # 1 was captured
+    assert (Graph.replays, len(told)) == (1, 1)
+    assert "other bits" in told[0]
+
+
+def test_what_cuda_cannot_capture_is_computed_kernel_by_kernel_and_said_once(told):
+    def waiting(x):
+        if Graph.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors ...")
+        return x * 2
+
+    results, calls = called(waiting, [*INPUTS, INPUTS[0][:1]])
+    assert all(torch.equal(result, x * 2) for result, x in zip(results, INPUTS, strict=False))
+    assert len(calls) == 7
+    assert [message.count("not permitted") for message in told] == [1]
+    assert "\n" not in told[0]
+
+
+def test_another_size_is_captured_and_compared_again(told):
+    sizes = [x[:, :2] for x in INPUTS[:3]]
+    results, _ = called(lambda x: x.square(), [*INPUTS[:3], *sizes])
+    assert all(torch.equal(result, x.square()) for result, x in zip(results, [*INPUTS[:3], *sizes], strict=True))
+    assert (Graph.replays, told) == (4, [])
+
+
+def test_without_exactness_nothing_is_compared():
+    numbers = iter(range(100))
+    _, calls = called(lambda x: x + next(numbers), exact=False)
+    assert (len(calls), Graph.replays) == (2, 4)
+
+
+def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tower_is_not_finite(told):
+    recipe = tutorial_recipe("tutorial", 2)
+    plain, state, _ = parts(recipe)
+    network = plain._network
+    as_graph = Tower(plain.course, network, as_graph=True)
+    dataset = cifar_like()
+    for step in range(3):
+        for tower in range(2):
+            shard = dataset.shard(plan(recipe, step, len(dataset)), tower)
+            if step == 2 and tower == 1:
+                shard.images[0] = torch.nan
+            requests = Requests(save=step == 1)
+            vectors = [one(state, shard, step, requests) for one in (plain, as_graph)]
+            assert torch.equal(*(vector.view(torch.int32) for vector in vectors))
+        assert plain.layout.unpack(vectors[1])[2].read() == (requests, [1] if step == 2 else [])
+        state.apply(*plain.layout.unpack(vectors[0])[:2], 1e-3)
+    assert (Graph.replays, told) == (5, [])
+
+
+def test_what_observes_the_network_sees_a_pass_that_is_not_a_graph():
+    recipe = tutorial_recipe("tutorial", 2)
+    tower, state, _ = parts(recipe)
+    as_graph = Tower(tower.course, tower._network, as_graph=True)
+    shard = cifar_like().shard(plan(recipe, 0, 96), 0)
+    seen = []
+    for call in range(4):
+        with tower._network.module.register_forward_hook(lambda *_: seen.append(1)) if call == 3 else mock.MagicMock():
+            as_graph(state, shard, 0)
+    assert (Graph.replays, len(seen)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"model": "tests.unit.test_tower:smooth"}, "your own"),
+        ({"precision": "float16"}, "scale"),
+        ({"arithmetic": "portable", "precision": "float32"}, "dropout"),
+    ],
+)
+def test_what_cannot_be_a_graph_is_said_with_the_reason(changes, expected):
+    recipe = get_recipe("digits").replace(**{"arithmetic": "native", "precision": "float32", **changes})
+    found = obstacle(recipe, Digits((1, 8, 8), 10))
+    assert found is None if expected is None else expected in found
