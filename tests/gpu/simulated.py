@@ -228,7 +228,7 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
     changes["arithmetic"] = "portable" if portable else "native"
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
     if portable and name in LONG:
-        changes["image_px"] = 32
+        changes |= {"image_px": 32, "batch": 4}
     # The first step with another size of images also waits for the weights that resize them.
     changes |= {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
     recipe = make(base, changes | SETTINGS.get(name, {}))

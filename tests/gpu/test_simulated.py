@@ -17,7 +17,7 @@ COMPILER = shutil.which("g++")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")]
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(tmp_path):
     torch_folder = Path(torch.__file__).parent
     flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
@@ -33,7 +33,10 @@ def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_
     assert found.pop("a model that is waiting")["waits"] != read
     assert found.pop("a model that is copying")["waits"] != read
     assert "Expected all tensors to be on the same device" in found.pop("a model that is divided")["error"]
+    assert found[simulated.RESUMED]["verified"] == [True, True]
     elsewhere = {*simulated.SEVERAL, simulated.RESUMED}  # Their waits are seen in the cases of one process.
     assert elsewhere < {*found}
+    by_kernels = {"float16", *(f"{name}{simulated.PORTABLE}" for name in ("digits", "mnist", "photos-tuned"))}
+    assert {name for name, one in found.items() if not one["replays"]} == by_kernels | elsewhere
     assert [one for name, one in found.items() if one["error"] or one["waits"] != read * (name not in elsewhere)] == []
     assert [name for name, one in found.items() if not one["equal"]] == ["float16"]  # whose sums the fallback rounds
