@@ -56,9 +56,11 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
 
     for step in range(course.steps):
         plan = course.plan(step)
-        # A tower's vector: gradients, changes of buffers, loss. It is computed when the sum asks for it.
-        vectors = (tower(state, dataset.shard(plan, number), step) for number in reduction.owned)
-        total = reduction(vectors)  # the same bits in every process, on any number of processes
+        for number in reduction.owned:
+            # A tower's vector: gradients, changes of buffers, loss.
+            vector = tower(state, dataset.shard(plan, number), step)
+            reduction.add(vector)
+        total = reduction.total()  # the same bits in every process, on any number of processes
         gradients, buffer_changes, metrics = tower.layout.unpack(total)
         # One update of the weights, and of their moving averages.
         state.apply(gradients / recipe.batch, buffer_changes / recipe.towers, course.learning_rate(step))

@@ -35,7 +35,7 @@ PARAMETERS_MAX = 7
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
 TORCH_FREE_FILES = {
-    "jobs/specs.py", "jobs/weights.py", "core/monitor.py", "core/reduction.py", "core/tree.py",
+    "jobs/specs.py", "jobs/weights.py", "core/monitor.py", "core/tree.py",
     "listeners/events.py", "listeners/metrics.py",
 }  # fmt: skip
 NAMED = re.compile(r"lockstep(\.\w+)+")

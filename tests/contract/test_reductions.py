@@ -40,7 +40,14 @@ def bits(total: torch.Tensor) -> str:
 
 def alone(towers: int, length: int = LENGTH) -> str:
     """The bits of the sum on one process."""
-    return bits(Reduction(Group(), towers)(vector(t, length) for t in range(towers)))
+    return bits(summed(Reduction(Group(), towers), (vector(t, length) for t in range(towers))))
+
+
+def summed(reduction, vectors):
+    """Return the sum of the process's `vectors` and those of all others."""
+    for one in vectors:
+        reduction.add(one)
+    return reduction.total()
 
 
 def reduction_of(members, towers, kind):
@@ -53,7 +60,7 @@ def reduced(members, kind, towers):
     """Return the bits of two sums: the second one reuses the buffers of the first."""
     reduction = reduction_of(members, towers, kind)
     assert reduction.exact == (kind != "allreduce")
-    return [bits(reduction(vector(t) for t in reduction.owned)) for _ in range(2)]
+    return [bits(summed(reduction, map(vector, reduction.owned))) for _ in range(2)]
 
 
 def free_port() -> int:
@@ -91,7 +98,7 @@ def in_parts(members, towers, ends, kind="tree"):
                         reduction.begin_part(value, slice(end, start))
             yield value
 
-    return [bits(reduction(vectors())) for _ in range(2)]
+    return [bits(summed(reduction, vectors())) for _ in range(2)]
 
 
 HOSTS = {
@@ -167,7 +174,7 @@ def noted(members, kind, towers, length):
     members.exchange = noted_exchange
     members.all_reduce = lambda tensor: found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
     reduction = reduction_of(members, towers, kind)
-    reduction(vector(t, length) for t in reduction.owned)
+    summed(reduction, (vector(t, length) for t in reduction.owned))
     return found
 
 

@@ -13,7 +13,7 @@ from lockstep.core.evaluate import Evaluation, classify, evaluate
 from lockstep.core.group import Group
 from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
-from lockstep.core.reduction import owned
+from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
 from lockstep.recipes import get_recipe

@@ -55,14 +55,15 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     calls, threads = [], set()
     clock.costs(Shift, "train", lambda *args: threads.add(threading.current_thread()) or 3.0, calls)
     clock.costs(Tower, "__call__", 5.0)
-    clock.costs(Reduction, "__call__", 2.0)
+    clock.costs(Reduction, "add", 0.25)
+    clock.costs(Reduction, "total", 2.0)
     clock.costs(State, "apply", 1.0)
     clock.costs(MetricsFile, "step", 0.5)
     clock.costs(Session, "require_equal_states", 100.0)
     clock.costs(Session, "evaluate_all", 1000.0)
     place = Placement(log_every=1, save_every=2, eval_every=3, summary_every=2)
     fit_here(RECIPE.replace(steps=7), tmp_path / "run", place)
-    whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 2.0, "report": 0.5, "update": 1.0}
+    whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 4 * 0.25 + 2.0, "report": 0.5, "update": 1.0}
     by_step = rows(tmp_path / "run")
     assert [*by_step] == [*range(7)]
     for step, row in by_step.items():

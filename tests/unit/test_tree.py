@@ -3,8 +3,7 @@
 import torch
 from hypothesis import given, strategies as st
 
-from lockstep.core.reduction import owned
-from lockstep.core.tree import add_leaves, add_nodes, cover
+from lockstep.core.tree import NodeSum, add_nodes, cover, owned
 
 
 def vectors(towers: int) -> list[torch.Tensor]:
@@ -20,6 +19,14 @@ def definition(v: list[torch.Tensor], low: int, high: int) -> torch.Tensor:
     return definition(v, low, half) + definition(v, half, high)
 
 
+def node_sum(vectors):
+    *others, last = vectors
+    node = NodeSum()
+    for one in others:
+        node.add(one)
+    return node.with_last(last, slice(None))
+
+
 def test_every_number_of_processes_gives_the_bits_of_the_definition():
     for towers in range(1, 18):
         expected = definition(vectors(towers), 0, towers)
@@ -27,8 +34,8 @@ def test_every_number_of_processes_gives_the_bits_of_the_definition():
             values = {}
             for process in range(processes):
                 share = owned(towers, processes, process)
-                leaves = iter(vectors(towers)[share.start : share.stop])
-                values |= {node: add_leaves(node, leaves) for node in cover(towers, share)}
+                own = vectors(towers)
+                values |= {(low, high): node_sum(own[low:high]) for low, high in cover(towers, share)}
             assert torch.equal(add_nodes((0, towers), values), expected), (towers, processes)
     assert not torch.equal(sum(vectors(17)[1:], start=vectors(17)[0]), expected)  # in another order
 
@@ -59,5 +66,8 @@ def test_few_vectors_are_in_memory_at_a_time():
             alive -= 1
             return self
 
-    add_leaves((0, 64), (Counted() for _ in range(64)))
+    node = NodeSum()
+    for _ in range(63):
+        node.add(Counted())
+    Counted()  # the last one
     assert most == 7  # log2(64) + 1

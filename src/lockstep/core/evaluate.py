@@ -12,7 +12,7 @@ from torch.nn import functional
 from lockstep.config.recipe import Recipe
 from lockstep.core.group import Group
 from lockstep.core.network import Network
-from lockstep.core.reduction import owned
+from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.kernels.portable import arithmetic
 

@@ -21,7 +21,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
 from lockstep.core.group import Group
 from lockstep.core.network import Network, Shape, failure
-from lockstep.core.reduction import owned
+from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import Bytes, Rows
 from lockstep.data.progress import progress

@@ -1,6 +1,6 @@
 """The training loop. Every process runs it, and all processes take every step together."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower, named_towers
 from lockstep.core.vector import Metrics, Requests
-from lockstep.data.dataset import Dataset, Plan, Shard
+from lockstep.data.dataset import Dataset, Shard
 from lockstep.kernels.portable import arithmetic
 
 
@@ -54,32 +54,31 @@ def updates(
     """
     course, recipe, monitor = tower.course, tower.course.recipe, log.monitor
 
-    ahead: dict[tuple[int, int], Shard] = {}  # (step, tower) -> a shard of the next step that is prepared
-
-    def vectors(step: int, plan: Plan) -> Iterator[Tensor]:
-        """Yield the vector of each of this process's towers; `reduction` adds it before the next one is computed."""
-        for index in reduction.owned:
-            with monitor.doing("data", step):
-                shard = ahead.pop((step, index), None) or dataset.shard(plan, index)
-            with monitor.doing("compute", step):
-                on_part = reduction.begin_part if reduction.in_parts and index == reduction.owned[-1] else None
-                vector = tower(state, shard, step, poll_flags(), on_part)
-            yield vector
-
+    prepared: Shard | None = None  # of this process's first tower
+    first, last = reduction.owned[0], reduction.owned[-1]
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
         for step in range(state.step, course.steps):
             log.begin(step)
             with monitor.doing("data", step):
                 plan = course.plan(step)
+            for index in reduction.owned:
+                with monitor.doing("data"):
+                    shard = prepared or dataset.shard(plan, index)
+                    prepared = None
+                with monitor.doing("compute"):
+                    on_part = reduction.begin_part if reduction.in_parts and index == last else None
+                    vector = tower(state, shard, step, poll_flags(), on_part)
+                with monitor.doing("communication"):
+                    reduction.add(vector)
             with monitor.doing("communication"):
-                total = reduction(vectors(step, plan)).to(state.device)
-                gradients, buffer_deltas, metrics = tower.layout.unpack(total)
-                if state.device.type == "cuda" and step + 1 < course.steps:
-                    # The host prepares the next step while the GPU still computes this one.
-                    with monitor.doing("data", step):
-                        first = reduction.owned[0]
-                        ahead[step + 1, first] = dataset.shard(course.plan(step + 1), first)
+                total = reduction.total().to(state.device)
+            gradients, buffer_deltas, metrics = tower.layout.unpack(total)
+            if state.device.type == "cuda" and step + 1 < course.steps:
+                # The host prepares the next step while the GPU still computes this one.
+                with monitor.doing("data"):
+                    prepared = dataset.shard(course.plan(step + 1), first)
+            with monitor.doing("communication"):
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
             monitor.warming_up = False

@@ -32,22 +32,42 @@ def cover(towers: int, owned: Collection[int]) -> list[Node]:
     return list(inside(0, towers)) if owned else []
 
 
-def path(node: Node) -> list[Node]:
-    """Return the left child of `node`, of its right child, and so on down to its last tower."""
-    low, high = node
-    return [] if high == low + 1 else [(low, middle(low, high)), *path((middle(low, high), high))]
+def owned(towers: int, processes: int, process: int) -> range:
+    """Return the contiguous range of towers of one process. The sizes of two processes' ranges differ by at most 1."""
+    return range(process * towers // processes, (process + 1) * towers // processes)
 
 
-def add_leaves(node: Node, vectors: "Iterator[Tensor]") -> "Tensor":
-    """Return the sum of a node's towers. `vectors` yields their vectors in order; the additions are in place.
+def owned_in_words(towers: int, processes: int, process: int) -> str:
+    """Return the towers of one process, in words."""
+    share = owned(towers, processes, process)
+    return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
 
-    At most log2(towers in the node) + 1 vectors are in memory at a time.
+
+class NodeSum:
+    """The sum of a node's towers. Their vectors come in order, and each is added as soon as the tree allows.
+
+    Two sums of equally many towers become one, as the digits of a binary counter carry. What is left for the last
+    tower are the left children on the way to it. At most log2(towers) + 1 vectors are in memory.
     """
-    low, high = node
-    if high == low + 1:
-        return next(vectors)
-    left = add_leaves((low, middle(low, high)), vectors)
-    return left.add_(add_leaves((middle(low, high), high), vectors))
+
+    def __init__(self) -> None:
+        self._sums: list[tuple[int, Tensor]] = []  # (number of towers, their sum), fewer and fewer
+
+    def add(self, vector: "Tensor") -> None:
+        """Add the vector of a tower that is not the last one. The additions are in place."""
+        towers = 1
+        while self._sums and self._sums[-1][0] == towers:
+            _, left = self._sums.pop()
+            vector = left.add_(vector)
+            towers *= 2
+        self._sums.append((towers, vector))
+
+    def with_last(self, vector: "Tensor", part: slice) -> "Tensor":
+        """Return a part of the node's sum, of which `vector` is the last tower's. The additions are in place."""
+        total = vector[part]
+        for _, left in reversed(self._sums):
+            total = left[part].add_(total)
+        return total
 
 
 def add_nodes(node: Node, values: "dict[Node, Tensor]") -> "Tensor":

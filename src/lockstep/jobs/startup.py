@@ -8,7 +8,7 @@ import torch
 
 from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS
-from lockstep.core.reduction import owned_in_words
+from lockstep.core.tree import owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange

@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from lockstep import hardware
 from lockstep.core.monitor import Beat, HeartbeatFile
-from lockstep.core.reduction import owned_in_words
+from lockstep.core.tree import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.jobs.weights import known_weights
