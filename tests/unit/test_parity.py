@@ -86,7 +86,7 @@ def session_of(device, local_processes):
     return SimpleNamespace(
         recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
         local_processes=local_processes, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
-        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
+        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0), without_graphs="--no-graphs",
     )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def session_of(device, local_processes):
 def test_a_note_says_that_towers_share_a_gpu(local, shown):
     lines = startup_lines(session_of("cuda", local), images(10_000), Path("runs/x"))
     assert ("4 towers take turns on 1 GPU" in dict(lines)["time"]) == shown
+    assert "no CUDA graphs: --no-graphs" in dict(lines)["time"]
 
 
 def test_the_log_states_global_and_tower_batch():
