@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -69,7 +70,10 @@ SETTINGS = {
 }
 # The devices of a case's processes.
 SEVERAL = {
-    f"digits{PORTABLE}, two processes on one GPU": [("cuda", 0)] * 2,
+    **{
+        f"digits{PORTABLE}, {count} processes on one GPU": [("cuda", 0)] * number
+        for number, count in enumerate(("two", "three", "four"), 2)
+    },
     f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
 }
 LONG = {"photos-tuned"}  # in portable arithmetic: they get smaller images
@@ -119,8 +123,10 @@ class Waits(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.threads: set[int] = set()  # torch computes the backward pass of a GPU in one of its own
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.threads.add(threading.get_ident())
         result = func(*args, **(kwargs or {}))
         given, made = ({t.device.type for t in tree_leaves(values) if isinstance(t, Tensor) and t.dim()}
                        for values in ((args, kwargs), result))  # fmt: skip
@@ -129,7 +135,7 @@ class Waits(TorchDispatchMode):
         read = func.name() == "aten::_local_scalar_dense" and args[0].is_cuda
         if read or ("cuda" in given and "cpu" in made) or (copies and "cpu" in given and "cuda" in made and not queued):
             own = [f for f in traceback.extract_stack() if "/src/lockstep/" in f.filename]
-            self.found.append(f"{Path(own[-1].filename).name}: {own[-1].name}")
+            self.found.append(f"{Path(own[-1].filename).name}: {own[-1].name}" if own else func.name())
         return result
 
 
@@ -214,7 +220,6 @@ def simulating() -> Iterator[Waits]:
         stack.enter_context(mock.patch.object(sums, "_disable_current_modes", without_modes))
         stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
         stack.enter_context(mock.patch.object(torch.cuda, "graph", lambda graph, **_: graph))
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # so that `waits` sees gradients too
         yield waits
 
 
@@ -223,7 +228,9 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
 
     `name` is that of a recipe, or of settings for `digits`.
     """
-    changes = {"steps": STEPS, "batch": 16, "towers": 2, "eval_batch": 16}
+    changes = {"steps": STEPS, "batch": 16, "towers": max(2, len(SEVERAL.get(name, ()))), "eval_batch": 16}
+    if changes["towers"] == 3:
+        changes["batch"] = 15
     name, portable, _ = name.partition(PORTABLE)
     changes["arithmetic"] = "portable" if portable else "native"
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
@@ -317,7 +324,7 @@ def main() -> None:
                     gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
                 line["equal"] = not line["differ"]
-                line["waits"], line["replays"] = waits.found, Graph.replays
+                line |= {"waits": waits.found, "threads": len(waits.threads), "replays": Graph.replays}
         except Exception as problem:
             line["error"] = f"{type(problem).__name__}: {problem}"
             traceback.print_exc()

@@ -36,6 +36,7 @@ def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_
     assert found[simulated.RESUMED]["verified"] == [True, True]
     elsewhere = {*simulated.SEVERAL, simulated.RESUMED}  # Their waits are seen in the cases of one process.
     assert elsewhere < {*found}
+    assert {name for name, one in found.items() if one["threads"] != 2} == elsewhere
     by_kernels = {"float16", *(f"{name}{simulated.PORTABLE}" for name in ("digits", "mnist", "photos-tuned"))}
     assert {name for name, one in found.items() if not one["replays"]} == by_kernels | elsewhere
     assert [one for name, one in found.items() if one["error"] or one["waits"] != read * (name not in elsewhere)] == []
