@@ -86,7 +86,8 @@ def session_of(device, local_processes):
     return SimpleNamespace(
         recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
         local_processes=local_processes, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
-        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0), without_graphs="--no-graphs",
+        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
+        without_graphs="--no-graphs",
     )  # fmt: skip
 
 
