@@ -29,9 +29,9 @@ if __name__ == "__main__":  # before torch is imported: it asks once whether the
 import torch
 import torch.distributed as distributed
 from benchmarks import invented
+from benchmarks.gpu.stand_ins import operators_of_a_gpu
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,8 +48,6 @@ from lockstep.jobs import session
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
-from lockstep.kernels import fused, reference
-from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
 
 STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
@@ -148,17 +146,12 @@ def simulating() -> Iterator[Waits]:
     with contextlib.ExitStack() as stack:
         for name, answer in DRIVER.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
-        stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
-        stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
-        for module in (fused, whitened):
-            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
-        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
+        stack.enter_context(operators_of_a_gpu())
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
         stack.enter_context(
             mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
         )
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # so that `waits` sees gradients too
         yield waits
 
 
