@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -92,9 +93,12 @@ class Machine:
         return ("--dataset", f"benchmarks.gpu_check:{kind}")
 
     def differences(self, recipe: str) -> Any:
-        """Return the operations of a step that leave other bits on the GPU than on the CPU."""
+        """Return the operations of a step that leave other bits on the GPU than on the CPU, or why they are unknown."""
         words = ("-m", "benchmarks.gpu.bits", recipe, "--steps", "1", "--json")
-        return record_of([sys.executable, *words], **IMPORTS)["differ"]
+        try:
+            return record_of([sys.executable, *words], **IMPORTS)["differ"]
+        except SystemExit as problem:
+            return str(problem).strip().splitlines()[-1:]
 
     def run(self, command: str, *words: object) -> Any:
         """Run `lockstep COMMAND ... --json` and return its record."""
@@ -323,12 +327,19 @@ def main() -> None:
             "system": platform.platform(),
         }
         facts |= {name: version(name) for name in ("lockstep", "torch", "numpy")}
-        for name, result in zip(names, pool.map(lambda name: checked(CHECKS[name], here), names), strict=True):
-            results[name] = result
+        writing = threading.Lock()
+
+        def note(name: str) -> None:
+            result = checked(CHECKS[name], here)
             told = result["facts"] if result["status"] != "PASS" else (CHECKS[name].__doc__ or "")
             first = str(told).strip().splitlines()[0] if str(told).strip() else ""
-            print(f"{result['status']}  {name:28} {result['seconds']:6.1f} s  {first}", flush=True)
-            args.out.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
+            with writing:
+                results[name] = result
+                print(f"{result['status']}  {name:28} {result['seconds']:6.1f} s  {first}", flush=True)
+                args.out.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
+
+        for _ in pool.map(note, names):  # Ctrl-C leaves out those that have not begun.
+            pass
     count = {status: sum(one["status"] == status for one in results.values()) for status in ("PASS", "SKIP", "FAIL")}
     print(f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: {args.out.absolute()}")
     sys.exit(bool(count["FAIL"]))

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -144,8 +145,8 @@ def main() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.bits", "--json", "--steps", args.steps]
     table = Table("gpu-bits", HEAD, args.out)
     with ThreadPoolExecutor(args.jobs) as pool:
-        for case, done in [(case, pool.submit(record_of, [*command, case])) for case in args.cases]:
-            table.add([case], done.result, row)
+        for _ in pool.map(lambda case: table.add([case], partial(record_of, [*command, case]), row), args.cases):
+            pass
     sys.exit(table.failed)
 
 

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-import torch
 from torch.nn import functional
 
 from lockstep.kernels import fused, reference
@@ -13,15 +12,11 @@ from lockstep.models import layers, whitened
 
 @contextlib.contextmanager
 def operators_of_a_gpu() -> Iterator[None]:
-    """Compute without the kernels and chunks that are made for CPUs.
-
-    The backward pass is in the thread that asks for it, where a dispatch mode sees its operators.
-    """
+    """Compute without the kernels and chunks that are made for CPUs."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
         stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
         stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
         for module in (fused, whitened):
             stack.enter_context(mock.patch.object(module, "conv", reference.conv))
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield

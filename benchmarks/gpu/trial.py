@@ -1,5 +1,6 @@
 """A recipe on random images, and a table that loses nothing."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,29 +60,38 @@ def gpu() -> Facts:
 
 
 class Table:
-    """A record that grows by a row at a time. It is written and printed after each, so that a cut-off loses nothing."""
+    """A record that grows by a row at a time. It is written and printed after each, so that a cut-off loses nothing.
+
+    Several threads may add rows.
+    """
 
     def __init__(self, name: str, head: list[str], out: Path) -> None:
         self._name, self._head, self._out = name, head, out
         self._rows: list[list[str]] = []
         self._cases: list[Facts] = []
+        self._adding = threading.Lock()
         self.failed = False
         print(*head, sep=" | ", flush=True)
 
     def add(self, labels: list[str], measure: Callable[[], Facts], row: Callable[[Facts], list[str]]) -> Facts | None:
-        """Add the row of `labels` and of what `measure` returns. A failure is a row too, and returns None."""
-        began, facts = time.monotonic(), None
+        """Add the row of `labels` and of what `measure` returns. A failure is a row too."""
+        began, facts, error = time.monotonic(), None, ""
         try:
             facts = measure()
             cells = row(facts)
-        except (SystemExit, Exception) as problem:  # The other cases go on. A program that failed ends in SystemExit.
-            self.failed = True
-            cells = [f"{type(problem).__name__}: {problem}".strip(), *[""] * len(self._head)]
-        cells = [*labels, *cells][: len(self._head)]
-        print(*cells, sep=" | ", flush=True)
-        self._rows.append([cell.splitlines()[0] if cell else "" for cell in cells])
+        except SystemExit as problem:  # with what a program has written that failed
+            error = str(problem).strip() or "its program failed without a message"
+            cells = error.splitlines()[-1:]
+        except Exception as problem:  # The other cases go on.
+            error = f"{type(problem).__name__}: {problem}"
+            cells = error.splitlines()[:1]
+        cells = [*labels, *cells, *[""] * len(self._head)][: len(self._head)]
         case = {"case": " ".join(labels), "seconds": round(time.monotonic() - began, 1)}
-        self._cases.append(case | (facts or {"error": cells[len(labels)]}))
-        table = {"head": self._head, "rows": self._rows}
-        save(self._name, {**gpu(), "n": 1, "table": table, "cases": self._cases}, self._out)
+        with self._adding:
+            print(*cells, sep=" | ", flush=True)
+            self.failed |= bool(error)
+            self._rows.append(cells)
+            self._cases.append(case | (facts or {}) | ({"error": error} if error else {}))
+            table = {"head": self._head, "rows": self._rows}
+            save(self._name, {**gpu(), "n": 1, "table": table, "cases": self._cases}, self._out)
         return facts

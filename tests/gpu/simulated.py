@@ -152,6 +152,7 @@ def simulating() -> Iterator[Waits]:
         stack.enter_context(
             mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
         )
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))  # so that `waits` sees gradients too
         yield waits
 
 
