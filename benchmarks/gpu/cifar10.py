@@ -38,7 +38,7 @@ def evaluated(facts: Facts) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--runs", type=Path, default=Path("gpu-runs"), help="folder of the runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
     args, words = parser.parse_known_args()
     where = device().type

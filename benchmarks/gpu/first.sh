@@ -23,8 +23,9 @@
 #     PY        Python with torch                                          (.venv/bin/python or python3)
 #     REHEARSE  1 makes everything tiny, for a machine without a GPU       (0)
 set -u
+OUT=$(realpath -m "${OUT:-gpu-results}"); PLACE=$(realpath -m "${PLACE:-${TMPDIR:-/tmp}/lockstep-gpu}")
+KIT=${KIT:+$(realpath -m "$KIT")}
 cd "$(dirname "$0")/../.." || exit 3
-OUT=${OUT:-gpu-results}; PLACE=${PLACE:-${TMPDIR:-/tmp}/lockstep-gpu}; KIT=${KIT:-}
 REHEARSE=${REHEARSE:-0}; LIMIT=${LIMIT:-$([ "$REHEARSE" = 1 ] && echo 36000 || echo 570)}
 PY=${PY:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 SITE=$PLACE/site; RUNS=$PLACE/runs-$(date +%s); LOG=$OUT/log.txt
