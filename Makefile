@@ -27,7 +27,7 @@ bench: $(VENV)/ready ## measure the start, and the cost of the loop and of a sec
 	$(RUN)/python -m benchmarks.measure start $(ARGS)
 	$(RUN)/python -m benchmarks.measure overhead $(ARGS)
 
-# make gpu-check ARGS="--data DIR" where CIFAR-10 is; ARGS="--only hash" for one check
+# make gpu-check ARGS="--only hash" for one check; ARGS="--jobs 4" for four at a time
 gpu-check: $(VENV)/ready ## run on GPUs what was only rehearsed without them, and write gpu-check.json
 	$(RUN)/python -m benchmarks.gpu_check $(ARGS)
 

@@ -81,8 +81,8 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
     return f"{found['median']:{form}} ({found['min']:{form}} to {found['max']:{form}})"
 
 
-def save(name: str, record: dict[str, Any]) -> None:
-    """Write `record`, with the machine and the versions, to benchmarks/results/<name>.json.
+def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Write `record`, with the machine and the versions, to <name>.json in benchmarks/results/, or in another folder.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
@@ -91,10 +91,10 @@ def save(name: str, record: dict[str, Any]) -> None:
     program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]  # a folder of this machine says nothing
     command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     head = {"command": command, **commit(), "machine": machine, "versions": versions}
     text = json.dumps({**head, **record}, indent=1)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    (folder / f"{name}.json").write_text(text + "\n")
 
 
 def commit() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check that fails does not
 stop the others; the exit code is then 1. Without a GPU, the checks that need one are skipped, and the others run on the
-CPU. The images are random ones, made here; cifar10-record needs the real CIFAR-10 (--data or LOCKSTEP_DATA).
+CPU. The images are random ones, made here.
 """
 
 import argparse
@@ -13,29 +13,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils._pytree import tree_leaves, tree_map
 
-from benchmarks import invented
 from benchmarks.common import record_of
 from lockstep import hardware, numerics
-from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
-from lockstep.core.loop import Observer
-from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
-from lockstep.kernels import fused, local_response, portable, reference
+from lockstep.kernels import fused, local_response, reference
 from lockstep.models import digits
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.runs.statefile import read_tensors
@@ -63,11 +56,10 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the checks run: a folder for files, the number of GPUs, and the folder of the real data or None."""
+    """Where the checks run: a folder for files, and the number of GPUs."""
 
     folder: Path
     gpus: int
-    data: Path | None
 
     @property
     def device(self) -> str:
@@ -93,12 +85,20 @@ class Machine:
     def images(self, recipe: str) -> tuple[object, ...]:
         """Return the options that give `recipe` random images."""
         if recipe == "photos-tuned":
-            return ("--data", self.folder / "photos", "--init", self.folder / "runs/photos-recipe")
+            return ("--data", self.folder / "photos", "--init", self.folder / "runs/photos-start")
         if recipe in FOLDERS:
             return ("--data", self.folder / "photos")
         dataset = get_recipe(recipe).dataset
         kind = {"mnist": "grey28", "digits": "grey8"}.get(dataset, "colour32")
         return ("--dataset", f"benchmarks.gpu_check:{kind}")
+
+    def differences(self, recipe: str) -> Any:
+        """Return the operations of a step that leave other bits on the GPU than on the CPU, or why they are unknown."""
+        words = ("-m", "benchmarks.gpu.bits", recipe, "--steps", "1", "--json")
+        try:
+            return record_of([sys.executable, *words], **IMPORTS)["differ"]
+        except SystemExit as problem:
+            return str(problem).strip().splitlines()[-1:]
 
     def run(self, command: str, *words: object) -> Any:
         """Run `lockstep COMMAND ... --json` and return its record."""
@@ -165,6 +165,8 @@ def recipes(name: str) -> Callable[[Machine], Any]:
         changed = [] if name in FOLDERS else ["--no-portable"]
         if not here.gpus:
             changed += ["--batch", str(CPU_BATCH)]
+        if name == "photos-tuned":
+            here.train("photos-start", "photos", "--processes", 1)
         result = here.train(f"{name}-recipe", name, *changed, "--processes", 1)
         kept = ("weights_sha256", "images_per_s", "peak_memory_bytes", "total_s")
         return {key: result[key] for key in kept}
@@ -270,71 +272,14 @@ def portable_on(name: str) -> Callable[[Machine], Any]:
         here.need_gpus()
         hashes = {}
         for device in ("cpu", "cuda"):
-            result = here.train(f"portable-{name}-on-{device}", name, "--portable", "--processes", 1, device=device)
+            one = ("--processes", 1) if device == "cuda" else ()
+            result = here.train(f"portable-{name}-on-{device}", name, "--portable", *one, device=device)
             hashes[device] = result["weights_sha256"]
-        assert len({*hashes.values()}) == 1, f"{hashes}. Operations: {differences(name, torch.device('cuda', 0))}"
+        assert len({*hashes.values()}) == 1, f"{hashes}. Operations: {here.differences(name)}"
         return hashes
 
     check.__doc__ = f"{name} in portable arithmetic: GPU and CPU have one hash after {STEPS} steps."
     return check
-
-
-class Compared(portable.Portable):  # type: ignore[no-untyped-call]
-    """Computes each operation a second time, on the CPU, from the same operands, and compares every bit."""
-
-    found: ClassVar[Counter[str]] = Counter()
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute one operation, and note it if a bit differs. The result of the device is used further."""
-        here = [_on_cpu(one) for one in (args, kwargs or {})]
-        state = torch.get_rng_state()
-        result = super().__torch_dispatch__(operation, types, args, kwargs)
-        after = torch.get_rng_state()
-        if not any(name in str(operation) for name in _WITHOUT_VALUES):
-            torch.set_rng_state(state)  # Portable random numbers depend on nothing else.
-            again = super().__torch_dispatch__(operation, types, *here)
-            torch.set_rng_state(after)
-            written = () if "out" in (kwargs or {}) else (args, here[0])  # An operand may be `out` too.
-            pairs = zip(tree_leaves((result, *written[:1])), tree_leaves((again, *written[1:])), strict=True)
-            if not all(_same_bits(one, other) for one, other in pairs):
-                shapes = [tuple(x.shape) for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
-                self.found[f"{operation} of {shapes}"] += 1
-        return result
-
-
-_WITHOUT_VALUES = ("empty", "pin", "as_strided")  # or a view by places in the whole memory of its operand
-
-
-def _on_cpu(values: Any) -> Any:
-    """Return copies on the CPU of all tensors in `values`, and the CPU for its devices."""
-
-    def moved(one: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            return one.detach().to("cpu", copy=True)
-        return torch.device("cpu") if isinstance(one, torch.device) else one
-
-    with portable.native():
-        return tree_map(moved, values)
-
-
-def _same_bits(found: Any, expected: Any) -> bool:
-    """Return whether two results are equal; zeros of either sign are."""
-    if not isinstance(found, torch.Tensor):
-        return type(found) is not float or found == expected or found != found
-    with portable.native():
-        return torch.allclose(found.detach().cpu(), expected.detach(), rtol=0.0, atol=0.0, equal_nan=True)
-
-
-def differences(name: str, device: torch.device, batch: int | None = None) -> dict[str, int]:
-    """Return the operations of one step of a recipe, of its own batch, that leave other bits on `device` than here."""
-    changes = {"steps": STEPS, "arithmetic": "portable", "precision": "float32"} | ({"batch": batch} if batch else {})
-    recipe = make(get_recipe(name).model_dump(mode="json"), changes)
-    splits = invented.load(recipe.dataset, recipe.batch, recipe.image_px)
-    session = Session(recipe, Placement(device=device.type), Context(device=device), splits)
-    Compared.found.clear()
-    with mock.patch.object(portable, "Portable", Compared):
-        next(session.updates(Observer()))
-    return dict(Compared.found.most_common(9))
 
 
 NATIVE = ("digits", "cifar10-tutorial", "mnist", "cifar10")
@@ -365,14 +310,15 @@ def checked(check: Callable[[Machine], Any], here: Machine) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="folder of the real CIFAR-10"
-    )
     parser.add_argument("--only", help="the checks whose name contains this")
+    parser.add_argument("--jobs", type=int, default=1, help="checks at a time")
+    parser.add_argument("--out", type=Path, default=FILE, help="the file of all facts")
     args = parser.parse_args()
+    numerics.prepare(1)  # cuBLAS refuses deterministic products without a variable.
+    names = [name for name in CHECKS if args.only is None or args.only in name]
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder:
-        here = Machine(Path(folder), hardware.gpus(), Path(args.data) if args.data else None)
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+        here = Machine(Path(folder), hardware.gpus())
         make_photos(here.folder / "photos")
         facts = {
             "cpu": hardware.processor(),
@@ -381,15 +327,21 @@ def main() -> None:
             "system": platform.platform(),
         }
         facts |= {name: version(name) for name in ("lockstep", "torch", "numpy")}
-        for name, check in CHECKS.items():
-            if args.only is None or args.only in name:
-                results[name] = checked(check, here)
-                told = results[name]["facts"] if results[name]["status"] != "PASS" else (check.__doc__ or "")
-                first = str(told).strip().splitlines()[0] if str(told).strip() else ""
-                print(f"{results[name]['status']}  {name:28} {results[name]['seconds']:6.1f} s  {first}", flush=True)
-                FILE.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
+        writing = threading.Lock()
+
+        def note(name: str) -> None:
+            result = checked(CHECKS[name], here)
+            told = result["facts"] if result["status"] != "PASS" else (CHECKS[name].__doc__ or "")
+            first = str(told).strip().splitlines()[0] if str(told).strip() else ""
+            with writing:
+                results[name] = result
+                print(f"{result['status']}  {name:28} {result['seconds']:6.1f} s  {first}", flush=True)
+                args.out.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
+
+        for _ in pool.map(note, names):  # Ctrl-C leaves out those that have not begun.
+            pass
     count = {status: sum(one["status"] == status for one in results.values()) for status in ("PASS", "SKIP", "FAIL")}
-    print(f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: {FILE.absolute()}")
+    print(f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: {args.out.absolute()}")
     sys.exit(bool(count["FAIL"]))
 
 

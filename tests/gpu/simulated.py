@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
 from unittest import mock
 
 if __name__ == "__main__":  # before torch is imported: it asks once whether there is a driver
@@ -31,10 +30,10 @@ if __name__ == "__main__":  # before torch is imported: it asks once whether the
 import torch
 import torch.distributed as distributed
 from benchmarks import invented
+from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lockstep import numerics
@@ -51,9 +50,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec, VerifySpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.jobs.verify import verify
-from lockstep.kernels import fused, reference
-from lockstep.kernels.portable import sums
-from lockstep.models import layers, whitened
 from lockstep.recipes import RECIPES, get_recipe
 
 STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
@@ -139,56 +135,6 @@ class Waits(TorchDispatchMode):
         return result
 
 
-class Graph(TorchDispatchMode):
-    """A stand-in for torch.cuda.CUDAGraph: it computes the operations of the captured call again, in its memory.
-
-    What the host did meanwhile is not repeated, as with a real one, and a wait for the GPU is an error.
-    """
-
-    replays: ClassVar[int] = 0
-    capturing: ClassVar["Graph | None"] = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._operations: list[tuple[Any, ...]] = []
-
-    def __enter__(self):
-        Graph.capturing = self
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        Graph.capturing = None
-        super().__exit__(*error)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.name() == "aten::_local_scalar_dense" and args[0].is_cuda:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        result = func(*args, **kwargs)
-        given, made = ([t for t in tree_leaves(values) if isinstance(t, Tensor)] for values in ((args, kwargs), result))
-        memory = {t.untyped_storage()._cdata for t in given}
-        if func._schema.is_mutable or any(t.untyped_storage()._cdata not in memory for t in made):
-            self._operations.append((func, args, kwargs, [t for t in made if t.untyped_storage()._cdata not in memory]))
-        return result
-
-    def replay(self) -> None:
-        Graph.replays += 1
-        with torch.no_grad():
-            for func, args, kwargs, made in self._operations:
-                again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
-                for old, new in zip(made, again if made else (), strict=True):
-                    old.copy_(new)
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Compute natively, as `_disable_current_modes`, but captured."""
-    graph = Graph.capturing
-    with _disable_current_modes(), graph or contextlib.nullcontext():
-        yield
-    Graph.capturing = graph
-
-
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
     """Train as the loop does, and record the waits of the step that nobody reads."""
     updates = loop.updates(*args, **options)
@@ -207,19 +153,13 @@ def simulating() -> Iterator[Waits]:
     with contextlib.ExitStack() as stack:
         for name, answer in DRIVER.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
-        stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
-        stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
-        for module in (fused, whitened):
-            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
-        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
+        stack.enter_context(operators_of_a_gpu())
+        stack.enter_context(graphs_of_a_gpu())
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
         stack.enter_context(
             mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
         )
-        stack.enter_context(mock.patch.object(sums, "_disable_current_modes", without_modes))
-        stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
-        stack.enter_context(mock.patch.object(torch.cuda, "graph", lambda graph, **_: graph))
         yield waits
 
 

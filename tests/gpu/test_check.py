@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 from benchmarks import gpu_check
+from benchmarks.gpu import bits
 
-from lockstep import numerics
 from lockstep.kernels.portable import elementary
 
 
@@ -42,11 +42,11 @@ def test_what_needs_no_gpu_is_checked_and_the_rest_is_skipped_by_name(checked):
 
 
 def test_the_comparison_of_operations_finds_the_one_that_gives_other_bits(monkeypatch):
-    numerics.configure(1, exact=True)
-    assert gpu_check.differences("digits", torch.device("cpu"), 16) == {}
+    monkeypatch.setattr(bits, "CORES", 1)  # as all tests compute
+    assert bits.differences("digits,batch=16", torch.device("cpu")) == {}
     right, calls = elementary.sqrt, itertools.count()
     monkeypatch.setattr(elementary, "sqrt", lambda x: right(x) * (1.0 + 1e-7 * (next(calls) % 2)))
-    found = gpu_check.differences("digits", torch.device("cpu"), 16)
+    found = bits.differences("digits,batch=16", torch.device("cpu"))
     assert found
     assert {name.split(" ")[0] for name in found} == {"aten.native_batch_norm.default"}
 

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.gpu.simulated import Graph
+from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu
 from tests.unit.test_tower import cifar_like, parts, plan, tutorial_recipe
 
 from lockstep.core import captured
@@ -18,10 +18,9 @@ INPUTS = [torch.arange(6.0).view(2, 3) + n for n in range(5)]
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **_: graph)
-    monkeypatch.setattr(Graph, "replays", 0)
+def stand_in():
+    with graphs_of_a_gpu():
+        yield
 
 
 @pytest.fixture

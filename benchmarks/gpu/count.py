@@ -1,0 +1,100 @@
+"""Operators and launches of a step as a GPU computes it, counted on a CPU: `python -m benchmarks.gpu.count [CASE...]`.
+
+A launch is an operator that makes more than a view or an empty tensor; on a GPU a backward convolution is up to four.
+A tower is one launch, as a CUDA graph, or with --by-kernels as many as it has kernels.
+Copies are those to the device. CASE: see `python -m benchmarks.gpu.steps --help`.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
+from benchmarks.gpu.trial import Facts, Table, session
+from lockstep.core.loop import Observer
+from lockstep.core.tower import Tower
+from lockstep.data import dataset, transforms
+
+# A launch does not depend on the number of images, but a batch must have one for each tower.
+CASES = (
+    "digits", "cifar10-tutorial,batch=8", "cifar10-tutorial,batch=8,precision=bfloat16", "mnist,batch=8",
+    "cifar10,batch=64,precision=float32", "cifar10,batch=64,precision=bfloat16", "folder,batch=16,precision=bfloat16",
+)  # fmt: skip
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_local_scalar_dense"}
+_BEFORE = 2  # steps that are not counted: of one tower, the second one compares its graph
+
+
+class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts all operators, and the launches by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators = 0
+        self.launches: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute and count one operator."""
+        self.operators += 1
+        name = operation._schema.name.removeprefix("aten::")
+        aliases = [one.alias_info for one in operation._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        self.launches[name] += not is_view and name not in _EMPTY
+        return operation(*args, **(kwargs or {}))
+
+
+def counted(case: str, as_graph: bool = True) -> Facts:
+    """Return operators, launches and copies of one step of `case`, and the most frequent launches."""
+    copies: Counter[str] = Counter()
+    to_device = transforms.to_device
+
+    def copied(*args: Any) -> torch.Tensor:
+        copies["to the device"] += 1
+        return to_device(*args)
+
+    with (
+        operators_of_a_gpu(),
+        graphs_of_a_gpu(),
+        mock.patch.object(transforms, "to_device", copied),
+        mock.patch.object(dataset, "to_device", copied),
+    ):
+        changes = {"arithmetic": "native", "steps": _BEFORE + 1}
+        trained = session(case, torch.device("cpu"), 300, changes)
+        trained.tower = Tower(trained.course, trained.network, as_graph=as_graph)
+        updates = trained.updates(Observer())
+        for _ in range(_BEFORE):
+            next(updates)
+        copies.clear()
+        replays = Graph.replays
+        with Count() as count:
+            next(updates)
+        count.launches["CUDA graph"] = Graph.replays - replays
+    most = dict(count.launches.most_common(12))
+    return {"operators": count.operators, "launches": count.launches.total(), "copies": copies.total(), "most": most}
+
+
+def row(facts: Facts) -> list[str]:
+    numbers = [f"{facts[name]:,}" for name in ("operators", "launches", "copies")]
+    return [*numbers, ", ".join(f"{count} {name}" for name, count in list(facts["most"].items())[:4])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=CASES)
+    parser.add_argument("--by-kernels", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
+    args = parser.parse_args()
+    table = Table("gpu-count", ["case", "operators", "launches", "copies", "most frequent"], args.out)
+    for case in args.cases:
+        table.add([case], partial(counted, case, not args.by_kernels), row)
+    sys.exit(table.failed)
+
+
+if __name__ == "__main__":
+    main()

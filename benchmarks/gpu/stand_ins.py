@@ -1,0 +1,100 @@
+"""Stand-ins by which a CPU computes as a GPU does."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from lockstep.kernels import fused, reference
+from lockstep.kernels.portable import sums
+from lockstep.models import layers, whitened
+
+
+@contextlib.contextmanager
+def operators_of_a_gpu() -> Iterator[None]:
+    """Compute without the kernels and chunks that are made for CPUs."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
+        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
+        stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
+        for module in (fused, whitened):
+            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
+        yield
+
+
+class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A stand-in for torch.cuda.CUDAGraph: it computes the operations of the captured call again, in its memory.
+
+    What the host did meanwhile is not repeated, as with a real one, and a wait for the GPU is an error.
+    """
+
+    replays: ClassVar[int] = 0
+    capturing: ClassVar["Graph | None"] = None
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations: list[tuple[Any, ...]] = []
+
+    def __enter__(self) -> "Graph":
+        Graph.capturing = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        Graph.capturing = None
+        super().__exit__(*error)
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute one operation, and keep it. Views are not computed again: they are in the same memory."""
+        kwargs = kwargs or {}
+        if operation.name() == "aten::_local_scalar_dense" and args[0].is_cuda:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        result = operation(*args, **kwargs)
+        memory = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        made = [tensor for tensor in _tensors(result) if _memory(tensor) not in memory]
+        if made or operation._schema.is_mutable:
+            self._operations.append((operation, args, kwargs, made))
+        return result
+
+    def replay(self) -> None:
+        """Compute the operations again."""
+        Graph.replays += 1
+        with torch.no_grad(), _disable_current_modes():
+            for operation, args, kwargs, made in self._operations:
+                again = _tensors(operation(*args, **kwargs))
+                for old, new in zip(made, again if made else (), strict=True):
+                    old.copy_(new)
+
+
+@contextlib.contextmanager
+def graphs_of_a_gpu() -> Iterator[None]:
+    """Capture and replay by `Graph`."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sums, "_disable_current_modes", _native))
+        stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
+        stack.enter_context(mock.patch.object(torch.cuda, "graph", lambda graph, **_: graph))
+        stack.enter_context(mock.patch.object(Graph, "replays", 0))
+        yield
+
+
+@contextlib.contextmanager
+def _native() -> Iterator[None]:
+    """Compute natively, as `_disable_current_modes`, but captured."""
+    graph = Graph.capturing
+    with _disable_current_modes(), graph or contextlib.nullcontext():
+        yield
+    Graph.capturing = graph
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,97 @@
+"""A recipe on random images, and a table that loses nothing."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import invented, kinds
+from benchmarks.common import save
+from lockstep import numerics
+from lockstep.config.overrides import make, parse
+from lockstep.config.placement import Placement
+from lockstep.jobs.context import Context
+from lockstep.jobs.session import Session
+from lockstep.recipes import RECIPES, get_recipe
+
+Facts = dict[str, Any]
+
+# A recipe that starts from trained weights needs their file.
+NAMES = [name for name in RECIPES if get_recipe(name).init_sha256 is None]
+
+
+def session(case: str, device: torch.device, examples: int, changes: Facts, **placement: Any) -> Session:
+    """Return a session of `case` on at least `examples` random images, in this process.
+
+    case: the name of a recipe, and settings that differ, as in "cifar10,precision=bfloat16,towers=1".
+    changes, placement: settings that differ in every case.
+    """
+    name, *settings = case.split(",")
+    fields = get_recipe(name).model_dump(mode="json")
+    # The full size of the images is the most expensive part of a run.
+    full_size = {"progressive": None} if fields["progressive"] else {}
+    recipe = make(fields, full_size | changes, parse(settings, {}))
+    numerics.configure(recipe.threads_per_tower, recipe.exact)
+    splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
+    return Session(recipe, Placement(device=device.type, **placement), Context(device=device), splits)
+
+
+def device() -> torch.device:
+    """Return the first GPU, or the CPU if torch sees none."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def wait() -> None:
+    """Wait for the GPU, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def gpu() -> Facts:
+    """Return what a record states of the GPU, or nothing."""
+    if not torch.cuda.is_available():
+        return {}
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    name = torch.cuda.get_device_name()
+    return {"kind": f"one {name}, {kinds.kind()}", "gpu": {"name": name, "cuda": torch.version.cuda, "cudnn": cudnn}}
+
+
+class Table:
+    """A record that grows by a row at a time. It is written and printed after each, so that a cut-off loses nothing.
+
+    Several threads may add rows.
+    """
+
+    def __init__(self, name: str, head: list[str], out: Path) -> None:
+        self._name, self._head, self._out = name, head, out
+        self._rows: list[list[str]] = []
+        self._cases: list[Facts] = []
+        self._adding = threading.Lock()
+        self.failed = False
+        print(*head, sep=" | ", flush=True)
+
+    def add(self, labels: list[str], measure: Callable[[], Facts], row: Callable[[Facts], list[str]]) -> Facts | None:
+        """Add the row of `labels` and of what `measure` returns. A failure is a row too."""
+        began, facts, error = time.monotonic(), None, ""
+        try:
+            facts = measure()
+            cells = row(facts)
+        except SystemExit as problem:  # with what a program has written that failed
+            error = str(problem).strip() or "its program failed without a message"
+            cells = error.splitlines()[-1:]
+        except Exception as problem:  # The other cases go on.
+            error = f"{type(problem).__name__}: {problem}"
+            cells = error.splitlines()[:1]
+        cells = [*labels, *cells, *[""] * len(self._head)][: len(self._head)]
+        case = {"case": " ".join(labels), "seconds": round(time.monotonic() - began, 1)}
+        with self._adding:
+            print(*cells, sep=" | ", flush=True)
+            self.failed |= bool(error)
+            self._rows.append(cells)
+            self._cases.append(case | (facts or {}) | ({"error": error} if error else {}))
+            table = {"head": self._head, "rows": self._rows}
+            save(self._name, {**gpu(), "n": 1, "table": table, "cases": self._cases}, self._out)
+        return facts
