@@ -185,6 +185,7 @@ class TensorBoard(Listener):
             "speed/s_per_step": event.s_per_step,
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             "process_0/memory_mib": event.memory_bytes / 2**20,
+            **{f"gpu_{number}/utilization": use["utilization"] for number, use in event.gpus.items()},
             "loss/scale": event.loss_scale,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
