@@ -1,6 +1,7 @@
 """What this host has, and what this process uses of it. Needs no torch at import time, which takes a second."""
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -56,6 +57,25 @@ def gpu_problem() -> str | None:
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "torch gives no reason"
+
+
+def compute_capability() -> tuple[int, int]:
+    """Return the compute capability of the first GPU that CUDA_VISIBLE_DEVICES shows, as (9, 0).
+
+    NVIDIA's driver is asked itself, as torch would make a context, which holds 500 MB of the GPU's memory until this
+    process ends.
+    """
+    device, major, minor = (ctypes.c_int() for _ in range(3))
+    with contextlib.suppress(OSError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        if driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device) == 0:
+            return major.value, minor.value
+    import torch
+
+    return torch.cuda.get_device_capability()
 
 
 def memory_problem(error: Exception) -> str | None:

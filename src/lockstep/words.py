@@ -63,6 +63,16 @@ def rate_text(result: Mapping[str, Any]) -> str:
     return f"{result['images_per_s']:,.0f} images/s"
 
 
+def gpu_text(result: Mapping[str, Any]) -> str:
+    """Return how busy each GPU was, if that is known, and the most memory of each process; "" for a run on CPUs."""
+    if "gpu_utilization" not in result:
+        return ""
+    shares = [f"GPU {number} busy {share:.0%} of the time; " for number, share in result["gpu_utilization"].items()]
+    return (
+        f"{''.join(shares)}memory of each process at most {listed([*map(size, result.get('peak_memory_bytes', ()))])}"
+    )
+
+
 def duration(seconds: float) -> str:
     """Return a duration rounded to its greatest unit: `7 s`, `12 min`, `3.2 h`."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):

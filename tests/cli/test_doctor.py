@@ -4,6 +4,7 @@ import json
 from importlib import import_module
 
 import pytest
+import torch
 
 from lockstep import hardware
 from lockstep.kernels.portable import units
@@ -39,3 +40,15 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert "Winograd" in json.loads(here("doctor", "--json").stdout)["native"]
     assert "on 1 process: right" in done.stdout
     assert "on 2 processes: WRONG, sha256 000000000000" in done.stdout
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_with_a_gpu_it_names_the_package_that_tells_how_busy_that_is(here, monkeypatch, installed):
+    monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": doctor._SHA256})
+    monkeypatch.setattr(hardware, "gpus", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object() if installed else None)
+    done = here("doctor")
+    assert done.returncode == 0
+    assert "gpu   a GPU\n" in done.stdout
+    assert ("pip install nvidia-ml-py" in done.stdout) != installed

@@ -85,6 +85,7 @@ DRIVER = {
     "memory_allocated": 1 << 20,
     "max_memory_allocated": 1 << 20,
     "utilization": 50,
+    "device_memory_used": 1 << 30,
     "synchronize": None,
     "is_current_stream_capturing": False,
 }

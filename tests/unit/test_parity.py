@@ -83,9 +83,10 @@ def test_recipes_and_intervals_have_the_originals_settings():
 def session_of(device, local_processes):
     """Return what the lines at a start read of a session of the tutorial on four towers."""
     recipe = make(TUTORIAL, {"towers": 4})
+    gpus = dict.fromkeys(range(local_processes), 0) if device == "cuda" else {}
     return SimpleNamespace(
         recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
-        local_processes=local_processes, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
+        gpus=gpus, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
         initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
         without_graphs="--no-graphs",
     )  # fmt: skip

@@ -1,13 +1,18 @@
 """`precision = "auto"` becomes bfloat16 or float32, by the hardware; 16-bit floats learn as well as float32."""
 
+import ctypes
+
 import pytest
 import torch
 from tests.runs import fit_here
 
 from lockstep import hardware
+from lockstep.commands.to_spec import train_spec
 from lockstep.config import precision
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
+from lockstep.launch import submit
+from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 
 AMX, ZEN4, OLD = "amx_bf16 amx_tile avx512_bf16 avx512f", "avx2 avx512_bf16 avx512f", "avx2 avx512f"
@@ -37,12 +42,66 @@ def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, vendor,
     assert units in reason
 
 
+class Driver:
+    """The library of NVIDIA's driver, for one GPU. It is `broken`, or answers only after its initialisation."""
+
+    def __init__(self, capability, broken=False):
+        self._answers = dict(zip((75, 76), capability, strict=True))
+        self._ready = False
+        self._broken = broken
+
+    def cuInit(self, flags):
+        self._ready = not self._broken
+        return 0 if self._ready else 999
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = number
+        return 0 if self._ready else 3
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        assert device.value == 0
+        value._obj.value = self._answers[attribute]
+        return 0 if self._ready else 3
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """driver(library) -> None: gives the host one GPU, and `library` as what its driver's file has; None: no file."""
+
+    def load(name, library):
+        assert name == "libcuda.so.1"
+        if library is None:
+            raise OSError("no such file")
+        return library
+
+    def install(library):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name: load(name, library))
+
+    monkeypatch.setattr(hardware, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    return install
+
+
 @pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
-def test_auto_depends_on_the_generation_of_a_gpu(monkeypatch, capability, chosen):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(hardware, "gpus", lambda: 1)
+def test_the_launcher_chooses_the_precision_of_a_gpu_without_a_cuda_context(
+    monkeypatch, tmp_path, driver, capability, chosen
+):
+    """A context of the launcher would hold memory of the GPU while the workers train."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("torch initialises CUDA"))
+    driver(Driver(capability))
+    spec = train_spec("cifar10", {}, Placement(), World(), name=None, runs=tmp_path, resume=False)
+    assert spec.recipe.precision == chosen
+    assert "GPU" in spec.details[-1]
+    assert submit.capacity(spec.recipe, spec.placement) == 1
+
+
+@pytest.mark.parametrize("library", [None, Driver((9, 0), broken=True)])
+def test_torch_names_the_generation_of_a_gpu_of_which_no_driver_tells(monkeypatch, driver, library):
+    driver(library)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     recipe, reason = precision.resolve(get_recipe("cifar10"), "auto")
-    assert recipe.precision == chosen
+    assert recipe.precision == "float32"
     assert "GPU" in reason
 
 

@@ -15,6 +15,7 @@ from tests.contract.test_registries import SHAPES
 from tests.runs import fit_here
 from tests.unit.test_tower import parts
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
@@ -178,9 +179,44 @@ def test_a_histogram_counts_every_finite_value(values):
     assert histo.max <= histo.bucket_limit[-1] + 1e-6
     if values.numel() == 1000:
         expected, _ = np.histogram(values.numpy(), bins=64)
-        # The edges of bins are float32 here and float64 in numpy.
+        # The places of values are float32 here and float64 in numpy.
         assert np.abs(np.asarray(histo.bucket) - expected).sum() <= 4
     assert histogram("x", broken).value[0].histo.num == 0
+    assert histogram("x", torch.empty(0)).value[0].histo.num == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ([3.4e38, -3.4e38, 0.0], {0: 1, 32: 1, 63: 1}),  # float32 has no number for the distance of the ends
+        ([3.4e38, 3.3e38, float("inf")], {0: 1, 63: 1}),
+        ([0.0, 1.4e-45], {32: 2}),
+        ([float(number) for number in range(65)], {**dict.fromkeys(range(63), 1), 63: 2}),
+    ],
+)
+def test_the_bins_of_a_histogram_reach_from_the_least_to_the_greatest_value(values, counts):
+    histo = histogram("x", torch.tensor(values)).value[0].histo
+    assert {place: count for place, count in enumerate(histo.bucket) if count} == counts
+
+
+class Called(TorchDispatchMode):
+    """Records the operations of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().partition("::")[2])
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_histogram_is_computed_by_what_a_gpu_does_without_waiting_and_in_one_order():
+    """A selection and a single value make the host wait for a GPU; histc and cumsum have no order there."""
+    with Called() as called:
+        histogram("x", torch.randn(100, dtype=torch.float16))
+    assert "bincount" in called.names
+    assert not called.names & {"_local_scalar_dense", "index.Tensor", "nonzero", "masked_select", "histc", "cumsum"}
 
 
 def test_an_image_is_scaled_like_tf_summary_image():

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     used = [unit for unit, kinds in units.items() if kinds]
     yield f"portable bits are those of every CPU tried; computed here in {' and '.join(used)}"
     yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
+    if gpus and find_spec("pynvml") is None:
+        yield "use   to see how busy GPUs are: pip install nvidia-ml-py"
     recipe, weights = get_recipe("digits").replace(steps=_STEPS, epochs=None), dict[int, str]()
     for processes in (1, 2):
         placement = Placement(processes=processes, device="cpu", max_restarts=0)

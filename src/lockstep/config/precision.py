@@ -41,7 +41,5 @@ def cpu_units() -> str | None:
 
 
 def _gpu_units() -> str | None:
-    import torch
-
-    capability = torch.cuda.get_device_capability()
+    capability = hardware.compute_capability()
     return f"compute capability {capability[0]}.{capability[1]}" if capability >= _AMPERE else None

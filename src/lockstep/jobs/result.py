@@ -16,7 +16,7 @@ from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.folder import Run
-from lockstep.words import counted, noted, plural, rate_text, wilson_interval
+from lockstep.words import counted, gpu_text, noted, plural, rate_text, wilson_interval
 
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 4  # times the images of the smallest class that the largest one has
@@ -81,6 +81,8 @@ class Result:
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
         if self.sure is not None:
             views["sure"] = self.sure
+        if session.gpus:
+            views["gpu_utilization"] = log.gpus.mean
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -130,6 +132,7 @@ class Result:
             *(("left out", text) for text in noted(recipe.left_out, "image", "that could not be read")),
             ("weights", str(model)),
             ("speed", f"{rate_text(record)}; {seconds}"),
+            *([("gpus", gpu_text(record))] if self.session.gpus else []),
             ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),
             ("next", f"{judge}   or   {use}"),
         ]

@@ -48,6 +48,7 @@ class Session:
         course: the steps of the run.
         reduction: adds the vectors of all towers.
         local_processes: how many of the processes are on this host.
+        gpus: the number of each GPU on which these compute, with the number on this host of one that does; {} on CPUs.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         network, state: the network in the recipe's precision, and the master state that trains it.
@@ -69,6 +70,8 @@ class Session:
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
         hosts = ctx.group.hosts()
         self.local_processes = hosts.count(hosts[ctx.group.process])
+        numbers = (placement.gpus or range(self.local_processes))[: self.local_processes]
+        self.gpus = {number: local for local, number in enumerate(numbers)} if ctx.device.type == "cuda" else {}
         if recipe.arithmetic == "portable" and ctx.device.type == "cuda" and ctx.first:
             logger.warning(
                 "portable arithmetic on a GPU: on one H100, two of four recipes did not have the bits of a CPU, for a "

@@ -29,8 +29,8 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     # The user has given a file of weights.
     given = session.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {session.placement.init}" if given else ""
-    turns, gpus = "", len(set(session.placement.gpus or ())) or session.local_processes
-    if session.device.type == "cuda" and recipe.towers > gpus:
+    turns, gpus = "", len(session.gpus)
+    if 0 < gpus < recipe.towers:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
     turns += "; they exchange through the hosts' memory" * session.group.through_host
     if session.device.type == "cuda" and session.without_graphs:

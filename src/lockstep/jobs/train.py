@@ -49,7 +49,7 @@ def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
         due = Due(spec.placement, session.course)
         due.load(session.restore(run.checkpoint))
         test_set = session.split(spec.recipe.evaluated_split)
-        log = Log(session.course, run.listeners, ctx.monitor, session.device)
+        log = Log(session.course, run.listeners, ctx.monitor, session.device, session.gpus)
         run.begin(log, due, test_set)
         messages.write = log.note
         for text in notes:

@@ -44,9 +44,10 @@ class Plain(Listener):
         """Print a line in the shape of TensorFlow's tutorial."""
         self._steps = event.steps
         rate = _steps_per_s(event) if event.images_per_s is None else f"{event.images_per_s:.1f} examples"
+        busy = "".join(f", GPU {number} {use['utilization']:.0%}" for number, use in event.gpus.items())
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = {100 * event.accuracy:.1f} %"
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = {100 * event.accuracy:.1f} %{busy}"
         )
 
     def evaluation(self, event: EvaluationEvent) -> None:

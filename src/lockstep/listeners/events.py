@@ -33,6 +33,9 @@ class StepEvent:
     images_per_s: float | None  # mean over the same time; None if a step computes no image, but features of images
     split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
     memory_bytes: int  # of process 0. result.json has the most memory that each process held.
+    # Of each GPU of process 0's host, by number: "utilization", the share of the last second in which it computed, and
+    # "memory_bytes", which all programs hold. {} on CPUs, or if it is not known.
+    gpus: Mapping[int, Mapping[str, float]]
     loss_scale: float | None = None  # scale of the loss in float16, else None
     # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The losses may then not
     # be finite.

@@ -1,7 +1,7 @@
 """Log: turns what the loop does into events, and sends them to every listener."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import memory_bytes
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
+from lockstep.listeners.gpus import Gpus
 
 _KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 
@@ -24,6 +25,9 @@ class Log(Observer):
     """Sends events to `listeners`, without another pass over data.
 
     Without listeners (in all processes but process 0) every method is a no-op, but for the time that it measures.
+
+    Attributes:
+        gpus: the use of GPUs, read in logged steps.
     """
 
     def __init__(
@@ -32,10 +36,12 @@ class Log(Observer):
         listeners: Sequence[Listener] = (),
         monitor: Monitor | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
+        gpus: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(monitor)
         self.course, self.listeners = course, list(listeners)
         self._recipe, self._device = course.recipe, device
+        self.gpus = Gpus(gpus or {})
         self._marks: dict[Listener, Mark] = {}  # the reading of the clock at each listener's last event
         self._running: Tensor | None = None  # average of the loss and its terms, before the correction for its start
         self._averaged_steps = 0
@@ -94,6 +100,7 @@ class Log(Observer):
             "accuracy": float(metrics.correct) / recipe.batch,
             "learning_rate": learning_rate,
             "memory_bytes": memory_bytes(self._device),
+            "gpus": self.gpus.read(now.seconds),
             "loss_scale": state.loss_scale if recipe.precision == "float16" else None,
             "skipped": skipped,
         }

@@ -30,8 +30,11 @@ class MetricsFile(Listener):
         self._failed = False
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Append a row of kind "step"."""
-        self.append({"kind": "step"} | finite(vars(event)))
+        """Append a row of kind "step", without "gpus" if none is known."""
+        fields = finite(vars(event))
+        if not event.gpus:
+            del fields["gpus"]
+        self.append({"kind": "step"} | fields)
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Append a row of kind "evaluation" for each kind of weights."""

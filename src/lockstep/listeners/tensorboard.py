@@ -88,20 +88,39 @@ def scalar(tag: str, value: float) -> Summary:
 
 @torch.no_grad()
 def histogram(tag: str, values: Tensor) -> Summary:
-    """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins."""
-    flat = values.detach().float().flatten().cpu()
-    flat = flat[flat.isfinite()]
-    low, high = (float(end) for end in flat.aminmax()) if len(flat) else (0.0, 0.0)
-    start, end = (low - 1.0, high + 1.0) if low == high else (low, high)
+    """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins.
+
+    It is computed on the device of `values`. Only its numbers are copied to the host, together.
+    """
+    flat = values.detach().float().flatten()
+    if not flat.numel():
+        flat = flat.new_full((1,), torch.nan)  # no finite value either
+    low = flat.nan_to_num(torch.inf, torch.inf, torch.inf).amin()
+    high = flat.nan_to_num(-torch.inf, -torch.inf, -torch.inf).amax()
+    kept = flat.nan_to_num(0.0, 0.0, 0.0)
+    # The ends are halved first, because float32 may not have their sum or difference.
+    middle = low / 2 + high / 2
+    half = high / 2 - low / 2
+    half = half.where(half > 0, 1.0)
+    # In deterministic computation torch refuses histc on a GPU, but not bincount: a sum of integers has no order.
+    # The greatest value is counted after the last bin, and elements that are not finite after that.
+    places = ((flat - middle) / half).mul_(_BINS / 2).add_(_BINS / 2).nan_to_num_(_BINS + 1, _BINS + 1, _BINS + 1)
+    counts = places.to(torch.uint8).bincount(minlength=_BINS + 2)
+    numbers = torch.cat([torch.stack([low, high, kept.sum(), torch.dot(kept, kept)]).double(), counts])
+    least, most, total, total_of_squares, *buckets, greatest, _ = numbers.tolist()
+    buckets[-1] += greatest
+    if not any(buckets):
+        least, most = 0.0, 0.0
+    start, end = (least - 1.0, most + 1.0) if least == most else (least, most)
     return summary.histogram_raw(  # type: ignore[no-untyped-call]
         tag,
-        min=low,
-        max=high,
-        num=flat.numel(),
-        sum=float(flat.sum()),
-        sum_squares=float(torch.dot(flat, flat)),
+        min=least,
+        max=most,
+        num=sum(buckets),
+        sum=total,
+        sum_squares=total_of_squares,
         bucket_limits=torch.linspace(start, end, _BINS + 1, dtype=torch.float64)[1:].tolist(),
-        bucket_counts=torch.histc(flat, _BINS, start, end).tolist(),
+        bucket_counts=buckets,
     )
 
 
@@ -166,6 +185,7 @@ class TensorBoard(Listener):
             "speed/s_per_step": event.s_per_step,
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             "process_0/memory_mib": event.memory_bytes / 2**20,
+            **{f"gpu_{number}/utilization": use["utilization"] for number, use in event.gpus.items()},
             "loss/scale": event.loss_scale,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]

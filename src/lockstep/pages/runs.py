@@ -8,7 +8,7 @@ from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
 from lockstep.settings import dotted
-from lockstep.words import duration, loss_text, plural
+from lockstep.words import duration, gpu_text, loss_text, plural
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
@@ -129,6 +129,7 @@ def provenance(run: Run) -> Section:
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
         **{f"data, {name}": f"sha256 {sha}" for name, sha in (run.facts().get("data_sha256") or {}).items()},
         "device": session.get("device", ""),
+        "GPUs": gpu_text(result or {}),
         "versions": ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items()),
         **{name: str(value) for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()},
     }

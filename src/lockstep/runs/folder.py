@@ -67,6 +67,8 @@ class _Result(Entries):
     train_s: _Number
     weights_sha256: str
     warnings: list[str] = Field([])
+    peak_memory_bytes: list[_Count] = Field([])
+    gpu_utilization: dict[str, _Number] = Field({})
 
 
 class _StepRow(Entries):
