@@ -240,6 +240,18 @@ def one_hash(here: Machine) -> Any:
     return found
 
 
+def graphs(here: Machine) -> Any:
+    """Towers as CUDA graphs have the weights of towers that are launched kernel by kernel."""
+    here.need_gpus()
+    found = {}
+    for name in ("digits", "cifar10"):
+        words = ("--no-portable", "--processes", 1)
+        both = here.train(f"{name}-graphs", name, *words), here.train(f"{name}-kernels", name, *words, "--no-graphs")
+        found[name] = [result["weights_sha256"] for result in both]
+        assert found[name][0] == found[name][1], found
+    return found
+
+
 def restart(here: Machine) -> Any:
     """A run that is killed and resumed has the hash of one that was not."""
     words = ("--no-portable", "--processes", 1, "--steps", 400, "--save-every", 20)
@@ -290,6 +302,7 @@ CHECKS: dict[str, Callable[[Machine], Any]] = {
     **{f"recipe {name}": recipes(name) for name in RECIPES},
     **{f"CPU and GPU {name}": against_cpu(name) for name in NATIVE},
     "one hash": one_hash,
+    "graphs": graphs,
     "restart": restart,
     "speed": speed,
     **{f"portable {name}": portable_on(name) for name in (*NATIVE, "folder")},
