@@ -50,6 +50,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec, VerifySpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.jobs.verify import verify
+from lockstep.kernels import fused
 from lockstep.recipes import RECIPES, get_recipe
 
 STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
@@ -148,13 +149,14 @@ def watched(waits: Waits, *args: object, **options: object) -> Generator[Request
 
 
 @contextlib.contextmanager
-def simulating() -> Iterator[Waits]:
-    """Answer what torch asks the driver itself, and let the CPU compute what a GPU would, not by its own kernels."""
+def simulating(*, native: bool) -> Iterator[Waits]:
+    """Answer what torch asks the driver itself. If `native`, also let the CPU compute by the operators of a GPU."""
     waits = Waits()
     with contextlib.ExitStack() as stack:
         for name, answer in DRIVER.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
-        stack.enter_context(operators_of_a_gpu())
+        if native:  # Portable arithmetic has the same operators on both.
+            stack.enter_context(operators_of_a_gpu())
         stack.enter_context(graphs_of_a_gpu())
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
@@ -216,7 +218,7 @@ def confirmed(recipe: Recipe, path: Path, device: str) -> bool:
 def member(number: int, case_name: str, folder: Path) -> None:
     """Train as process `number` of the case's processes, which find each other in `folder`."""
     devices = SEVERAL[case_name]
-    with simulating():
+    with simulating(native=PORTABLE not in case_name):
         recipe, _ = case(case_name, folder / "weights.pt")
         device = torch.device(*devices[number])
         store = distributed.FileStore(str(folder / "store"), len(devices))
@@ -237,6 +239,7 @@ def together(case_name: str, folder: Path) -> dict[str, Tensor]:
 
 def main() -> None:
     numerics.configure(1, exact=True)
+    fused._CHUNK_BYTES = 1 << 16  # a few images: the batch of a case has several chunks
     if sys.argv[2:3] == [MEMBER]:
         _, _, _, name, folder, number = sys.argv
         GPU.set_as_cuda(True)
@@ -253,7 +256,7 @@ def main() -> None:
         Graph.replays = 0
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
-            with simulating() as waits, tempfile.TemporaryDirectory() as folder:
+            with simulating(native=PORTABLE not in name) as waits, tempfile.TemporaryDirectory() as folder:
                 recipe, init = case(name, Path(folder) / "weights.pt")
                 cpu = trained(recipe, init, torch.device("cpu"), Path(folder) / "cpu")
                 if name in SEVERAL:

@@ -3,7 +3,7 @@
 A pool leaves a quarter of a convolution's output. Because max(relu(x)) = relu(max(x)), the ReLU runs on that quarter,
 and the whole output is never stored. On a CPU the images are computed in chunks, so that the output of a chunk stays
 in the cache. The number of images in a chunk is constant, because it decides the order in which the weight's gradient
-is added.
+is added. So portable arithmetic has the same chunks on a GPU.
 """
 
 from math import prod
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lockstep.kernels import reference
+from lockstep.kernels import portable, reference
 from lockstep.kernels.reference import Padding
 from lockstep.kernels.winograd import Winograd, applies
 
@@ -37,9 +37,13 @@ def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: t
 
 def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
     """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if `pool` is true."""
-    if reference.is_used() or x.device.type != "cpu":
+    if reference.is_used() or not _in_chunks(x):
         return reference.conv(x, weight, padding, pool)
     return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue())
+
+
+def _in_chunks(x: Tensor) -> bool:
+    return x.device.type == "cpu" or portable.is_active()
 
 
 def _computed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue") -> Tensor:
@@ -210,7 +214,7 @@ class _Convolution:
         self._rest = (left - columns, right - columns, above - rows, below - rows)
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         chunk = self._winograd.images if self._winograd else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
-        self.images = chunk if x.device.type == "cpu" else len(x)
+        self.images = chunk if _in_chunks(x) else len(x)
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
