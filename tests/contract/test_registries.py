@@ -12,7 +12,7 @@ import torch
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, to_device
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import parameter_groups
@@ -67,14 +67,18 @@ def require_function_of_seed_epoch_and_example(train, images):
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
     augmentation = AUGMENTATIONS[name]()
+
+    def train(images, keys):
+        return augmentation.train(images, to_device(augmentation.draw(keys, images), images.device))
+
     images = torch.randint(256, (40, 32, 32, 3), dtype=torch.uint8)
     tested = augmentation.test(images)
-    for result in (augmentation.train(images, Keys(3, np.arange(40), np.arange(40))), tested):
+    for result in (train(images, Keys(3, np.arange(40), np.arange(40))), tested):
         assert (result.shape, result.dtype) == ((40, *augmentation.shape(32, 32, 3)), torch.float32)
         assert result.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(tested[[7, 2, 9]], augmentation.test(images[[7, 2, 9]]))
     if name != "plain":
-        require_function_of_seed_epoch_and_example(augmentation.train, images)
+        require_function_of_seed_epoch_and_example(train, images)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
