@@ -158,7 +158,7 @@ class Distort(_Augmentation):
         """Return the images, each distorted by its own random values, standardised."""
         from lockstep.data import transforms
 
-        crops = transforms.windows(images, (self.crop_px, self.crop_px), 0, values)
+        crops = transforms.windows(images, [self.crop_px] * 2, 0, values)
         return transforms.standardise(transforms.brightness_contrast(crops, values))
 
     def test(self, images: "Tensor") -> "Tensor":
@@ -198,11 +198,8 @@ class FlipTranslate(_Normalised):
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
         """Return the offsets and flips of the images."""
         offsets = 2 * self.pixels + 1
-        flips = self.flip * keys.alternating_flips()
-        return {
-            "rows": keys.below("shift_y", offsets),
-            "columns": keys.below("shift_x", offsets) + offsets * flips,
-        }
+        columns = keys.below("shift_x", offsets) + self.flip * offsets * keys.alternating_flips()
+        return {"rows": keys.below("shift_y", offsets), "columns": columns}
 
     def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, flipped in every other epoch, moved and normalised."""

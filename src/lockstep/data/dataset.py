@@ -213,8 +213,9 @@ class Dataset:
         Raises: IndexError if the plan has no such tower.
         """
         keys, pipeline = plan.keys(tower), plan.pipeline
-        drawn = pipeline.augmentation.draw(keys, self.images)
-        values = to_device({"examples": keys.examples, **drawn}, self.labels.device)
+        values = to_device(
+            {"examples": keys.examples} | pipeline.augmentation.draw(keys, self.images), self.labels.device
+        )
         examples = values["examples"]
         images = self.pixels(examples if self.images.device == examples.device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
