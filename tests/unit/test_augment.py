@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep import rng
 from lockstep.data import Crop, Distort, FlipTranslate, Shift
 from lockstep.data.transforms import Keys, resize, standardise, to_device, unit
 
@@ -33,19 +32,18 @@ def test_every_distortion_in_order_by_hand():
     images, k = random_images(6), keys(6, seed=5)
     images[..., 2] //= 3  # channels of different means
     middle = Distort().test(images).permute(0, 2, 3, 1).double().numpy()
-    words = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
     out = train(Distort(), images, k)
     assert out.is_contiguous(memory_format=torch.channels_last)
     out = out.permute(0, 2, 3, 1).double().numpy()
     for i, image in enumerate(images.double().numpy()):
         x = image[4:28, 4:28]
         assert np.abs(middle[i] - (x - x.mean()) / x.std()).max() < 1e-4
-        top, left = (int(rng.below(words[name], 9)[i]) for name in ("crop_y", "crop_x"))
+        top, left = (k.below(name, 9)[i] for name in ("crop_y", "crop_x"))
         x = image[top : top + 24, left : left + 24]
-        if rng.below(words["flip"], 2)[i]:
+        if k.below("flip", 2)[i]:
             x = x[:, ::-1]
-        x = x + rng.uniform(words["brightness"], -63, 63)[i]
-        factor = rng.uniform(words["contrast"], 0.2, 1.8)[i]
+        x = x + k.uniform("brightness", -63, 63)[i]
+        factor = k.uniform("contrast", 0.2, 1.8)[i]
         for channel in range(3):
             plane = x[..., channel]
             x[..., channel] = (plane - plane.mean()) * factor + plane.mean()
@@ -125,11 +123,12 @@ def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
 def test_a_crop_is_resized_like_torchs_bilinear_interpolation_and_flipped_at_random():
     images = random_images(50)
     crop = Crop(scale=(0.25, 0.25), ratio=(1.0, 1.0), **PLAIN_CROP)
-    out, words = train(crop, images, keys(50)), keys(50)
-    flips = torch.from_numpy(rng.below(words.words("flip"), 2) == 1)
+    k = keys(50)
+    out = train(crop, images, k)
+    flips = torch.from_numpy(k.below("flip", 2) == 1)
     assert 10 < flips.sum() < 40
     out[flips] = out[flips].flip(-1)
-    tops, lefts = ((rng.uniform(words.words(stream)) * 16.0) for stream in ("crop_y", "crop_x"))
+    tops, lefts = (k.uniform(stream) * 16.0 for stream in ("crop_y", "crop_x"))
     for image, found, top, left in zip(crop.test(images), out, tops, lefts, strict=True):
         axes = [(torch.arange(32) + 0.5) / 2 - 0.5 + start for start in (top, left)]
         rows, columns = (2 * axis.clamp(0, 31) / 31 - 1 for axis in axes)

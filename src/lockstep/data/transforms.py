@@ -17,7 +17,7 @@ from torch import Tensor
 from lockstep import rng
 from lockstep.kernels import portable, rounding
 
-Values = dict[str, NDArray[Any]]  # the random values of a batch, by name; each array has one row for each image
+Values = dict[str, NDArray[Any]]  # arrays of a batch, by name, such as its random values: one row for each image
 Tensors = Mapping[str, Tensor]  # the same on the device of the images
 
 
