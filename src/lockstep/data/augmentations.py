@@ -3,7 +3,8 @@
 `transforms.py` has the computation.
 
 Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
-depends only on (seed, epoch, example), not on the rest of its batch.
+depends only on (seed, epoch, example), not on the rest of its batch. `draw` draws a batch's random values on the
+host, and `train` computes with them where the images are.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
