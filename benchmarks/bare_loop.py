@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from lockstep.data.augmentations import Distort
 from lockstep.data.readers import load_cifar10
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, to_device
 from lockstep.models.tutorial import build
 
 
@@ -47,9 +47,9 @@ def main() -> None:
             for copy, parameter in zip(network.parameters(), master.parameters(), strict=True):
                 copy.copy_(parameter)
         index = generator.integers(len(dataset), size=128)
-        images = augmentation.train(
-            dataset.images[torch.from_numpy(index)], Keys(0, np.full(128, step), index)
-        ).bfloat16()
+        values = augmentation.draw(Keys(0, np.full(128, step), index), dataset.images)
+        raw = dataset.images[torch.from_numpy(index)]
+        images = augmentation.train(raw, to_device(values, raw.device)).bfloat16()
         loss = functional.cross_entropy(network(images).float(), dataset.labels[index])
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         flat = torch.cat([g.reshape(-1).float() for g in gradients])

@@ -51,18 +51,10 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def counted(case: str, as_graph: bool = True) -> Facts:
     """Return operators, launches and copies of one step of `case`, and the most frequent launches."""
-    copies: Counter[str] = Counter()
-    to_device = transforms.to_device
-
-    def copied(*args: Any) -> torch.Tensor:
-        copies["to the device"] += 1
-        return to_device(*args)
-
     with (
         operators_of_a_gpu(),
         graphs_of_a_gpu(),
-        mock.patch.object(transforms, "to_device", copied),
-        mock.patch.object(dataset, "to_device", copied),
+        mock.patch.object(dataset, "to_device", wraps=transforms.to_device) as to_device,
     ):
         changes = {"arithmetic": "native", "steps": _BEFORE + 1}
         trained = session(case, torch.device("cpu"), 300, changes)
@@ -70,13 +62,14 @@ def counted(case: str, as_graph: bool = True) -> Facts:
         updates = trained.updates(Observer())
         for _ in range(_BEFORE):
             next(updates)
-        copies.clear()
+        to_device.reset_mock()
         replays = Graph.replays
         with Count() as count:
             next(updates)
         count.launches["CUDA graph"] = Graph.replays - replays
     most = dict(count.launches.most_common(12))
-    return {"operators": count.operators, "launches": count.launches.total(), "copies": copies.total(), "most": most}
+    launches, copies = count.launches.total(), to_device.call_count
+    return {"operators": count.operators, "launches": launches, "copies": copies, "most": most}
 
 
 def row(facts: Facts) -> list[str]:

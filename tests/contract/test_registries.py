@@ -12,7 +12,7 @@ import torch
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS
-from lockstep.data.transforms import Keys
+from lockstep.data.transforms import Keys, to_device
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
 from lockstep.optim.settings import parameter_groups
@@ -53,28 +53,26 @@ def test_a_model_is_seeded_trainable_and_deterministic(name):
     assert torch.equal(first(images), first(images))
 
 
-def require_function_of_seed_epoch_and_example(train, images):
-    """Raise unless what `train` makes of an image depends on these, and not on others in the batch or their order."""
-    rows = np.arange(len(images))
-    keys = Keys(3, rows // 20, rows % 20)
-    out = train(images, keys)
-    order = np.random.default_rng(0).permutation(len(images))[:27]
-    assert torch.equal(train(images[order], Keys(3, keys.epochs[order], keys.examples[order])), out[order])
-    assert not torch.equal(train(images, Keys(4, keys.epochs, keys.examples)), out)
-    assert not torch.equal(train(images, Keys(3, keys.epochs + 1, keys.examples)), out)
-
-
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
+    """It depends on these, and not on others in the batch or their order."""
     augmentation = AUGMENTATIONS[name]()
-    images = torch.randint(256, (40, 32, 32, 3), dtype=torch.uint8)
-    tested = augmentation.test(images)
-    for result in (augmentation.train(images, Keys(3, np.arange(40), np.arange(40))), tested):
+
+    def train(images, keys):
+        return augmentation.train(images, to_device(augmentation.draw(keys, images), images.device))
+
+    images, rows = torch.randint(256, (40, 32, 32, 3), dtype=torch.uint8), np.arange(40)
+    keys = Keys(3, rows // 20, rows % 20)
+    out, tested = train(images, keys), augmentation.test(images)
+    for result in (out, tested):
         assert (result.shape, result.dtype) == ((40, *augmentation.shape(32, 32, 3)), torch.float32)
         assert result.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(tested[[7, 2, 9]], augmentation.test(images[[7, 2, 9]]))
+    order = np.random.default_rng(0).permutation(40)[:27]
+    assert torch.equal(tested[order], augmentation.test(images[order]))
+    assert torch.equal(train(images[order], Keys(3, keys.epochs[order], keys.examples[order])), out[order])
     if name != "plain":
-        require_function_of_seed_epoch_and_example(augmentation.train, images)
+        assert not torch.equal(train(images, keys._replace(seed=4)), out)
+        assert not torch.equal(train(images, keys._replace(epochs=keys.epochs + 1)), out)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

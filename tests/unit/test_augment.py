@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep import rng
 from lockstep.data import Crop, Distort, FlipTranslate, Shift
-from lockstep.data.transforms import Keys, alternating_flip, resize, standardise, translate, unit
+from lockstep.data.transforms import Keys, resize, standardise, to_device, unit
 
 
 def keys(count: int, seed: int = 0) -> Keys:
     return Keys(seed, np.zeros(count, np.int64), np.arange(count))
+
+
+def train(augmentation, images, keys) -> torch.Tensor:
+    return augmentation.train(images, to_device(augmentation.draw(keys, images), images.device))
 
 
 def random_images(count: int) -> torch.Tensor:
@@ -29,19 +32,18 @@ def test_every_distortion_in_order_by_hand():
     images, k = random_images(6), keys(6, seed=5)
     images[..., 2] //= 3  # channels of different means
     middle = Distort().test(images).permute(0, 2, 3, 1).double().numpy()
-    words = {name: k.words(name) for name in ("crop_y", "crop_x", "flip", "brightness", "contrast")}
-    out = Distort().train(images, k)
+    out = train(Distort(), images, k)
     assert out.is_contiguous(memory_format=torch.channels_last)
     out = out.permute(0, 2, 3, 1).double().numpy()
     for i, image in enumerate(images.double().numpy()):
         x = image[4:28, 4:28]
         assert np.abs(middle[i] - (x - x.mean()) / x.std()).max() < 1e-4
-        top, left = (int(rng.below(words[name], 9)[i]) for name in ("crop_y", "crop_x"))
+        top, left = (k.below(name, 9)[i] for name in ("crop_y", "crop_x"))
         x = image[top : top + 24, left : left + 24]
-        if rng.below(words["flip"], 2)[i]:
+        if k.below("flip", 2)[i]:
             x = x[:, ::-1]
-        x = x + rng.uniform(words["brightness"], -63, 63)[i]
-        factor = rng.uniform(words["contrast"], 0.2, 1.8)[i]
+        x = x + k.uniform("brightness", -63, 63)[i]
+        factor = k.uniform("contrast", 0.2, 1.8)[i]
         for channel in range(3):
             plane = x[..., channel]
             x[..., channel] = (plane - plane.mean()) * factor + plane.mean()
@@ -52,7 +54,7 @@ def test_every_distortion_in_order_by_hand():
 def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
     image = torch.zeros(500, 8, 8, 1, dtype=torch.uint8)
     image[:, 3, 4] = 255
-    moved = Shift(pixels=1).train(image, keys(500))
+    moved = train(Shift(pixels=1), image, keys(500))
     places = moved.flatten(1).argmax(1)
     assert set(zip((places // 8).tolist(), (places % 8).tolist(), strict=True)) == {
         (r, c) for r in (2, 3, 4) for c in (3, 4, 5)
@@ -61,7 +63,7 @@ def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
 
 
 def test_flips_alternate_between_epochs_with_a_random_phase_for_each_image():
-    epochs = [alternating_flip(Keys(5, np.full(2000, epoch), np.arange(2000))) for epoch in range(4)]
+    epochs = [Keys(5, np.full(2000, epoch), np.arange(2000)).alternating_flips() for epoch in range(4)]
     assert (epochs[0] != epochs[1]).all()
     assert (epochs[0] == epochs[2]).all()
     assert (epochs[1] == epochs[3]).all()
@@ -69,17 +71,18 @@ def test_flips_alternate_between_epochs_with_a_random_phase_for_each_image():
 
 
 def test_translation_moves_the_reflected_image():
-    images, flips = random_images(300), np.arange(300) % 2 == 1
-    moved = translate(images, keys(300), 2, flips)
-    padded = torch.nn.functional.pad(images.permute(0, 3, 1, 2).float(), (2, 2, 2, 2), mode="reflect")
+    images, k = random_images(300), keys(300)
+    moved, flips = train(FlipTranslate(pixels=2), images, k), k.alternating_flips()
+    padded = torch.nn.functional.pad(FlipTranslate().test(images), (2, 2, 2, 2), mode="reflect")
     seen = set()
     for i in range(300):
-        found = moved[i].flip(1) if flips[i] else moved[i]
-        windows = {(y, x): padded[i, :, y : y + 32, x : x + 32].permute(1, 2, 0) for y in range(5) for x in range(5)}
-        (offset,) = [offset for offset, window in windows.items() if torch.equal(window, found.float())]
+        found = moved[i].flip(2) if flips[i] else moved[i]
+        windows = {(y, x): padded[i, :, y : y + 32, x : x + 32] for y in range(5) for x in range(5)}
+        (offset,) = [offset for offset, window in windows.items() if torch.equal(window, found)]
         seen.add(offset)
     assert len(seen) == 25
-    assert torch.equal(translate(images, keys(300), 0, np.zeros(300, bool)), images)
+    still = FlipTranslate(pixels=0, flip=False)
+    assert torch.equal(train(still, images, k), still.test(images))
 
 
 @pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
@@ -100,7 +103,7 @@ def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
     place = torch.arange(side, dtype=torch.uint8)
     image = torch.stack((place[:, None].expand(side, side), place.expand(side, side), place.expand(side, side)), -1)
     crop = Crop(scale=(0.2, 0.6), ratio=(0.5, 2.0), flip=False, **PLAIN_CROP)
-    out = crop.train(image.expand(count, -1, -1, -1), keys(count))
+    out = train(crop, image.expand(count, -1, -1, -1), keys(count))
     rows, columns = out[:, 0, :, side // 2].double() * 255, out[:, 1, side // 2].double() * 255
     # Between two samples in the middle no position is cut to the image.
     high, wide = ((values[:, 20] - values[:, 12]) * side / 8 for values in (rows, columns))
@@ -120,11 +123,12 @@ def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
 def test_a_crop_is_resized_like_torchs_bilinear_interpolation_and_flipped_at_random():
     images = random_images(50)
     crop = Crop(scale=(0.25, 0.25), ratio=(1.0, 1.0), **PLAIN_CROP)
-    out, words = crop.train(images, keys(50)), keys(50)
-    flips = torch.from_numpy(rng.below(words.words("flip"), 2) == 1)
+    k = keys(50)
+    out = train(crop, images, k)
+    flips = torch.from_numpy(k.below("flip", 2) == 1)
     assert 10 < flips.sum() < 40
     out[flips] = out[flips].flip(-1)
-    tops, lefts = ((rng.uniform(words.words(stream)) * 16.0) for stream in ("crop_y", "crop_x"))
+    tops, lefts = (k.uniform(stream) * 16.0 for stream in ("crop_y", "crop_x"))
     for image, found, top, left in zip(crop.test(images), out, tops, lefts, strict=True):
         axes = [(torch.arange(32) + 0.5) / 2 - 0.5 + start for start in (top, left)]
         rows, columns = (2 * axis.clamp(0, 31) / 31 - 1 for axis in axes)

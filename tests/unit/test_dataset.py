@@ -1,20 +1,26 @@
 """Dataset: the same examples and the same run, whether its images are in memory, or in a file that is mapped."""
 
 import itertools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from benchmarks import invented
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.placement import Placement
-from lockstep.data import readers
+from lockstep.data import AUGMENTATIONS, readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import Rows
+from lockstep.data.transforms import to_device
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.recipes import get_recipe
 
 KINDS = ["mapped", "mapped in another order"]
+META = torch.device("meta")  # It stands for a GPU: a tensor on it has no values.
 
 
 def through(kind, dataset):
@@ -62,13 +68,40 @@ def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
 
 
 def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
-    """The device "meta" stands for a GPU: a tensor on it has no values."""
-    meta = torch.device("meta")
     for kind, limit, place in (("memory", 0, "meta"), (KINDS[1], 0, "cpu"), (KINDS[1], 1 << 30, "meta")):
         monkeypatch.setattr("lockstep.data.dataset._MAX_COPIED_BYTES", limit)
-        moved = through(kind, train_set).to(meta)
+        moved = through(kind, train_set).to(META)
         assert (moved.images.device.type, moved.labels.device.type) == (place, "meta")
         assert moved.pixels(slice(5)).device.type == moved.pixels(torch.tensor([2, 1])).device.type == "meta"
+
+
+class Copies(TorchDispatchMode):
+    """Counts the copies from the CPU to another device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_a_shard_on_a_gpu_takes_one_copy_from_the_host(name):
+    dataset = invented.load("cifar10", 300)["train"].to(META)
+    course = plan(augmentation=AUGMENTATIONS[name](), arithmetic="native")
+    dataset.shard(course, 0)  # This one also copies constants.
+    with Copies() as copies:
+        dataset.shard(course, 1)
+    assert copies.count == 1
+
+
+def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
+    values = {"flips": np.arange(5) > 2, "rows": np.arange(5), "shares": np.float32([[1, 2], [3, 4]]).T}
+    for name, shared in to_device(values, torch.device("cpu")).items():
+        assert np.shares_memory(shared.numpy(), values[name])
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, non_blocking: tensor)
+    for name, moved in to_device(values, SimpleNamespace(type="another")).items():
+        assert moved.tolist() == values[name].tolist()
 
 
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):

@@ -3,7 +3,8 @@
 `transforms.py` has the computation.
 
 Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
-depends only on (seed, epoch, example), not on the rest of its batch.
+depends only on (seed, epoch, example), not on the rest of its batch. `draw` draws a batch's random values on the
+host, and `train` computes with them where the images are.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -15,7 +16,7 @@ from lockstep.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.data.transforms import Keys
+    from lockstep.data.transforms import Keys, Tensors, Values
 
 Shape = tuple[int, int, int]
 
@@ -48,8 +49,12 @@ class _Augmentation(Settings):
         """Return the shape [C, h, w] of the result for images of this size. Raises: ValueError if they do not fit."""
         return channels, height, width
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
-        """Return the images for a training step, each augmented by its own random values."""
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the random values of a training step for images of the size of `images`."""
+        return {}
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
+        """Return the images for a training step, each augmented by its own random `values`: `draw`'s, as tensors."""
         return self.test(images)
 
     def test(self, images: "Tensor") -> "Tensor":
@@ -102,11 +107,16 @@ class Shift(_Augmentation):
     kind: Literal["shift"] = "shift"
     pixels: int = Field(1, ge=0)
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the offsets of the images."""
+        offsets = 2 * self.pixels + 1
+        return {"rows": keys.below("shift_y", offsets), "columns": keys.below("shift_x", offsets)}
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, each moved by its own offsets."""
         from lockstep.data import transforms
 
-        return self.test(transforms.shift(images, keys, self.pixels))
+        return self.test(transforms.shift(images, self.pixels, values))
 
 
 class Distort(_Augmentation):
@@ -135,12 +145,22 @@ class Distort(_Augmentation):
             raise ValueError(f"augmentation.crop_px {self.crop_px} is larger than the images, {height}x{width}")
         return channels, self.crop_px, self.crop_px
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the crops, flips, brightness and contrast of the images."""
+        rows, columns = (extent - self.crop_px + 1 for extent in images.shape[1:3])
+        return {
+            "rows": keys.below("crop_y", rows),
+            "columns": keys.below("crop_x", columns) + columns * keys.below("flip", 2),
+            "brightness": keys.uniform("brightness", -self.brightness, self.brightness).astype("float32"),
+            "contrast": keys.uniform("contrast", *self.contrast).astype("float32"),
+        }
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, each distorted by its own random values, standardised."""
         from lockstep.data import transforms
 
-        crops = transforms.random_crop_flip(images, keys, self.crop_px)
-        return transforms.standardise(transforms.brightness_contrast(crops, keys, self.brightness, self.contrast))
+        crops = transforms.windows(images, [self.crop_px] * 2, 0, values)
+        return transforms.standardise(transforms.brightness_contrast(crops, values))
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the central crops, standardised."""
@@ -176,13 +196,17 @@ class FlipTranslate(_Normalised):
             raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
         return super().shape(height, width, channels)
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the offsets and flips of the images."""
+        offsets = 2 * self.pixels + 1
+        columns = keys.below("shift_x", offsets) + self.flip * offsets * keys.alternating_flips()
+        return {"rows": keys.below("shift_y", offsets), "columns": columns}
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the images, flipped in every other epoch, moved and normalised."""
         from lockstep.data import transforms
 
-        flips = transforms.alternating_flip(keys) & self.flip
-        moved = transforms.translate(images, keys, self.pixels, flips)
-        return transforms.normalise(moved, self.mean, self.std)
+        return self.test(transforms.windows(images, images.shape[1:3], self.pixels, values))
 
 
 class Crop(_Normalised):
@@ -201,12 +225,17 @@ class Crop(_Normalised):
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the crops and flips of the images."""
+        from lockstep.data import transforms
+
+        return transforms.draw_crops(keys, images, self.scale, self.ratio, self.flip)
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return a random crop of each image, flipped or not, normalised."""
         from lockstep.data import transforms
 
-        crops = transforms.resized_crop(images, keys, self.scale, self.ratio, self.flip)
-        return transforms.normalise(crops, self.mean, self.std)
+        return self.test(transforms.resized(images, values))
 
 
 class Features(_Augmentation):
@@ -218,11 +247,15 @@ class Features(_Augmentation):
 
     kind: Literal["features"] = "features"
 
-    def train(self, images: "Tensor", keys: "Keys") -> "Tensor":
+    def draw(self, keys: "Keys", images: "Tensor") -> "Values":
+        """Return the flips of the images."""
+        return {"flips": keys.alternating_flips() == 1}
+
+    def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
         """Return the features of the mirror image first in every other epoch of an example, as FlipTranslate flips."""
         from lockstep.data import transforms
 
-        return transforms.flipped(self.test(images), transforms.alternating_flip(keys))
+        return transforms.flipped(self.test(images), values)
 
     def test(self, images: "Tensor") -> "Tensor":
         """Return the features, those of the image itself first."""

@@ -167,7 +167,7 @@ class Dataset:
         else:
             images = self.images.index_select(0, rows.to(self.images.device))
         same = images.device == self.labels.device
-        return images if same else to_device(images.numpy(), self.labels.device)
+        return images if same else to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
@@ -213,13 +213,16 @@ class Dataset:
         Raises: IndexError if the plan has no such tower.
         """
         keys, pipeline = plan.keys(tower), plan.pipeline
-        rows = to_device(keys.examples, self.labels.device)
-        images = self.pixels(rows if self.images.device == rows.device else torch.from_numpy(keys.examples))
+        values = to_device(
+            {"examples": keys.examples} | pipeline.augmentation.draw(keys, self.images), self.labels.device
+        )
+        examples = values["examples"]
+        images = self.pixels(examples if self.images.device == examples.device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
-            images = pipeline.augmentation.train(images, keys)
+            images = pipeline.augmentation.train(images, values)
             if plan.size_px:
                 images = resize(images, plan.size_px)
-            return Shard(tower, images, self.labels[rows], self.priors if pipeline.balanced else None)
+            return Shard(tower, images, self.labels[examples], self.priors if pipeline.balanced else None)
 
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs, unless the dataset is smaller than a batch

@@ -5,7 +5,7 @@ the same on any number of towers and processes, and after any resume.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.kernels import portable, rounding
+
+Values = dict[str, NDArray[Any]]  # arrays of a batch, by name, such as its random values: one row for each image
+Tensors = Mapping[str, Tensor]  # the same on the device of the images
 
 
 class Keys(NamedTuple):
@@ -29,20 +32,42 @@ class Keys(NamedTuple):
         """Return one random 64-bit word for each image of the batch, from the stream called `stream`."""
         return rng.words(self.seed, stream, self.epochs, self.examples)
 
+    def below(self, stream: str, limit: int) -> NDArray[np.int64]:
+        """Return one random integer in [0, limit) for each image."""
+        return rng.below(self.words(stream), limit)
 
-def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return `values` as a tensor on `device`. On a CPU both share their memory.
+    def uniform(self, stream: str, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
+        """Return one random number in [low, high) for each image."""
+        return rng.uniform(self.words(stream), low, high)
+
+    def alternating_flips(self) -> NDArray[np.int64]:
+        """Return 1 for each image that is flipped, else 0: in every other epoch, from a random one of the first two.
+
+        So two consecutive epochs show every image both ways; independent flips would do so for half of the images.
+        Source: Jordan 2024 (arXiv:2404.00498), section 3.6.
+        """
+        phases = rng.below(rng.words(self.seed, "flip_phase", self.examples), 2)
+        return (phases + self.epochs) % 2
+
+
+def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
+    """Return `values` as tensors on `device`. On a CPU both share their memory; a GPU gets all of them by one copy.
 
     A GPU's copy from ordinary memory waits until the GPU has computed all that was queued before, so that it idles
     while the next step is prepared. A copy from pinned memory is queued like any other work.
     """
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def per_image(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return one value for each image of a batch as [b, 1, 1, 1]."""
-    return to_device(values, device).view(-1, 1, 1, 1)
+    tensors = {name: torch.from_numpy(array) for name, array in values.items()}
+    if device.type == "cpu":
+        return tensors
+    # The largest items come first, so that each array starts at a multiple of its items' size, as `view` demands.
+    names = sorted(values, key=lambda name: -values[name].itemsize)
+    sizes = [values[name].nbytes for name in names]
+    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    np.concatenate([values[name].ravel().view(np.uint8) for name in names], out=packed.numpy())
+    parts = torch.split(packed.to(device, non_blocking=True), sizes)
+    return {
+        name: part.view(tensors[name].dtype).view(tensors[name].shape) for name, part in zip(names, parts, strict=True)
+    }
 
 
 def unit(images: Tensor) -> Tensor:
@@ -50,34 +75,26 @@ def unit(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2).float().mul_(1.0 / 255.0)
 
 
-def shift(images: Tensor, keys: Keys, pixels: int) -> Tensor:
-    """Move each image down and right by integers uniform in [-pixels, pixels]; uint8 [b, H, W, C], black edges."""
-    height, width = images.shape[1:3]
+def shift(images: Tensor, pixels: int, values: Tensors) -> Tensor:
+    """Return a window of each image with black edges of `pixels`, as large as the image; see `windows`."""
     padded = torch.nn.functional.pad(images, (0, 0, pixels, pixels, pixels, pixels))
-    tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) for stream in ("shift_y", "shift_x"))
-    rows, columns = (start[:, None] + np.arange(extent) for start, extent in ((tops, height), (lefts, width)))
-    return _gathered(padded, rows, columns)
+    return windows(padded, images.shape[1:3], 0, values)
 
 
-def random_crop_flip(images: Tensor, keys: Keys, size_px: int) -> Tensor:
-    """Crop each image at uniform offsets, and flip it left-right with probability 1/2; uint8 [b, s, s, C]."""
-    _, height, width, _ = images.shape
-    tops = rng.below(keys.words("crop_y"), height - size_px + 1)
-    lefts = rng.below(keys.words("crop_x"), width - size_px + 1)
-    flips = rng.below(keys.words("flip"), 2) == 1
-    rows, columns = (start[:, None] + np.arange(size_px) for start in (tops, lefts))
-    return _gathered(images, rows, _mirrored(columns, flips))
+def windows(images: Tensor, size: Sequence[int], beyond: int, values: Tensors) -> Tensor:
+    """Return a window of `size` (h, w) of each image: uint8 [b, H, W, C] -> [b, h, w, C].
 
-
-def alternating_flip(keys: Keys) -> NDArray[np.bool_]:
-    """Return whether each image is flipped, bool [b]: in every other epoch, starting in a random one of the first two.
-
-    So two consecutive epochs show every image both ways; independent flips would do so for half of the images.
-    Source: Jordan 2024 (arXiv:2404.00498), section 3.6.
+    The windows are numbered along each axis, from the one that starts `beyond` pixels before the image to the one that
+    ends as many after it. There the image is continued by its reflection, without repeating the edge pixels. Then
+    follow their mirror images, in the same order. The `values` rows and columns, int64 [b], are numbers of windows.
     """
-    phases = rng.below(rng.words(keys.seed, "flip_phase", keys.examples), 2)
-    flipped: NDArray[np.bool_] = (phases + keys.epochs) % 2 == 1
-    return flipped
+    batch, height, width, channels = images.shape
+    rows = _positions(height, size[0], beyond, images.device).index_select(0, values["rows"])
+    columns = _positions(width, size[1], beyond, images.device).index_select(0, values["columns"])
+    first = torch.arange(0, batch * height, height, device=images.device)[:, None]
+    pixels = ((first + rows) * width)[:, :, None] + columns[:, None]  # [b, h, w]
+    # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for each byte.
+    return images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(*pixels.shape, channels)
 
 
 def features(images: Tensor) -> Tensor:
@@ -85,45 +102,56 @@ def features(images: Tensor) -> Tensor:
     return images.contiguous().view(torch.float32).permute(0, 3, 1, 2)
 
 
-def flipped(values: Tensor, flips: NDArray[np.bool_]) -> Tensor:
-    """Return [b, C, h, w] with each image mirrored where `flips`, bool [b], is true."""
-    chosen = to_device(flips, values.device)[:, None, None, None]
-    return torch.where(chosen, values.flip(-1), values)
+def flipped(images: Tensor, values: Tensors) -> Tensor:
+    """Return [b, C, h, w] with each image mirrored where the value `flips`, bool [b], is true."""
+    return torch.where(values["flips"][:, None, None, None], images.flip(-1), images)
 
 
-def translate(images: Tensor, keys: Keys, pixels: int, flips: NDArray[np.bool_]) -> Tensor:
-    """Move each image by integers uniform in [-pixels, pixels] along both axes, and flip it where `flips` is true.
-
-    uint8 [b, H, W, C]. The image is continued by its reflection at the edge, without repeating the edge pixels.
-    """
-    height, width = images.shape[1:3]
-    tops, lefts = (rng.below(keys.words(stream), 2 * pixels + 1) - pixels for stream in ("shift_y", "shift_x"))
-    rows = _reflected(tops[:, None] + np.arange(height), height)
-    columns = _reflected(lefts[:, None] + np.arange(width), width)
-    return _gathered(images, rows, _mirrored(columns, flips))
-
-
-def resized_crop(
-    images: Tensor, keys: Keys, scale: tuple[float, float], ratio: tuple[float, float], flip: bool
-) -> Tensor:
-    """Crop each image at random and resize the crop to the image's size, bilinear; uint8 -> float32 [b, H, W, C].
+def draw_crops(
+    keys: Keys, images: Tensor, scale: tuple[float, float], ratio: tuple[float, float], flip: bool
+) -> Values:
+    """Return the values for `resized`: random crops of `images`, each resized to the image's size.
 
     The crop's share of the area is uniform in `scale`, the logarithm of its width / height (of a square image) uniform
     in that of `ratio`, its position uniform; a crop that would be larger than the image is cut to it. With `flip`, each
     image is mirrored with probability 1/2. A crop is never larger than the result, so no antialiasing is needed.
     """
     height, width = images.shape[1:3]
-    area = rng.uniform(keys.words("crop_area"), *scale)
-    logarithms = rng.uniform(keys.words("crop_ratio"), rounding.log(ratio[0]), rounding.log(ratio[1]))
+    area = keys.uniform("crop_area", *scale)
+    logarithms = keys.uniform("crop_ratio", rounding.log(ratio[0]), rounding.log(ratio[1]))
     aspect = np.array([rounding.exp(value) for value in logarithms.tolist()])
     down = np.minimum(np.sqrt(area / aspect), 1.0) * height
     across = np.minimum(np.sqrt(area * aspect), 1.0) * width
-    tops, lefts = (rng.uniform(keys.words(stream)) for stream in ("crop_y", "crop_x"))
-    rows = _sampled((height - down) * tops, down, height)
-    columns = _sampled((width - across) * lefts, across, width)
+    rows = _sampled((height - down) * keys.uniform("crop_y"), down, height)
+    columns = _sampled((width - across) * keys.uniform("crop_x"), across, width)
     if flip:
-        columns = _mirrored(columns, rng.below(keys.words("flip"), 2) == 1)
-    return _interpolated(images, rows, columns)
+        columns = np.where(keys.below("flip", 2)[:, None], columns[:, ::-1], columns)
+    positions = np.concatenate((rows, columns), axis=1)
+    below = np.floor(positions)
+    return {"below": below.astype(np.int64), "shares": (positions - below).astype(np.float32)}
+
+
+def resized(images: Tensor, values: Tensors) -> Tensor:
+    """Return each image's values at its own rows and columns, bilinear: uint8 -> float32 [b, H, W, C].
+
+    The values are those of `draw_crops`: int64 `below` [b, H + W], the pixel before each row and column, and float32
+    `shares` [b, H + W], the distance to it. Every output value is computed from its four neighbours alone, so it does
+    not depend on the rest of the batch.
+    """
+    batch, height, width, channels = images.shape
+
+    def blended(lines: Tensor, part: slice, extent: int) -> Tensor:
+        """Return lines [b * extent, n] at the positions [b, m] of `part` as float32 [b, m, n]."""
+        first = torch.arange(0, batch * extent, extent, device=lines.device)[:, None]
+        below = values["below"][:, part]
+        pairs = first + torch.stack((below, (below + 1).clamp_(max=extent - 1)))
+        low, high = lines.index_select(0, pairs.view(-1)).view(*pairs.shape, -1).float().unbind()
+        return low.lerp_(high, values["shares"][:, part, None])
+
+    sampled = blended(images.reshape(batch * height, -1), slice(height), height)  # [b, h, W C]
+    turned = sampled.view(batch, -1, width, channels).transpose(1, 2)  # [b, W, h, C]
+    result = blended(turned.reshape(batch * width, -1), slice(height, None), width)  # [b, w, h C]
+    return result.view(batch, width, -1, channels).transpose(1, 2).contiguous()
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -147,21 +175,20 @@ def resize(images: Tensor, size_px: int) -> Tensor:
     return shrunk.view(batch, size_px, size_px, channels).permute(0, 3, 1, 2)
 
 
-def brightness_contrast(images: Tensor, keys: Keys, delta: float, contrast: tuple[float, float]) -> Tensor:
-    """Add one value of U[-delta, delta) to each image, then scale each channel about its mean by one of U[contrast).
+def brightness_contrast(images: Tensor, values: Tensors) -> Tensor:
+    """Add `brightness` to each image, then scale each channel about its mean by `contrast`: `values`, float32 [b].
 
-    uint8 [b, H, W, C] -> float32 [b, H, W, C]; values are not clipped.
+    uint8 [b, H, W, C] -> float32 [b, H, W, C]; pixels are not clipped.
     """
-    added = per_image(rng.uniform(keys.words("brightness"), -delta, delta).astype(np.float32), images.device)
-    factor = per_image(rng.uniform(keys.words("contrast"), *contrast).astype(np.float32), images.device)
-    values = images.float()
-    count, height, width, channels = values.shape
+    added, factor = (values[name].view(-1, 1, 1, 1) for name in ("brightness", "contrast"))
+    pixels = images.float()
+    count, height, width, channels = pixels.shape
     # Summing along columns first is the fast order. The sums are exact in any order, because pixels are integers.
-    columns = values.sum(1).view(count, width, channels)
+    columns = pixels.sum(1).view(count, width, channels)
     means = (columns.sum(1) / (height * width)).view(-1, 1, 1, channels) + added
     # factor * (value + added - mean) + mean, rewritten as one product and one sum for each value
     offsets = (means + factor * (added - means)).expand(-1, 1, width, -1).contiguous()
-    return values.mul_(factor).add_(offsets)
+    return pixels.mul_(factor).add_(offsets)
 
 
 def standardise(values: Tensor) -> Tensor:
@@ -177,54 +204,22 @@ def standardise(values: Tensor) -> Tensor:
     return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
 
 
-def _mirrored(columns: NDArray[Any], flips: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the columns [b, w] of each image, in reverse order where `flips` [b] is true."""
-    return np.where(flips[:, None], columns[:, ::-1], columns)
-
-
-def _gathered(images: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> Tensor:
-    """Return the pixels [b, h, w, C] of each image at its own `rows` [b, h] and `columns` [b, w]."""
-    first = torch.arange(len(images), device=images.device)[:, None] * images.shape[1]
-    starts = (first + to_device(rows, images.device)) * images.shape[2]  # the first pixel of each row
-    pixels = starts[:, :, None] + to_device(columns, images.device)[:, None]  # [b, h, w]
-    # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for each byte.
-    return images.reshape(-1, images.shape[3]).index_select(0, pixels.view(-1)).view(*pixels.shape, -1)
-
-
 def _sampled(starts: NDArray[np.float64], lengths: NDArray[np.float64], extent: int) -> NDArray[np.float64]:
     """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start, start + length)."""
     centres = starts[:, None] + (np.arange(extent) + 0.5) * (lengths[:, None] / extent) - 0.5
     return np.clip(centres, 0.0, extent - 1.0)
 
 
-def _interpolated(images: Tensor, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Tensor:
-    """Return the values of uint8 images [b, H, W, C] at fractional `rows` [b, h] and `columns` [b, w], float32.
+@cache  # a constant, as in `_affine`
+def _positions(extent: int, size: int, beyond: int, device: torch.device) -> Tensor:
+    """Return int64 [n, size]: the positions of each window, and of its mirror image, along an axis; see `windows`.
 
-    Every output value is computed from its four neighbours alone, so it does not depend on the rest of the batch.
+    The axis has `extent` pixels.
     """
-    batch, height, width, channels = images.shape
-    device = images.device
-    first = torch.arange(batch, device=device)[:, None]
-
-    def blended(values: Tensor, positions: NDArray[np.float64], extent: int) -> Tensor:
-        """Return values [b * extent, n] at `positions` [b, m] as float32 [b, m, n]."""
-        below = np.floor(positions).astype(np.int64)
-        share = to_device((positions - below).astype(np.float32), device)[:, :, None]
-        index = first * extent + to_device(below, device)
-        after = first * extent + to_device(np.minimum(below + 1, extent - 1), device)
-        low, high = (values.index_select(0, i.view(-1)).view(*i.shape, -1).float() for i in (index, after))
-        return low.lerp_(high, share)
-
-    sampled = blended(images.reshape(batch * height, -1), rows, height)  # [b, h, W C]
-    turned = sampled.view(batch, -1, width, channels).transpose(1, 2)  # [b, W, h, C]
-    result = blended(turned.reshape(batch * width, -1), columns, width)  # [b, w, h C]
-    return result.view(batch, columns.shape[1], -1, channels).transpose(1, 2).contiguous()
-
-
-def _reflected(index: NDArray[np.int64], extent: int) -> NDArray[np.int64]:
-    """Reflect positions outside [0, extent) at the first and the last position."""
-    index = np.abs(index)
-    return np.where(index >= extent, 2 * (extent - 1) - index, index)
+    starts = np.arange(-beyond, extent - size + beyond + 1)
+    positions = np.abs(starts[:, None] + np.arange(size))
+    positions = np.minimum(positions, 2 * (extent - 1) - positions)
+    return torch.from_numpy(np.concatenate((positions, positions[:, ::-1]))).to(device)
 
 
 @cache  # without the cache, each call would copy these constants to the GPU and wait for the copy
