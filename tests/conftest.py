@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from lockstep import numerics
+from lockstep import errors, numerics
 from lockstep.errors import STOP_SIGNALS
 
 numerics.prepare(1)  # before torch is imported: tests that compare bits in this process compute as the program does
@@ -60,6 +60,13 @@ def pytest_sessionstart(session):
 def _own_cache(tmp_path, monkeypatch):
     """Give every test a cache of its own, in its folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _reader():
+    """Let messages name options as a shell takes them. The tests in api/ read them as Python programs do."""
+    with mock.patch.object(errors, "in_python", False):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +172,7 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),
             mock.patch.dict(os.environ), mock.patch.multiple(sys, argv=["lockstep", *words], path=[*sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),  # of a model that the test writes again at once
+            mock.patch.object(errors, "in_python", False),
         ):  # fmt: skip
             stack.enter_context(change)
         for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):

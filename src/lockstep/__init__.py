@@ -58,7 +58,6 @@ _NAMES = {
     "recipes": ("RECIPES",),
     "runs.folder": ("Run",),
 }
-_FUNCTIONS = ("evaluate", "export", "load", "report", "train")
 _MODULES = {name: f"lockstep.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = [*_MODULES]
@@ -75,7 +74,4 @@ def __getattr__(name: str) -> "Any":
         return version("lockstep")
     if name not in _MODULES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULES[name]), name)
-    if name in _FUNCTIONS:
-        found = globals()[name] = importlib.import_module("lockstep.messages").for_python(found)
-    return found
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -17,7 +17,6 @@ from tests.conftest import NATIVE, in_this_process, inline
 import lockstep
 from lockstep import messages
 from lockstep.commands import shell
-from lockstep.errors import DATA, LockstepError
 
 SHELL = [(page, block) for page in documents.PAGES for block in documents.blocks(page.read_text(), page.name)]
 
@@ -61,36 +60,6 @@ def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, progra
     monkeypatch.setattr(sys, "executable", "a folder/python")
     monkeypatch.setenv("PATH", on_path)
     assert messages.command("eval", "runs/a b") == f"{program} eval 'runs/a b'"
-
-
-@pytest.mark.parametrize(
-    ("shell", "python"),
-    [
-        ("continue it with --resume, or give another --name", "continue it with resume=True, or give another name="),
-        (
-            "they are in --data DIR, not in --data /a/B: give them",
-            'they are in data=DIR, not in data="/a/B": give them',
-        ),
-        ("--processes 4: leave out --processes", "processes=4: leave out processes="),
-        ("or --set exact=false, or --precision float32", 'or settings=["exact=false"], or precision="float32"'),
-        (
-            "--no-portable; a--b; --json, or lockstep data fetch --data y",
-            "portable=False; a--b; --json, or lockstep data fetch --data y",
-        ),
-    ],
-)
-def test_a_python_program_reads_options_as_arguments(shell, python):
-    def train(name):
-        """Train."""
-        raise LockstepError(shell, DATA)
-
-    with pytest.raises(LockstepError) as refused:
-        messages.for_python(train)("x")
-    assert (str(refused.value), refused.value.code, messages.with_arguments(python)) == (python, DATA, python)
-    assert (messages.for_python(train).__doc__, messages.in_python.get()) == ("Train.", False)
-    assert messages.for_python(lambda: messages.command("train", "a b", "--resume", "--trust-code"))() == (
-        "lockstep.train('a b', resume=True, trust_code=True)"
-    )
 
 
 @pytest.fixture

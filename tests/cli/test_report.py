@@ -125,6 +125,7 @@ def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_o
     run = Run(shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a"))
     run.path.joinpath("report.html").write_text("an earlier one")
     monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
+    monkeypatch.setattr("lockstep.errors.in_python", True)
     made = lockstep.report(run, quiet=True)
     assert made.path == run.path / "report.html"
     assert made.path.read_text() == made.html

@@ -23,7 +23,7 @@ from lockstep.core.model import Model
 from lockstep.core.sure import Answer, Marks
 from lockstep.core.unlike import divided
 from lockstep.data.decode import decode_image
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
@@ -330,7 +330,7 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
     if run is None:
         path = Path(str(source)).expanduser()
         if which is not None:
-            raise LockstepError(f"--checkpoint is for runs, and {path} is a file: leave it out")
+            raise LockstepError(f"{option('checkpoint')} is for runs, and {path} is a file: leave it out")
         if path.suffix.lower() == ".onnx":
             raise LockstepError(
                 f"{path} is for other programs, as docs/deploy.md shows: give the run, or model.safetensors"

@@ -77,7 +77,7 @@ def check(
 
     folder, recipe = given(photos), get_recipe("folder").replace(**options)
     if html:
-        require_writable(html, force=False, option="--html")
+        require_writable(html, force=False, name="html")
     found = recipe.survey(folder)
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()

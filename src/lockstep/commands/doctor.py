@@ -9,7 +9,7 @@ from typing import Any
 from lockstep import hardware, numerics
 from lockstep.commands.shell import record_of
 from lockstep.config.placement import Placement
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch.submit import require_alone
 from lockstep.recipes import get_recipe
@@ -64,6 +64,6 @@ def doctor() -> Iterator[str | dict[str, Any]]:
     if not right:
         raise LockstepError(
             "this machine computes other bits than others. If only two processes are wrong, test its memory; else "
-            "train with --no-portable, and report this CPU and its version of torch",
+            f"train with {option('portable', False)}, and report this CPU and its version of torch",
             ENVIRONMENT,
         )

@@ -12,7 +12,7 @@ import typer
 
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
-from lockstep.errors import LockstepError, printable
+from lockstep.errors import LockstepError, option, printable
 from lockstep.files import given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
@@ -132,9 +132,15 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C.
     """
     if not watch and (once or interval is not None):
-        raise LockstepError(f"{'--once' if once else '--interval'} needs --watch: add it, or leave out the option")
+        raise LockstepError(
+            f"{option('once', True) if once else option('interval')} needs {option('watch', True)}: add it, or leave "
+            f"out the option"
+        )
     if watch and checkpoint is not None:
-        raise LockstepError("--checkpoint is for one checkpoint, and --watch evaluates each: leave one of them out")
+        raise LockstepError(
+            f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates each: leave one of "
+            f"them out"
+        )
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     chosen = step_or_best(checkpoint)
@@ -151,7 +157,7 @@ def evaluate(
     require_alone("evaluate")
     interval = 5.0 if interval is None else interval
     if not 0 < interval < math.inf:
-        raise LockstepError(f"--interval: got {interval}: give seconds, more than 0")
+        raise LockstepError(f"{option('interval')}: got {interval}: give seconds, more than 0")
     if not (once or isinstance(run, Run)):
         wait_for_run(given(run), interval, quiet)
     return watched(spec(), interval, once, quiet)
@@ -200,7 +206,10 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
         if new:
             continue
         if not (waiting or (paths and run.is_held())):
-            warn(f"{run.path} has no checkpoint, or no program trains it now: waiting. Use --once to stop here")
+            warn(
+                f"{run.path} has no checkpoint, or no program trains it now: waiting. Use {option('once', True)} to "
+                f"stop here"
+            )
             waiting = True
         time.sleep(interval)
     log.close()

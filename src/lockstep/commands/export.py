@@ -13,7 +13,7 @@ from lockstep import numerics
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
 from lockstep.data.progress import progress
-from lockstep.errors import CRASH, DATA, LockstepError, printable
+from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver
 from lockstep.messages import logger
 from lockstep.words import size
@@ -139,7 +139,7 @@ def export(
         raise LockstepError(
             f"the data have {len(classes)} classes and images of {[*shape]}, and {classifier.origin} has "
             f"{len(classifier.classes)} ({', '.join(classifier.classes[:5])}, ...) and {[*classifier.image_shape]}: "
-            f"give images of the same classes as --data",
+            f"give images of the same classes as {option('data')}",
             DATA,
         )
     images, labels = splits[split].pixels(slice(None)).numpy(), splits[split].labels.numpy()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from lockstep import errors
 from lockstep.commands.data import check, fetch
 from lockstep.commands.doctor import doctor
 from lockstep.commands.evaluate import evaluate
@@ -136,6 +137,7 @@ def main() -> None:
 
     A LockstepError ends it with one message and the error's exit code. Any other exception keeps its traceback.
     """
+    errors.in_python = False
     reserve_standard_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, the exit codes of workers would be lost.
     try:

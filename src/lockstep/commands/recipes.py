@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lockstep.errors import option
 from lockstep.messages import command
 
 
@@ -26,7 +27,7 @@ def recipes() -> Iterator[str | dict[str, Any]]:
     for name, (summary, *_, measured) in texts.items():
         brief = measured.removeprefix("Measured: ").partition(". ")[0]
         yield from [f"{name}: {brief}", f"  {summary}"]
-    yield f"To train one: {command('train', 'RECIPE')}, with --data DIR for images of your own"
+    yield f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of your own"
 
 
 def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | dict[str, Any]]:

@@ -24,7 +24,7 @@ import typer
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, LockstepError, printable
+from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
@@ -160,7 +160,7 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool
     """
     if not in_shell():
         with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
-            return submit(spec, Output(quiet, verbose=verbose, in_python=True), inline=inline, stdout=stdout)
+            return submit(spec, Output(quiet, verbose=verbose), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)
     outcome = submit(spec, Output(quiet, bool(_as_json.get()), verbose), inline=inline)
@@ -190,10 +190,14 @@ def require_extra(name: str, modules: Sequence[str]) -> None:
         raise LockstepError(f"{name} needs {', '.join(missing)}: {install}", ENVIRONMENT)
 
 
-def require_writable(path: Path, force: bool, option: str = "--output") -> None:
-    """Raise a LockstepError, before anything is computed, if `option` cannot be `path`, or is there and not `force`."""
+def require_writable(path: Path, force: bool, name: str = "output") -> None:
+    """Raise a LockstepError, before anything is computed, if the file of option `name` cannot be written.
+
+    With `force`, it may exist.
+    """
+    given = option(name, path)
     if not force and os.path.lexists(path):
-        other = ", or --force" if option == "--output" else ""
-        raise LockstepError(f"{option} {path}: this file exists already: give a new one{other}")
+        other = f", or {option('force', True)}" if name == "output" else ""
+        raise LockstepError(f"{given}: this file exists already: give a new one{other}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise LockstepError(f"{option} {path}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
+        raise LockstepError(f"{given}: there is no folder {path.parent} that you can write in", ENVIRONMENT)

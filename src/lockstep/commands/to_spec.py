@@ -18,7 +18,7 @@ from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.data.scan import require_folder
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.errors import DATA, LockstepError, option, unknown
 from lockstep.jobs.specs import LabelsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
@@ -89,11 +89,11 @@ def divided(
     An own model or dataset may be a function.
     """
     allowed = {*Recipe.options, *Placement.model_fields}
-    for option in options:
-        if option in Recipe.model_fields and option not in allowed:
-            raise LockstepError(f"{option} is a setting of the recipe: give settings={{{option!r}: ...}}")
-        if option not in allowed:
-            raise LockstepError(unknown("option", option, allowed))
+    for name in options:
+        if name in Recipe.model_fields and name not in allowed:
+            raise LockstepError(f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}")
+        if name not in allowed:
+            raise LockstepError(unknown("option", name, allowed))
     changes = parse(settings or (), {name: options[name] for name in options if name in Recipe.options})
     for name in ("model", "dataset"):
         if callable(function := changes.get(name)):
@@ -152,7 +152,9 @@ def subject_of(
     if images:
         require_folder(path)
         if data is not None and data.resolve() != path.resolve():
-            raise LockstepError(f"{path} is a folder of images, and --data names another one, {data}: give one of them")
+            raise LockstepError(
+                f"{path} is a folder of images, and {option('data')} names another one, {data}: give one of them"
+            )
         data = images
     settings: dict[str, Any] = {}
     source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
@@ -238,19 +240,20 @@ def with_initial_weights(
     if stated is not None:
         known = stated.get("init_sha256")
         if weights is not None and weights.sha256 != known:
-            raise LockstepError(f"{path} was not started from {weights.path}: leave out --init to resume it")
+            raise LockstepError(f"{path} was not started from {weights.path}: leave out {option('init')} to resume it")
         return recipe.replace(init_sha256=known) if weights or recipe.init_sha256 is None else recipe
     if weights is not None:
         if recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
             raise LockstepError(
                 f"{weights.path}: the file has the sha256 {weights.sha256}, but the recipe's init_sha256 is "
-                f"{recipe.init_sha256}: give that file, or --set init_sha256=none to start from this one"
+                f"{recipe.init_sha256}: give that file, or {option('settings', 'init_sha256=none')} to start from this "
+                f"one"
             )
         return recipe.replace(init_sha256=weights.sha256)
     if recipe.init_sha256 is not None and recipe.init_sha256 not in PACKAGED:
         raise LockstepError(
             f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give their file or run as "
-            f"--init, or start from random ones with --set init_sha256=none"
+            f"{option('init')}, or start from random ones with {option('settings', 'init_sha256=none')}"
         )
     return recipe
 
@@ -265,10 +268,11 @@ def data_of(path: Path, data: Path | None) -> Path | None:
     if known is not None and not known.is_dir():
         if Run(path).recipe().dataset == IMAGE_FOLDER:
             raise LockstepError(
-                f"{path} was trained on the images in {known}, which is not on this host: give their folder as --data",
+                f"{path} was trained on the images in {known}, which is not on this host: give their folder as "
+                f"{option('data')}",
                 DATA,
             )
-        logger.warning(f"{path} was trained with --data {known}, which is not on this host: searching")
+        logger.warning(f"{path} was trained with {option('data', known)}, which is not on this host: searching")
         return None
     return known or data
 
@@ -287,17 +291,22 @@ def folder_for(
         try:
             path = runs / plain_name(name)
         except ValueError as error:
-            raise LockstepError(f"--name {name!r} is not allowed: {error}; --runs sets the parent folder") from None
+            raise LockstepError(
+                f"{option('name')} {name!r} is not allowed: {error}; {option('runs')} sets the parent folder"
+            ) from None
         # An outer launcher restarts failed processes with the same command, so it resumes without --resume. A scheduler
         # may always pass --resume, so it starts a run that does not exist.
         resume = (world.launcher and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif subject.run is not None:
         path = subject.run
     elif world.launcher:
-        raise LockstepError(f"give --name: if {world.launcher} starts the processes again, they continue the run")
+        raise LockstepError(
+            f"give {option('name')}: if {world.launcher} starts the processes again, they continue the run"
+        )
     elif resume:
         raise LockstepError(
-            f"--resume continues a run: give its folder in {runs}/ in place of the recipe, or its --name"
+            f"{option('resume', True)} continues a run: give its folder in {runs}/ in place of the recipe, or its "
+            f"{option('name')}"
         )
     else:
         stem = _NOT_PLAIN.sub("-", images.resolve().name).lstrip("-.") if images else ""
@@ -342,7 +351,7 @@ def train_spec(
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "
-            f"({'; '.join(differences)}): leave out what differs, or start a new run with another --name"
+            f"({'; '.join(differences)}): leave out what differs, or start a new run with another {option('name')}"
         )
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None:
@@ -418,5 +427,7 @@ def step_or_best(which: str | int | None) -> int | Literal["best"] | None:
         return which  # type: ignore[return-value]  # mypy does not narrow a str by ==
     text = str(which)
     if not text.isdecimal():
-        raise LockstepError(f"--checkpoint {text!r}: give best, or the number of steps of a checkpoint, as in 1000")
+        raise LockstepError(
+            f"{option('checkpoint')} {text!r}: give best, or the number of steps of a checkpoint, as in 1000"
+        )
     return int(text)

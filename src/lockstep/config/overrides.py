@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
 from lockstep.settings import validated
 
@@ -24,15 +24,17 @@ def parse(settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any
     for text in () if isinstance(settings, Mapping) else settings:
         name, equals, value = str(text).partition("=")
         if not equals or not name:
-            raise LockstepError(f"--set {text}: give NAME=VALUE, as in --set optimizer.momentum=0.9")
+            raise LockstepError(
+                f"{option('settings', text)}: give NAME=VALUE, as in {option('settings', 'optimizer.momentum=0.9')}"
+            )
         if name in changes:
-            raise LockstepError(f"--set {name} is given twice: {changes[name]} and {value}")
+            raise LockstepError(f"{option('settings', name)} is given twice: {changes[name]} and {value}")
         changes[name] = _value(value)
-    for name, option in options.items():
-        if option is not None:
+    for name, given in options.items():
+        if given is not None:
             if name in changes:
-                raise LockstepError(f"--{name.replace('_', '-')} and --set {name} set the same setting: give one")
-            changes[name] = option
+                raise LockstepError(f"{option(name)} and {option('settings', name)} set the same setting: give one")
+            changes[name] = given
     return changes
 
 
@@ -102,7 +104,10 @@ def _drop_settings_of_another_model(
             fields[name] = {_EVERY_MATRIX: coefficient}
             texts.append(f"weight_decay is {coefficient:g} for every matrix")
     if texts:
-        note(f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. --set gives others")
+        note(
+            f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. {option('settings')} "
+            f"gives others"
+        )
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:

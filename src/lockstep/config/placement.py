@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from lockstep import hardware
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -96,11 +96,14 @@ def gpus_here(placement: Placement) -> list[int]:
     if placement.device.startswith("cuda") and count == 0:
         why = f" ({problem})" if (problem := hardware.gpu_problem()) else ""
         raise LockstepError(
-            f"--device {placement.device}: torch sees no CUDA GPU here{why}. Use --device cpu, or auto", ENVIRONMENT
+            f"{option('device', placement.device)}: torch sees no CUDA GPU here{why}. Use {option('device', 'cpu')}, "
+            f"or auto",
+            ENVIRONMENT,
         )
     if missing := [number for number in placement.gpus or () if number >= count]:
         raise LockstepError(
-            f"--device {placement.device}: there is no GPU {missing[0]}: choose from 0 to {count - 1}", ENVIRONMENT
+            f"{option('device', placement.device)}: there is no GPU {missing[0]}: choose from 0 to {count - 1}",
+            ENVIRONMENT,
         )
     return placement.gpus or list(range(count))
 
@@ -110,10 +113,11 @@ def check(recipe: "Recipe", placement: Placement) -> None:
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
             f"{placement.processes} processes for {recipe.towers} towers: each process needs at least one tower. "
-            f"Choose --processes 1 to {recipe.towers}, or more --towers (which makes another recipe)"
+            f"Choose {option('processes', 1)} to {recipe.towers}, or more {option('towers')} (which makes another "
+            f"recipe)"
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(
-            "reduction 'allreduce' does not keep the bits: choose tree, or "
-            "give up exactness in the recipe with --set exact=false"
+            f"reduction 'allreduce' does not keep the bits: choose tree, or "
+            f"give up exactness in the recipe with {option('settings', 'exact=false')}"
         )

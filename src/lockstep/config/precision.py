@@ -2,6 +2,7 @@
 
 from lockstep import hardware
 from lockstep.config.recipe import Recipe
+from lockstep.errors import option
 
 _AVX512 = "AVX-512 bfloat16"
 _AMPERE = (8, 0)  # the first CUDA architecture with bfloat16 units
@@ -26,7 +27,10 @@ def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
         precision, why = "bfloat16", f"this {unit} has units for it: {units}"
     else:
         precision, why = "float32", f"this {unit} has no units for bfloat16"
-    return recipe.replace(precision=precision), f"precision {precision}, because {why}; choose another with --precision"
+    return (
+        recipe.replace(precision=precision),
+        f"precision {precision}, because {why}; choose another with {option('precision')}",
+    )
 
 
 def cpu_units() -> str | None:

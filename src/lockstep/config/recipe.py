@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from lockstep import errors
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.data.table import Reading
-from lockstep.errors import LockstepError, unknown
+from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
@@ -204,7 +205,10 @@ class Recipe(Settings):
                 f"them out"
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
-            raise ValueError("dataset folder needs image_px, the side of the images in pixels, as in --set image_px=64")
+            raise ValueError(
+                f"dataset folder needs image_px, the side of the images in pixels, as in "
+                f"{option('settings', 'image_px=64')}"
+            )
         of_folder = ("grey", "fit", "group", "left_out", *Reading._fields)
         for name in ("image_px", "test_share", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (name in of_folder and self.dataset != IMAGE_FOLDER)
@@ -229,7 +233,7 @@ class Recipe(Settings):
         if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
                 f"precision {self.precision} is for native arithmetic, as its bits depend on the machine: leave it "
-                f"out, or set arithmetic=native (--no-portable)"
+                f"out, or set arithmetic=native ({option('portable', False)})"
             )
         if self.head is not None:
             self._check_head()
@@ -282,8 +286,15 @@ class Recipe(Settings):
         if code and not trusted:
             raise LockstepError(
                 f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, or you trust it, add "
-                f"--trust-code"
+                f"{option('trust_code', True)}"
             )
+
+    def resuming(self, run: Path) -> str:
+        """Return how the reader continues the `run`: a command of the shell, or a call in a Python program."""
+        if not errors.in_python:
+            return self.command("train", run, "--resume")
+        trust = ", trust_code=True" if self.custom_code else ""
+        return f"lockstep.train({str(run)!r}, resume=True{trust})"
 
     def command(self, name: str, run: Path, *options: str) -> str:
         """Return a shell command on the folder `run`. It trusts the user's code, because the command runs it."""

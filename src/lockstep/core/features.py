@@ -25,7 +25,7 @@ from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.data.pixels import Bytes, Rows
 from lockstep.data.progress import progress
-from lockstep.errors import DATA, LockstepError, unknown
+from lockstep.errors import DATA, LockstepError, option, unknown
 from lockstep.kernels.portable import arithmetic, freeze
 from lockstep.messages import logger
 
@@ -142,7 +142,7 @@ class Prefix:
                 raise LockstepError(
                     f"the features of {int(broken.sum())} of {len(missing)} images are not finite, so no head can be "
                     f"trained on them: the weights do not fit the network or its precision. Give other weights as "
-                    f"--init, or --precision float32",
+                    f"{option('init')}, or {option('precision', 'float32')}",
                     DATA,
                 )
             made = dict(zip(missing.ids(), features, strict=True))

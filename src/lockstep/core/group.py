@@ -22,7 +22,7 @@ from torch import Tensor
 from lockstep import hardware
 from lockstep.core.monitor import Monitor
 from lockstep.core.shared import Memory, Shared
-from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError, option
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.11 has only the second
 
@@ -126,7 +126,7 @@ def connect(
             if name and first[name] != number and not shares_gpu:
                 raise LockstepError(
                     f"processes {first[name]} and {number} have one GPU: start one process for each GPU, or give "
-                    f"--device cuda:0,0 for two processes on GPU 0",
+                    f"{option('device', 'cuda:0,0')} for two processes on GPU 0",
                     ENVIRONMENT,
                 )
         own_gpus = len(first) == processes and "" not in first and dist.is_nccl_available()
@@ -157,8 +157,8 @@ def _lost_peers_reported() -> Iterator[None]:
         cause = f"lost the other processes: {text}"
         if "Timed out" in text:
             cause = (
-                f"no answer from the other processes within ten times --timeout ({text}): one of them hangs, or its "
-                f"host cannot be reached. The run continues from its newest checkpoint"
+                f"no answer from the other processes within ten times {option('timeout')} ({text}): one of them "
+                f"hangs, or its host cannot be reached. The run continues from its newest checkpoint"
             )
         raise PeerLostError(cause) from error
 

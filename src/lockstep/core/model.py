@@ -16,7 +16,7 @@ from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS
 from lockstep.settings import load_object
@@ -178,7 +178,7 @@ def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, op
         raise LockstepError(
             f"model {name}{inspect.signature(function)} cannot be built with ({given}): {error}. Give a function of "
             f"(shape [C, H, W], classes), or one that takes num_classes=, as in timm and torchvision, and all other "
-            f"arguments without a default as --set model_options.NAME=..."
+            f"arguments without a default as {option('settings', 'model_options.NAME=...')}"
         ) from None
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from lockstep.errors import PeerLostError
+from lockstep.errors import PeerLostError, option
 
 _HEADER = 16  # values before a vector, for the count of meetings
 _LOOK_S = 5e-5  # seconds between two looks at the first; later, a hundredth of the time waited
@@ -82,8 +82,8 @@ class Shared:
                 raise PeerLostError("lost the other processes: one of this host has ended")
             if waited > self._limit_s:
                 raise PeerLostError(
-                    f"no answer from the other processes within ten times --timeout ({waited:.0f} s): one of this host "
-                    f"hangs. The run continues from its newest checkpoint"
+                    f"no answer from the other processes within ten times {option('timeout')} ({waited:.0f} s): one of "
+                    f"this host hangs. The run continues from its newest checkpoint"
                 )
         os.sched_yield()
 

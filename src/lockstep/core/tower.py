@@ -14,7 +14,7 @@ from lockstep.core.network import Network
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH, LockstepError, option
 from lockstep.kernels.portable import arithmetic
 
 
@@ -125,4 +125,6 @@ class NonFiniteError(LockstepError):
     """A loss, a gradient or a weight is infinite or not a number. Every process raises it at the same step."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}. Usual causes: a learning rate that is too high (lower --lr), or bad input", CRASH)
+        super().__init__(
+            f"{where}. Usual causes: a learning rate that is too high (lower {option('lr')}), or bad input", CRASH
+        )

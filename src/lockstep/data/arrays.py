@@ -30,7 +30,7 @@ from lockstep import files
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.decode import UnreadableImageError, decode_image, upright
 from lockstep.data.pixels import Bytes, Rows, folder
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.settings import load_object
 
 _CLASSES = "classes"
@@ -52,7 +52,7 @@ def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[
     signature = inspect.signature(function)
     arguments = [folder] if signature.parameters else []
     if folder is not None and not arguments:
-        raise LockstepError(f"dataset {path} takes no data folder: leave out --data {folder}")
+        raise LockstepError(f"dataset {path} takes no data folder: leave out {option('data', folder)}")
     try:
         signature.bind(*arguments)
     except TypeError:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
 from lockstep.messages import command
 
@@ -103,8 +103,8 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     problem = lacking or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     question = near(folder) if folder else ""
     raise LockstepError(
-        f"dataset {source.name}: {question}{problem}. Give the folder as --data DIR or in LOCKSTEP_DATA, or "
-        f"download it: {fetch}",
+        f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} or in LOCKSTEP_DATA, "
+        f"or download it: {fetch}",
         DATA,
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.data.progress import progress
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import locked, no_room
 from lockstep.messages import logger
 from lockstep.words import size
@@ -53,7 +53,7 @@ def fetch(source: Source, folder: Path) -> bool:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LockstepError(
             f"{folder} is not empty, and does not have all files of dataset {source.name}: move it away, or choose "
-            f"another folder with --data",
+            f"another folder with {option('data')}",
             DATA,
         )
     unfinished = folder.with_name(f".{folder.name}-partial")
@@ -135,5 +135,5 @@ def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
     return (
         f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the files into {folder}, "
-        f"or any folder that you then give as --data DIR. The recipe 'digits' needs no download"
+        f"or any folder that you then give as {option('data', 'DIR')}. The recipe 'digits' needs no download"
     )

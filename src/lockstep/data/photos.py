@@ -26,7 +26,7 @@ from lockstep.data.decode import RULES, Fit, UnreadableImageError, decode_image,
 from lockstep.data.progress import in_threads
 from lockstep.data.scan import SPLITS, Photo, Scan, scan
 from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command, logger
 from lockstep.words import few, listed, noted, plural
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
 _LISTED = 20  # files that an error lists
-_WHOLE = "--set fit=squash or fit=pad keeps the edges"
 _KINDS = 3  # of other files that are named
 
 
@@ -176,7 +175,7 @@ def survey(
     Raises: LockstepError if `root` is no folder.
     """
     if root is None:
-        give = f"give the folder of images as --data DIR, or {command('train', 'DIR')}"
+        give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
     if classes is not None:
         group, reading, left_out = None, reading._replace(group_column=None, split_column=None), ()
@@ -258,7 +257,7 @@ def _unreadable(photos: list[Photo]) -> list[str]:
         return []
     rest = [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"] if len(lines) > _LISTED else []
     text = "".join(f"\n  {line}" for line in [*lines[:_LISTED], *rest])
-    remedy = "Repair or remove what is named here, or train without them: add --skip-damaged"
+    remedy = f"Repair or remove what is named here, or train without them: add {option('skip_damaged', True)}"
     return [f"{plural(len(lines), 'image')} cannot be read. {remedy}:{text}"]
 
 
@@ -271,11 +270,13 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     done = subprocess.run(program, input=given, capture_output=True, text=True)
     if done.returncode:
         problem = done.stderr.strip() or "the search takes too long"
-        raise LockstepError(f"--group {pattern}: {problem}: give a regular expression, as in (patient[0-9]+)_")
+        raise LockstepError(f"{option('group', pattern)}: {problem}: give a regular expression, as in (patient[0-9]+)_")
     names = json.loads(done.stdout)
     found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
     unmatched = [photo.path for photo in found.photos if not photo.group]
-    return noted(unmatched, "image", "without a group", f"give a --group that matches every path, unlike {pattern}")
+    return noted(
+        unmatched, "image", "without a group", f"give a {option('group')} that matches every path, unlike {pattern}"
+    )
 
 
 def _units(photos: list[Photo]) -> dict[str, str]:
@@ -347,7 +348,12 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *noted(copies, "image", "in several files"),
         *noted(equal, "image", "of equal pixels in files that differ"),
         *noted(plain, "image", "of one colour: the network sees nothing in it"),
-        *noted(long if fit == "crop" else [], "image", "of 3:2 or longer, cut to the middle square", _WHOLE),
+        *noted(
+            long if fit == "crop" else [],
+            "image",
+            "of 3:2 or longer, cut to the middle square",
+            f"{option('settings', 'fit=squash')} or fit=pad keeps the edges",
+        ),
     ]
     for split, photos in found.splits.items():
         present = {photo.class_name for photo in photos}

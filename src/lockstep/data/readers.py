@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.catalog import SOURCES, find
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
@@ -36,7 +36,7 @@ def load_digits(folder: Path | None) -> dict[str, Dataset]:
     Raises: LockstepError if `folder` is given, because the dataset comes with this package.
     """
     if folder is not None:
-        raise LockstepError(f"dataset digits comes with lockstep: leave out --data {folder}", DATA)
+        raise LockstepError(f"dataset digits comes with lockstep: leave out {option('data', folder)}", DATA)
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
         levels, labels = arrays["images"], arrays["labels"]  # uint8 [1797, 8, 8], 0 to 16
     images = (levels * 15)[..., None]  # 17 grey levels on a scale of 0 to 240

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.data.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
 from lockstep.words import listed, noted
 
@@ -263,7 +263,7 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
         return found
     by_folder = by_folder and reading.layout != "table" and not reading.label_column
     names, tables, errors = Names(found.root, [*own]), list[Table](), list[str]()
-    otherwise = "add --layout folders" if by_folder else "give each class a folder with its images"
+    otherwise = f"add {option('layout', 'folders')}" if by_folder else "give each class a folder with its images"
     for path in places:
         try:
             table = read_table(path, names, reading, by_folder)
@@ -283,12 +283,12 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
         differing = [path for path, row in rows.items() if row.class_name != own[path]]
         if differing and reading.layout is None:
             path = differing[0]
-            said, option = "names it too", "--label-column NAME"
+            said, other = "names it too", option("label_column", "NAME")
             if class_name := rows[path].class_name:
-                said, option = f"says {class_name}", "--layout table"
+                said, other = f"says {class_name}", option("layout", "table")
             found.problems.append(
-                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: choose with --layout "
-                f"folders or {option}"
+                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: choose with "
+                f"{option('layout', 'folders')} or {other}"
             )
         if found.problems or not any(row.split or row.group for row in rows.values()):
             return found
@@ -333,8 +333,8 @@ def _doubts(found: Scan) -> list[str]:
         alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(repr(name))
     layout = "table" if found.table else "folders"
     problems = [
-        f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or add --layout "
-        f"{layout} to keep them apart"
+        f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or add "
+        f"{option('layout', layout)} to keep them apart"
         for same in alike.values()
         if len(same) > 1
     ]
@@ -344,10 +344,10 @@ def _doubts(found: Scan) -> list[str]:
         parents = [photo.path[len(root) :].strip("/").split("/")[:-1] for photo in found.photos if photo.split == split]
         classes = {outer for outer, *_ in parents}
         inner = {"/".join(parts[:2]) for parts in parents if len(parts) > 1 and parts[1] in classes - {parts[0]}}
-        remedy = "move it away, or add --layout folders to count its images to the class around it"
+        remedy = f"move it away, or add {option('layout', 'folders')} to count its images to the class around it"
         problems += noted(sorted(inner), "folder", "within a class, with the name of another class", remedy)
     masks = _masks([photo.path for photo in found.photos])
-    remedy = "move the masks away, or add --layout folders to train on them too"
+    remedy = f"move the masks away, or add {option('layout', 'folders')} to train on them too"
     return problems + noted(masks, "image", "named like masks of others", remedy)
 
 

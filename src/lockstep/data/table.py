@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, option
 from lockstep.files import read_bytes
 from lockstep.words import few, listed, noted
 
@@ -156,8 +156,8 @@ def _places(name: str, header: list[str], reading: Reading, naming: list[int], b
             shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
             several = f"{listed([repr(header[place]) for place in found])} may each name"
             which = several if found else f"none called {stated!r} names" if stated else "none names"
-            option = "" if what == "file" else f", or give its name as --{words[0]}-column NAME"
-            call = f"call one {listed(words[:5], 'or')}{option}"
+            other = "" if what == "file" else f", or give its name as {option(words[0] + '_column', 'NAME')}"
+            call = f"call one {listed(words[:5], 'or')}{other}"
             raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
         places.append(found[0] if found else None)
     return places

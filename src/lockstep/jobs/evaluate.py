@@ -6,7 +6,7 @@ from typing import Any
 from lockstep.core.evaluate import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.photos import ALL
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, option
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session, read_splits
 from lockstep.jobs.specs import EvaluateSpec
@@ -52,7 +52,7 @@ def judge(
     session.restore(found)
     step, weights = session.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
-        raise LockstepError(f"{spec.path} keeps no average of its weights: use --weights raw")
+        raise LockstepError(f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}")
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)

@@ -132,7 +132,7 @@ class OpenRun:
         if self.folder is None:
             return
         self.require_saved()
-        again = self._spec.recipe.command("train", self.folder.path, "--resume")
+        again = self._spec.recipe.resuming(self.folder.path)
         lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
         log.note(*console.block(lines))
         self._ctx.tell("stopped", True)

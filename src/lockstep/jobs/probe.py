@@ -10,7 +10,7 @@ from lockstep.core.network import Network, failure
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, option
 from lockstep.kernels import portable
 from lockstep.kernels.portable import arithmetic
 
@@ -38,7 +38,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
         raise LockstepError(
             f"model {recipe.model} computes other bits when it is run again on the same images. Its output may depend "
             f"only on its weights, its buffers, its input and torch's generator. Remove other random numbers and "
-            f"stored state, or give up exactness with --set exact=false"
+            f"stored state, or give up exactness with {option('settings', 'exact=false')}"
         )
     gradients, buffer_deltas, _ = tower.layout.unpack(vector)
     updated = state.fresh()
@@ -69,8 +69,8 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
             remedy = "Correct the model, or give it images of the size that it takes"
             if training and "more than 1 value per channel" in str(error):
                 remedy = (
-                    "Batch norm needs several values of a channel, and a tower computes only one image "
-                    "a step: give --tower-batch 2 or more"
+                    f"Batch norm needs several values of a channel, and a tower computes only one image "
+                    f"a step: give {option('tower_batch', 2)} or more"
                 )
             raise LockstepError(
                 f"model {recipe.model} fails on images [channels, height, width] {list(images.shape[1:])}: "
@@ -83,8 +83,8 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
                 return
         raise LockstepError(
             f"model {recipe.model} returned {got}, expected {[len(images), classes]}: float logits, [images, classes], "
-            f"in {'training' if training else 'evaluation'} mode. Turn auxiliary outputs off, as in --set "
-            f"model_options.aux_logits=false"
+            f"in {'training' if training else 'evaluation'} mode. Turn auxiliary outputs off, as in "
+            f"{option('settings', 'model_options.aux_logits=false')}"
         )
 
     compute(training=True, images=images)

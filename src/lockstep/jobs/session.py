@@ -29,7 +29,7 @@ from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.decode import decoder_versions
 from lockstep.data.fetch import ensure
-from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
 from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
@@ -107,7 +107,7 @@ class Session:
             if recipe.head is not None:
                 raise LockstepError(
                     f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
-                    f"weights: give their file or run as --init"
+                    f"weights: give their file or run as {option('init')}"
                 )
             return None
         # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
@@ -119,7 +119,7 @@ class Session:
             return None
         found = load_initial_weights(model.module, recipe.model, path, recipe.init_sha256)
         if not found.complete:
-            logger.warning(f"--init {path}: {found}")
+            logger.warning(f"{option('init', path)}: {found}")
         return found
 
     @cached_property
@@ -136,7 +136,9 @@ class Session:
     @property
     def without_graphs(self) -> str | None:
         """Return why towers on a GPU are computed kernel by kernel, in words; None if they are CUDA graphs."""
-        return obstacle(self.recipe, self.network.module) if self.placement.graphs else "the option --no-graphs"
+        if not self.placement.graphs:
+            return f"the option {option('graphs', False)}"
+        return obstacle(self.recipe, self.network.module)
 
     def updates(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.updates`."""
@@ -154,8 +156,8 @@ class Session:
             if (stated.get("data_sha256") or {}).get(name, digest) != digest:
                 raise LockstepError(
                     f"the {'training' if name == 'train' else name} data{where} is not what {run} was trained on (its "
-                    f"sha256 differs): images were added, removed or changed since. Give the same as --data, or start "
-                    f"a new run",
+                    f"sha256 differs): images were added, removed or changed since. Give the same as {option('data')}, "
+                    f"or start a new run",
                     DATA,
                 )
         self.require_same_classes(run, stated.get("classes"))
@@ -166,7 +168,7 @@ class Session:
         if other := first_other_class(stated or own, own):
             raise LockstepError(
                 f"the classes are not those that {run} was trained on: label {other[0]} was {other[1]} and is "
-                f"{other[2]}. Give images of the same classes as --data, or start a new run",
+                f"{other[2]}. Give images of the same classes as {option('data')}, or start a new run",
                 DATA,
             )
 
@@ -223,7 +225,7 @@ class Session:
         dataset = self.splits[name]
         if examples is not None:
             if not 1 <= examples <= len(dataset):
-                raise LockstepError(f"--examples: got {examples}: give 1 to {len(dataset)}")
+                raise LockstepError(f"{option('examples')}: got {examples}: give 1 to {len(dataset)}")
             dataset = dataset.spread(examples)
         if self._prefix is None:
             return dataset.to(self.device)
@@ -248,7 +250,7 @@ class Session:
         elif self.recipe.init_sha256 is not None and self.initial_weights is None:
             raise LockstepError(
                 f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
-                f"run as --init"
+                f"run as {option('init')}"
             )
         text = json.dumps(checkpoint.facts if checkpoint else {})
         facts: dict[str, Any] = json.loads(self.group.broadcast(text.encode()))
@@ -272,7 +274,10 @@ class Session:
                 "names of the classes": self.splits["train"].classes,
                 "source of the model or dataset": self.model_source,
                 "weights": self.state.weights_sha256(),
-                "options --eval-every and --save-every": [placement.eval_every, placement.save_every],
+                f"options {option('eval_every')} and {option('save_every')}": [
+                    placement.eval_every,
+                    placement.save_every,
+                ],
             }
         )
         found = probe(self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set)
@@ -317,7 +322,7 @@ class Session:
                 f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
                 f"{self.state.step} steps the state differs. Nothing was saved since it was last equal. Usual causes: "
                 f"faulty memory, or a model whose output depends on more than its weights and input. Continue with "
-                f"--resume",
+                f"{option('resume', True)}",
                 ENVIRONMENT,
             )
 
@@ -360,7 +365,8 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         return {**splits, "train": kept, "held-out": held}
     raise LockstepError(
         f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits are "
-        f"{', '.join(splits)}. Add it, or hold out training images, as in --set held_out={len(train_set) // 10}"
+        f"{', '.join(splits)}. Add it, or hold out training images, as in "
+        f"{option('settings', f'held_out={len(train_set) // 10}')}"
     )
 
 
@@ -377,7 +383,9 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:
-                raise LockstepError(f"--data {placement.data}: the dataset was given as data=, so leave it out")
+                raise LockstepError(
+                    f"{option('data', placement.data)}: the dataset was given as data=, so leave it out"
+                )
             return arrays.load_stored(recipe.dataset_sha256)
         if "dataset" in recipe.custom_code:
             return arrays.load_function(recipe.dataset, placement.data, recipe.image_px)

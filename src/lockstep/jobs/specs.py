@@ -86,13 +86,12 @@ class Output(NamedTuple):
     """What process 0 prints.
 
     quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
-    verbose: True for all that log.txt has. in_python: True if a Python program reads it.
+    verbose: True for all that log.txt has.
     """
 
     quiet: bool = False
     lines_to_stderr: bool = False
     verbose: bool = False
-    in_python: bool = False
 
     @property
     def lines(self) -> IO[str] | None:

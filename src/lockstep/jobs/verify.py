@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.core.loop import Observer
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
@@ -81,7 +81,7 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     if end <= begin:
         raise LockstepError(
             f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an earlier "
-            f"step as --from, or train with --save-every",
+            f"step as --from, or train with {option('save_every')}",
             DATA,
         )
     return state, end

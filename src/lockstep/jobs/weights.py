@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep import files
 from lockstep.config.recipe import Recipe
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 from lockstep.runs.statefile import SUFFIX
@@ -53,7 +53,7 @@ def find_weights(path: Path) -> WeightsFile:
         found = run.model if run.model.is_file() else run.newest
         if found is None:
             raise LockstepError(
-                f"--init {path}: the run has neither a model.safetensors nor a checkpoint: train it", DATA
+                f"{option('init', path)}: the run has neither a model.safetensors nor a checkpoint: train it", DATA
             )
         file = found
     try:
@@ -122,13 +122,15 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
     with torch.no_grad():
         for name in loaded:
             if not found[name].float().isfinite().all():
-                raise LockstepError(f"--init {path}: {name} has values that are infinite or not a number", DATA)
+                raise LockstepError(
+                    f"{option('init', path)}: {name} has values that are infinite or not a number", DATA
+                )
             own[name].copy_(found[name])
     if not any(isinstance(own[name], torch.nn.Parameter) for name in loaded):
         raise LockstepError(
-            f"--init {path}: none of its tensors has the name and shape of a parameter of model {model_name}. The file "
-            f"has {_some(found)}. The model has {_some(own)}. Give the weights of this model, or --model the "
-            f"network of these weights"
+            f"{option('init', path)}: none of its tensors has the name and shape of a parameter of model {model_name}. "
+            f"The file has {_some(found)}. The model has {_some(own)}. Give the weights of this model, or "
+            f"{option('model')} the network of these weights"
         )
     new, left = ([name for name in names if name not in loaded] for names in (own, found))
     *_, last = (name for name, tensor in own.items() if isinstance(tensor, torch.nn.Parameter))
@@ -150,7 +152,7 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     except OSError as error:
         raise _unreadable(path, error) from None
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
-        raise LockstepError(f"--init {path}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
+        raise LockstepError(f"{option('init', path)}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
     if path.suffix == SUFFIX:
         return divided(classifier_weights(statefile.read(path, content, foreign=True).tensors))[0]
     try:
@@ -165,8 +167,8 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
         value = None
     if not isinstance(value, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in value.values()):
         raise LockstepError(
-            f"--init {path}: the file is damaged, packed, or has something other than tensors by name. Save the "
-            f"weights alone: torch.save(model.state_dict(), 'weights.pt')",
+            f"{option('init', path)}: the file is damaged, packed, or has something other than tensors by name. Save "
+            f"the weights alone: torch.save(model.state_dict(), 'weights.pt')",
             DATA,
         )
     return {str(name): tensor for name, tensor in value.items()}
@@ -212,4 +214,6 @@ def _some(tensors: "Mapping[str, Tensor]") -> str:
 
 
 def _unreadable(path: Path, error: OSError) -> LockstepError:
-    return LockstepError(f"--init {path}: {files.near(path)}it cannot be read: {error.strerror or error}", DATA)
+    return LockstepError(
+        f"{option('init', path)}: {files.near(path)}it cannot be read: {error.strerror or error}", DATA
+    )

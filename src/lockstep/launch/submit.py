@@ -17,7 +17,7 @@ from typing import IO, Any
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
+from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, option
 from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
@@ -38,15 +38,18 @@ def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] 
     if world.launcher:
         if asked not in (None, world.processes):
             raise LockstepError(
-                f"--processes {asked}, but {world.launcher} started {world.processes}: leave out --processes under an "
-                f"outer launch"
+                f"{option('processes', asked)}, but {world.launcher} started {world.processes}: leave out "
+                f"{option('processes')} under an outer launch"
             )
         # The outer launcher starts all programs again after a failure.
         spec = spec.replace(placement=spec.placement.replace(processes=world.processes, max_restarts=0))
     check(spec.recipe, spec.placement)
     if inline:
         if world.launcher or asked not in (None, 1):
-            raise LockstepError("--inline computes one process in this program: leave out --processes, or --inline")
+            raise LockstepError(
+                f"{option('inline', True)} computes one process in this program: leave out {option('processes')}, or "
+                f"{option('inline', True)}"
+            )
         return _inline(spec, output)
     # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
     variables = {**numerics.environment(spec.recipe.threads_per_tower), "TORCH_CPP_LOG_LEVEL": "FATAL"}
@@ -108,7 +111,7 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
             f"{placement.processes} processes need as many GPUs, and there {'is' if gpus == 1 else 'are'} {gpus}: "
-            f"choose --processes 1 to {gpus}, or --device cpu",
+            f"choose {option('processes', 1)} to {gpus}, or {option('device', 'cpu')}",
             ENVIRONMENT,
         )
     one = recipe.head and recipe.arithmetic == "native"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from lockstep import hardware
+from lockstep import errors, hardware
 from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.tree import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
@@ -72,7 +72,7 @@ def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) ->
     run = begun(spec, told)
     how = "start again with the same command"
     if run is not None and not quiet:
-        how = f"continue with: {spec.recipe.command('train', run, '--resume')}"
+        how = f"continue with: {spec.recipe.resuming(run)}"
     if record is not None:
         how = "the job was complete"
     if sys.stderr.isatty():
@@ -156,7 +156,7 @@ class Supervisor:
         self._starts += 1
         self._folder.mkdir(parents=True)
         import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
-        (self._folder / "spec").write_bytes(pickle.dumps((self._spec, self._output, import_folders)))
+        (self._folder / "spec").write_bytes(pickle.dumps((self._spec, self._output, errors.in_python, import_folders)))
         for process in [self._world.process] if self._world.launcher else range(self._processes):
             place = {RENDEZVOUS: ""}  # In an outer launch, the launcher's variables number the worker.
             if not self._world.launcher:
@@ -263,7 +263,7 @@ class Supervisor:
         # A program that crashes before it opens the run's folder does so again.
         hopeless = (failure.code == CRASH and run is None) or self.request.received is not None
         if not isinstance(spec, TrainSpec) or hopeless or self._restarts == limit:
-            again = f". Continue with: {spec.recipe.command('train', run, '--resume')}" if run else ""
+            again = f". Continue with: {spec.recipe.resuming(run)}" if run else ""
             raise LockstepError(message + again, failure.code)
         self._restarts += 1
         note = f"{message}: all processes were started again (restart {self._restarts} of {limit})"

@@ -15,15 +15,15 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
-from lockstep import files, hardware, numerics
+from lockstep import errors, files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, option
 from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
-from lockstep.messages import handled, in_python, on_stderr
+from lockstep.messages import handled, on_stderr
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lockstep.jobs.context import Context
 
 _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
-_LESS_MEMORY = "Give more --towers, a smaller --batch or eval_batch, or --precision bfloat16: each is another recipe"
 
 
 def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
@@ -58,7 +57,11 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
             record, code = None, stopped.code
         except (MemoryError, RuntimeError) as error:
             if problem := hardware.memory_problem(error):
-                raise LockstepError(f"too little memory ({problem}). {_LESS_MEMORY}", ENVIRONMENT) from error
+                raise LockstepError(
+                    f"too little memory ({problem}). Give more {option('towers')}, a smaller {option('batch')} or "
+                    f"eval_batch, or {option('precision', 'bfloat16')}: each is another recipe",
+                    ENVIRONMENT,
+                ) from error
             if world.processes > 1 and isinstance(error, LOST_PEER):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
@@ -121,8 +124,7 @@ def main() -> None:
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
-    spec, output, paths = pickle.loads((folder / "spec").read_bytes())
-    in_python.set(output.in_python)
+    spec, output, errors.in_python, paths = pickle.loads((folder / "spec").read_bytes())
     sys.path += [path for path in paths if path not in sys.path]
     world = World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")

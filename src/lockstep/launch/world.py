@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, option
 
 # The file in which the worker processes of one host find each other; "" in a worker process of an outer launch.
 RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
@@ -178,7 +178,7 @@ def _agree(store: Store, world: World, device: str) -> Store:
                         problem = (
                             f"process 0 (host {socket.gethostname()}) and process {other} (host {host}) do not run the "
                             f"same code and device ({'; '.join(map(str, differences))}): install one version on every "
-                            f"host, and give one --device to all"
+                            f"host, and give one {option('device')} to all"
                         )
                 elif store.check([f"here/{other}"]):
                     store.set(f"start/{store.get(f'here/{other}').decode()}", own)

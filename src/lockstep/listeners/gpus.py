@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
+from lockstep.errors import option
 from lockstep.messages import logger
 
 _APART_S = 1.0  # of training between two readings: a utilisation is that of the last second, or of less
@@ -42,7 +43,8 @@ class Gpus:
                 if self._readings == _READINGS and mean < _IDLE:
                     logger.warning(
                         f"GPU {number} (process {process} of its host) idles: so far it computed {mean:.0%} of the "
-                        f"time. Give it more work: a larger --batch, which makes another recipe, or fewer --processes"
+                        f"time. Give it more work: a larger {option('batch')}, which makes another recipe, or fewer "
+                        f"{option('processes')}"
                     )
         return self._uses
 

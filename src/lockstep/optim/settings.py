@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from lockstep.errors import LockstepError, unknown
+from lockstep.errors import LockstepError, option, unknown
 from lockstep.settings import Settings
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ def decay_by_name(
     named = {name: coefficient for name, coefficient in decay.items() if name != DEFAULT}
     for name in named:
         if name not in parameters:
-            hint = "for a model with other names: --set weight_decay={}, and --set weight_decay.default=C for decay"
+            hint = (
+                f"for a model with other names: {option('settings', 'weight_decay={}')}, and "
+                f"{option('settings', 'weight_decay.default=C')} for decay"
+            )
             raise LockstepError(f"{unknown('parameter in weight_decay', name, parameters)} ({hint})")
         if not parameters[name].requires_grad:
             raise LockstepError(f"weight_decay names {name}, which the model marks as not trainable: leave it out")

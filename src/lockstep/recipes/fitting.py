@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lockstep.errors import option
 from lockstep.messages import command
 from lockstep.words import listed
 
@@ -56,7 +57,7 @@ class Fit(NamedTuple):
         """Return the choice and its cause in one line."""
         chosen = [f"{name}={str(value).lower()}" for name, value in self.settings.items() if name not in _GREY]
         settings = f" with {listed(chosen)}" if chosen else ""
-        other = command("train", "folder", "--data", "DIR") if self.recipe == PHOTOS else "--set"
+        other = command("train", "folder", "--data", "DIR") if self.recipe == PHOTOS else option("settings")
         return f"recipe {self.recipe}{settings}, because {self.why}; choose others with {other}"
 
 

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import (
     finite,
     flush,
@@ -253,14 +253,16 @@ class Run:
         known = {step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there}
         if which == "best" and not known:
             raise LockstepError(
-                f"--checkpoint best: no checkpoint of {self.path} was evaluated in training: {available}. "
-                f"Train with --eval-every N to know the best"
+                f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in training: {available}. "
+                f"Train with {option('eval_every')} N to know the best"
             )
         step = max(known, key=known.__getitem__) if which == "best" else which  # the first of equals
         try:
             return statefile.read(self.checkpoints / file_name(step))
         except FileNotFoundError:
-            raise LockstepError(f"--checkpoint {step}: {self.path} has no such checkpoint: {available}") from None
+            raise LockstepError(
+                f"{option('checkpoint', step)}: {self.path} has no such checkpoint: {available}"
+            ) from None
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
@@ -461,8 +463,8 @@ def refuse_existing(path: Path) -> None:
 
 def _exists(path: Path) -> LockstepError:
     return LockstepError(
-        f"{path} exists, and a run is never overwritten: continue it with --resume, or choose another --name "
-        f"than {path.name}"
+        f"{path} exists, and a run is never overwritten: continue it with {option('resume', True)}, or choose another "
+        f"{option('name')} than {path.name}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.kernels.portable.integers import freeze as freeze
 from lockstep.kernels.portable.operations import NotPortableError as NotPortableError, dtypes_in, implementation
 from lockstep.kernels.portable.sums import neighbours as neighbours
@@ -63,7 +63,7 @@ def check(device: torch.device) -> None:
     if counted.products < _PRODUCTS_OF_CHECK:
         raise LockstepError(
             f"portable arithmetic: this build of PyTorch computes the backward pass natively on {device}, which would "
-            f"train other weights. Give --device cpu, or --no-portable",
+            f"train other weights. Give {option('device', 'cpu')}, or {option('portable', False)}",
             ENVIRONMENT,
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, option
 from lockstep.kernels.portable import draws, elementary, layers, products
 from lockstep.kernels.portable.sums import total
 from lockstep.kernels.portable.units import Geometry
@@ -306,7 +306,7 @@ class NotPortableError(LockstepError):
     def __init__(self, operation: str, instead: str = "use another one in the model") -> None:
         super().__init__(
             f"portable arithmetic does not cover the operation {operation}: {instead} (docs/portable.md lists those "
-            f"that are covered), or give --no-portable (arithmetic=native)"
+            f"that are covered), or give {option('portable', False)} (arithmetic=native)"
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.backends import mkldnn
 from torch.nn import functional
 
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
 
 MOST_CONVOLUTION_TERMS = 1 << 11  # of products of at most 127 * 64, where one slice has its offset: below 2**24
@@ -193,7 +193,7 @@ def _of_gpu(device: torch.device) -> OfGpu:
         if not torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double()):
             raise LockstepError(
                 f"portable arithmetic: the {one.name} give wrong products of {rows} x {terms} by {terms} x {columns} "
-                f"numbers, so this GPU would train other weights. Give --device cpu",
+                f"numbers, so this GPU would train other weights. Give {option('device', 'cpu')}",
                 ENVIRONMENT,
             )
     return one
@@ -213,8 +213,8 @@ def _unit(at: Geometry | None) -> Unit:
             if _is_exact(one, at):
                 return one
     raise LockstepError(
-        "portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
-        "would train other weights. Give --no-portable (arithmetic=native)",
+        f"portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
+        f"would train other weights. Give {option('portable', False)} (arithmetic=native)",
         ENVIRONMENT,
     )
 

@@ -1,0 +1,150 @@
+"""Options in messages: as a shell takes them, or as the arguments of a Python program."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from tests.conftest import in_this_process, popen
+
+import lockstep
+from lockstep import errors
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.errors import LockstepError, option
+from lockstep.recipes import get_recipe
+
+ROOT = Path(lockstep.__file__).parent
+TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")  # A text that ends in -- is followed by a name.
+
+# Calls whose texts only the command line shows: declarations and help texts of options, and commands of a shell.
+OF_SHELL = {"Option", "Typer", "Field", "command"}
+# Texts that only the command line shows, and options that no Python function has.
+EXCEPTIONS = {
+    "classify/serve.py": {"--host", "--port"},
+    "commands/data.py": {"--html", "--labels"},
+    "commands/program.py": {"--help", "--help-all"},
+    "commands/serve.py": {"--host"},
+    "commands/shell.py": {"--", "--no-"},  # declarations
+    "commands/verify.py": {"--json"},
+    "config/recipe.py": {"--batch", "--no-portable", "--json"},  # help texts of the shorthands; `toml` is for `show`
+    "data/check.py": {"--json"},
+    "data/fetch.py": {"--data"},  # of `lockstep data fetch`
+    "errors.py": {"--", "--no-"},  # `option` itself
+    "jobs/session.py": {"--device"},  # of `lockstep verify`
+    "jobs/verify.py": {"--from"},
+    "pages/labels.py": {"--json"},
+}
+
+
+def texts(tree):
+    """Yield the texts of a module that are neither docstrings nor in calls of OF_SHELL."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in OF_SHELL:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        yield from texts(node)
+
+
+def calls(tree):
+    """Yield the calls of `option` in a part of a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "option":
+            yield node
+
+
+def test_no_text_of_the_source_spells_an_option():
+    """A Python program would read what only a shell takes. `option` gives every reader the form that it can use."""
+    found = {path: {word for text in texts(tree) for word in NAMED.findall(text)} for path, tree in TREES.items()}
+    assert {path: words for path, words in found.items() if words} == EXCEPTIONS
+
+
+def test_no_option_is_named_before_the_reader_is_known():
+    """A module's constants are made when it is imported, before the command line says that a shell reads."""
+    for path, tree in TREES.items():
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        late = {id(call) for function in functions for part in function.body for call in calls(part)}
+        assert [call.lineno for call in calls(tree) if id(call) not in late] == [], path
+
+
+def test_every_option_in_a_message_is_an_argument_in_python():
+    functions = [lockstep.train, lockstep.evaluate, lockstep.load, lockstep.report, lockstep.export]
+    arguments = {name for function in functions for name in inspect.signature(function).parameters}
+    arguments |= {*Recipe.options, *Placement.model_fields}
+    for path, tree in TREES.items():
+        names = {call.args[0].value for call in calls(tree) if isinstance(call.args[0], ast.Constant)}
+        assert names <= arguments, path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shell", "python"),
+    [
+        ("resume", True, "--resume", "resume=True"),
+        ("portable", False, "--no-portable", "portable=False"),
+        ("trust_code", True, "--trust-code", "trust_code=True"),
+        ("data", "DIR", "--data DIR", 'data="DIR"'),
+        ("init", Path("a/b"), "--init a/b", 'init="a/b"'),
+        ("processes", 1, "--processes 1", "processes=1"),
+        ("eval_every", None, "--eval-every", "eval_every="),
+        ("settings", "exact=false", "--set exact=false", 'settings=["exact=false"]'),
+        ("settings", None, "--set", "settings="),
+    ],
+)
+def test_an_option_is_named_as_its_reader_gives_it(monkeypatch, name, value, shell, python):
+    assert option(name, value) == shell
+    monkeypatch.setattr(errors, "in_python", True)
+    assert option(name, value) == python
+
+
+def test_a_run_is_continued_by_a_command_or_by_a_call(monkeypatch):
+    own = get_recipe("digits").replace(model="net:build", weight_decay={})
+    texts = [own.resuming(Path("a b"))]
+    monkeypatch.setattr(errors, "in_python", True)
+    texts += [own.resuming(Path("a b")), get_recipe("digits").resuming(Path("x"))]
+    assert texts == [
+        "lockstep train 'a b' --resume --trust-code",
+        "lockstep.train('a b', resume=True, trust_code=True)",
+        "lockstep.train('x', resume=True)",
+    ]
+
+
+OWN = """
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lockstep.data.readers import load_digits
+
+
+def load():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(load_digits, Path("x")).result()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "shell", "python"),
+    [
+        ({"processes": 99}, "Choose --processes 1 to", "Choose processes=1 to"),
+        ({"processes": 2, "dataset": "own:load"}, "leave out --data x", 'leave out data="x"'),
+    ],
+    ids=["launcher", "thread of a worker"],
+)
+def test_every_part_of_a_job_knows_the_reader(tmp_path, monkeypatch, given, shell, python):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("own.py").write_text(OWN)
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    assert shell in in_this_process("train", "digits", *words, cwd=tmp_path).stderr
+    monkeypatch.setattr(errors, "in_python", True)
+    with pytest.raises(LockstepError, match=python):
+        lockstep.train("digits", **given)
+
+
+def test_a_program_that_imports_lockstep_reads_arguments(tmp_path):
+    _, err = popen("-c", "import lockstep; lockstep.train(resume=True)", cwd=tmp_path).communicate()
+    assert "resume=True continues a run" in err
