@@ -43,12 +43,12 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> "Graph":
         Graph.capturing = self
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         Graph.capturing = None
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operation, and keep it. Views are not computed again: they are in the same memory."""
@@ -97,4 +97,4 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

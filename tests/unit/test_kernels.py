@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep import hardware
-from lockstep.kernels import fused, kinds, reference, winograd
+from lockstep.kernels import fused, kinds, portable, reference, winograd
 from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.winograd import Winograd
@@ -283,3 +283,12 @@ def test_an_exported_model_has_only_torchs_operators_and_close_outputs(name):
     with torch.no_grad():
         found, expected = program.module()(images), model(images)
     assert (found - expected).abs().max() <= TOLERANCE[torch.float32] * expected.abs().max()
+
+
+@pytest.mark.parametrize(("name", "images"), [("portable", 2), ("native", 9)])
+def test_a_gpu_has_the_chunks_of_a_cpu_in_portable_arithmetic(name, images, monkeypatch):
+    """The gradient of the weight is a sum over chunks, so they decide its bits."""
+    x, weight = torch.empty(9, 3, 8, 8, device="meta"), torch.empty(4, 3, 3, 3, device="meta")
+    monkeypatch.setattr(fused, "_CHUNK_BYTES", 2 * 2 * 4 * 8 * 8)
+    with portable.arithmetic(name):
+        assert fused._Convolution(x, weight, (1, 1, 1, 1), None).images == images

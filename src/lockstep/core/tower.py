@@ -71,7 +71,7 @@ class Tower:
         images: Tensor,
         labels: Tensor,
         marks: Tensor,
-        priors: Tensor | None = None,
+        *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the vector. No number of the host may enter that differs from tower to tower: a graph repeats it.
@@ -84,7 +84,7 @@ class Tower:
             network.train()
             logits = network(images)
             loss = functional.cross_entropy(
-                logits if priors is None else logits + priors,
+                logits + priors[0] if priors else logits,
                 labels,
                 reduction="sum",
                 label_smoothing=recipe.label_smoothing,
@@ -99,7 +99,7 @@ class Tower:
                     # For all buffers together, as two operations for a GPU. Portable arithmetic has no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
-                flags, tower = marks.split([len(marks) - recipe.towers, recipe.towers])
+                flags, tower = torch.split(marks, [len(marks) - recipe.towers, recipe.towers])
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))

@@ -72,11 +72,6 @@ class Session:
         self.local_processes = hosts.count(hosts[ctx.group.process])
         numbers = (placement.gpus or range(self.local_processes))[: self.local_processes]
         self.gpus = {number: local for local, number in enumerate(numbers)} if ctx.device.type == "cuda" else {}
-        if recipe.arithmetic == "portable" and ctx.device.type == "cuda" and ctx.first:
-            logger.warning(
-                "portable arithmetic on a GPU: on one H100, two of four recipes did not have the bits of a CPU, for a "
-                "reason that is not known yet. lockstep verify --device cpu compares yours"
-            )
         self._readers = ctx.group.patient()
         self.splits = splits_of(recipe, splits or self._read())
         train_set = self.splits["train"]
