@@ -239,7 +239,7 @@ def together(case_name: str, folder: Path) -> dict[str, Tensor]:
 
 def main() -> None:
     numerics.configure(1, exact=True)
-    fused._CHUNK_BYTES = 1 << 16  # a few images: the batch of a case has several chunks
+    fused._CHUNK_BYTES = 1 << 18  # a few images: the batch of a case has several chunks
     if sys.argv[2:3] == [MEMBER]:
         _, _, _, name, folder, number = sys.argv
         GPU.set_as_cuda(True)

@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "data/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
-    "jobs/session.py": {"--device"},  # of `lockstep verify`
     "jobs/verify.py": {"--from"},
     "pages/labels.py": {"--json"},
 }
