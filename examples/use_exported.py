@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 
-"""Errors that a user can fix, and the exit codes of the program."""
+"""Errors that a user can fix, the exit codes of the program, and the words of messages."""
 
 from collections.abc import Iterable
 from signal import SIGHUP, SIGINT, SIGTERM
@@ -23,6 +23,10 @@ DATA = 3
 ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
+
+# Whether a Python program reads the messages of this process, from all its threads. The command line sets it to False,
+# and every worker process to what the launcher has.
+in_python = True
 
 
 class LockstepError(Exception):
@@ -42,6 +46,24 @@ class PeerLostError(LockstepError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ENVIRONMENT)
+
+
+def option(name: str, value: object = None) -> str:
+    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"` in Python.
+
+    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is NAME=VALUE. Without a
+    value, only the option is named. True and False are for switches: `--resume` and `resume=True`, `--no-portable` and
+    `portable=False`.
+    """
+    if in_python:
+        if value is None:
+            return f"{name}="
+        given = str(value) if isinstance(value, int | float) else f'"{value}"'
+        return f"{name}=[{given}]" if name == "settings" else f"{name}={given}"
+    flag = "set" if name == "settings" else name.replace("_", "-")
+    if value is False:
+        return f"--no-{flag}"
+    return f"--{flag}" if value is None or value is True else f"--{flag} {value}"
 
 
 def printable(text: str, keep: str = "") -> str:

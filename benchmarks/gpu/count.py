@@ -73,8 +73,7 @@ def counted(case: str, as_graph: bool = True) -> Facts:
 
 
 def row(facts: Facts) -> list[str]:
-    numbers = [f"{facts[name]:,}" for name in ("operators", "launches", "copies")]
-    return [*numbers, ", ".join(f"{count} {name}" for name, count in list(facts["most"].items())[:4])]
+    return [f"{facts[name]:,}" for name in ("operators", "launches", "copies")]
 
 
 def main() -> None:
@@ -83,7 +82,7 @@ def main() -> None:
     parser.add_argument("--by-kernels", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
     args = parser.parse_args()
-    table = Table("gpu-count", ["case", "operators", "launches", "copies", "most frequent"], args.out)
+    table = Table("gpu-count", ["case", "operators", "launches", "copies"], args.out)
     for case in args.cases:
         table.add([case], partial(counted, case, not args.by_kernels), row)
     sys.exit(table.failed)
