@@ -366,12 +366,12 @@ def url(host: str, listening: socket.socket) -> str:
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    options: dict[str, Any] = {
-        "http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on", "log_config": None,
-        "log_level": "error", "access_log": False, "proxy_headers": False, "server_header": False,
-        "date_header": False, "headers": _HEADERS, "timeout_graceful_shutdown": END_LIMIT_S,
-    }  # fmt: skip
-    return uvicorn.Server(uvicorn.Config(application, **options))
+    config = uvicorn.Config(
+        application, http=_Connection, ws="none", loop="asyncio", lifespan="on", log_config=None, log_level="error",
+        access_log=False, proxy_headers=False, server_header=False, date_header=False, headers=_HEADERS,
+        timeout_graceful_shutdown=END_LIMIT_S,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int | None:

@@ -232,8 +232,7 @@ def _is_array(value: object) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    return array
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _refuse(where: str, problem: str) -> NoReturn:

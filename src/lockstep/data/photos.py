@@ -112,7 +112,7 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
     what = f"the pixels of {len({*ids}):,} images"
     rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
-    datasets: dict[str, Dataset] = {}
+    datasets = {}
     first = 0
     _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:

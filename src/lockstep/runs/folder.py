@@ -189,8 +189,7 @@ class Run:
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
-        loss: float | None = next((row.get("loss") for row in rows), None)
-        return loss
+        return next((row.get("loss") for row in rows), None)
 
     @property
     def newest(self) -> Path | None:
@@ -203,8 +202,7 @@ class Run:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
-        sessions: list[dict[str, Any]] = self.read("environment.json", _Session, each=True) or []
-        return sessions
+        return list(self.read("environment.json", _Session, each=True) or ())
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.

@@ -96,8 +96,7 @@ class StateFile:
     @property
     def step(self) -> int:
         """Return the number of updates of a checkpoint."""
-        step: int = self.facts["step"]
-        return step
+        return int(self.facts["step"])
 
 
 def step_of(path: Path) -> int | None:
@@ -283,8 +282,9 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
     """Return copies on the CPU, without gaps, each in memory of its own: safetensors writes no other tensors."""
     from torch import contiguous_format
 
-    form: dict[str, Any] = {"copy": True, "memory_format": contiguous_format}
-    return {name: tensor.detach().to("cpu", **form) for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=contiguous_format) for name, tensor in tensors.items()
+    }
 
 
 def contents_sha256(facts: Mapping[str, Any], tensors: Tensors) -> str:
