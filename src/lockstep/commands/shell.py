@@ -169,14 +169,14 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool
     return outcome
 
 
-def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str, Any]:
+def record_of(spec: Spec, quiet: bool = False) -> dict[str, Any]:
     """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt, or typer.Exit.
 
     In an outer launch of the shell, only process 0 has one. A Python program must be started once.
     """
     if not in_shell():
         require_alone(spec.job)
-    record = compute(spec, quiet, inline).record
+    record = compute(spec, quiet).record
     if record is None:
         raise typer.Exit if in_shell() else KeyboardInterrupt
     return record

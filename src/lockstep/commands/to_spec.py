@@ -77,8 +77,12 @@ def path_of(given: str | Path | Run | None) -> Path | None:
 
 def placement_of(options: Mapping[str, Any]) -> Placement:
     """Return the placement that the options of a command or a function state. Raises: LockstepError."""
-    given = {name: value for name, value in options.items() if name in Placement.model_fields and value is not None}
-    return validated(Placement, given | {name: path_of(given[name]) for name in ("data", "init") if name in given})
+    given = {
+        name: path_of(value) if name in ("data", "init") else value
+        for name, value in options.items()
+        if name in Placement.model_fields and value is not None
+    }
+    return validated(Placement, given)
 
 
 def divided(
@@ -90,9 +94,9 @@ def divided(
     """
     allowed = {*Recipe.options, *Placement.model_fields}
     for name in options:
-        if name in Recipe.model_fields and name not in allowed:
-            raise LockstepError(f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}")
         if name not in allowed:
+            if name in Recipe.model_fields:
+                raise LockstepError(f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}")
             raise LockstepError(unknown("option", name, allowed))
     changes = parse(settings or (), {name: options[name] for name in options if name in Recipe.options})
     for name in ("model", "dataset"):
@@ -139,9 +143,10 @@ def subject_of(
     Without a word, it is the recipe of the run whose `weights` a new run starts from, or the folder of images `data`,
     or the recipe "digits". Raises: LockstepError, also if a file or a run names code that is not trusted.
     """
-    if isinstance(what, Path | Run):
-        named = what.path if isinstance(what, Run) else what
-        what = str(named) if len(named.parts) > 1 else f"./{named}"  # "digits" alone is a recipe
+    if isinstance(what, Run):
+        what = what.path
+    if isinstance(what, Path):
+        what = str(what) if len(what.parts) > 1 else f"./{what}"  # "digits" alone is a recipe
     if not isinstance(what, str | Recipe | None):
         raise LockstepError(
             f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run to resume"
@@ -157,23 +162,25 @@ def subject_of(
             )
         data = images
     settings: dict[str, Any] = {}
+    base: Recipe | None
     source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
     parent = Run.open(weights.run) if weights and weights.run else None
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
-        fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
+        base = parent.recipe().replace(init_sha256=weights.sha256)
         source, fits, data = parent.path, False, data_of(parent.path, data)
         details += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
     elif isinstance(what, Recipe):
-        fields = what.model_dump(mode="json")
+        base = what
     elif kind == "file":
         settings, source = dotted(read_file(path)), path
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        fields = _fields(str(start)) if start else {}
+        base = get_recipe(str(start)) if start else None
     elif kind == "run":
-        fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
+        base, source, run = Run.open(path).recipe(), path, path
     else:
-        fields = _fields(FOLDER if images else what or "digits")
+        base = get_recipe(FOLDER if images else what or "digits")
+    fields = base.model_dump(mode="json") if base else {}
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.
@@ -206,10 +213,6 @@ def _kind_of(
     return "recipe", path
 
 
-def _fields(name: str) -> dict[str, Any]:
-    return get_recipe(name).model_dump(mode="json")
-
-
 def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is made now.
 
@@ -226,7 +229,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     found = recipe.survey(subject.data).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
-    return make(_fields(fit.recipe), fit.settings, changes)
+    return make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
 
 
 def with_initial_weights(
@@ -354,10 +357,9 @@ def train_spec(
             f"({'; '.join(differences)}): leave out what differs, or start a new run with another {option('name')}"
         )
     placement = placement.replace(init=weights.path if weights else None)
-    if stated is None:
-        placement = placed(recipe, placement.replace(data=subject.data_folder()), path)
-    elif Run(path).result() is None:  # A complete run needs no data.
-        placement = placed(recipe, placement.replace(data=data_of(path, subject.data)), path)
+    if stated is None or Run(path).result() is None:  # A complete run needs no data.
+        data = subject.data_folder() if stated is None else data_of(path, subject.data)
+        placement = placed(recipe, placement.replace(data=data), path)
     numbered = stated is None and folder.get("name") is None and subject.run is None
     return TrainSpec(
         recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
@@ -367,8 +369,7 @@ def train_spec(
 
 def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:
     """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
-    given = {name: value for name, value in options.items() if value is not None}
-    recipe = fitted(subject_of(PHOTOS, given, folder))
+    recipe = fitted(subject_of(PHOTOS, parse((), options), folder))
     recipe, _ = resolve(recipe, "auto")
     return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)), path=folder)
 
