@@ -69,8 +69,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
     "show": shell(show),
 }  # fmt: skip
-# The ten options of `train` that most people use.
-_USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
+# The argument of `train`, and the ten options that most people use.
+_USUAL = ("what", "model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
 
 
 class _Train(TyperCommand):
@@ -79,9 +79,9 @@ class _Train(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
         if {"-h", "--help"} & {*args}:
-            options: list[Any] = self.params[1:]
-            for option in options:
-                option.hidden = option.name not in _USUAL
+            parameters: list[Any] = self.params
+            for parameter in parameters:
+                parameter.hidden = parameter.name not in _USUAL
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if rest:

@@ -56,23 +56,20 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
     texts = {name: " ".join(entry.split()) for name, entry in entries}
     parameters = [_of_function(parameter, texts) for parameter in own]
-    arguments = [one for one in parameters if isinstance(get_args(one.annotation)[1], typer.models.ArgumentInfo)]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
-    options = [one for one in parameters if one not in arguments]
     if with_json:
-        options.append(_parameter("json_output", bool, _JSON, default=False))
-    starred = next((parameter.name for parameter in own if parameter.kind is parameter.VAR_POSITIONAL), None)
+        parameters.append(_parameter("json_output", bool, _JSON, default=False))
 
     def command(**given: Any) -> None:
         as_json = given.pop("json_output", False)
         token = _as_json.set(as_json)
         try:
-            present(function(*(given.pop(starred) if starred else ()), **given), as_json, given.get("quiet", False))
+            present(function(**given), as_json, given.get("quiet", False))
         finally:
             _as_json.reset(token)
 
-    every = [*arguments, *of_recipe, *options, *of_placement]
+    every = [*of_recipe, *parameters, *of_placement]
     command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")  # "\b": the lines stay as they are
@@ -89,8 +86,6 @@ def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> insp
     info.help = texts.get(parameter.name)
     if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):  # else it has its own flag
         info.param_decls = (_flag(parameter.name),)
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return _parameter(parameter.name, list.__class_getitem__(first), info, parameter.empty)
     return _parameter(parameter.name, first, info, parameter.default)
 
 
