@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,8 @@ from lockstep.messages import logger
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
 _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash
+# Names of the files that `replace` writes first for a run, and of those that the library safetensors does.
+_TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -105,9 +107,10 @@ def require_permission(path: Path, error: Exception) -> None:
         ) from None
 
 
-def unreadable(path: Path, error: Exception, remedy: str = "remove it to go on without it") -> LockstepError:
+def unreadable(path: Path, error: Exception) -> LockstepError:
     """Return the error for a file of a run that cannot be read. Raises: as `require_permission`."""
     require_permission(path, error)
+    remedy = "restore it" if path.name == "recipe.json" else "remove it to go on without it"
     return LockstepError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {remedy}", DATA)
 
 
@@ -213,11 +216,15 @@ def deliver(path: Path, data: bytes) -> None:
         raise LockstepError(f"{path} cannot be written: {error.strerror or error}", ENVIRONMENT) from None
 
 
-def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Remove temporary files that killed programs have left. One that cannot be removed only takes space."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def remove_abandoned(folder: Path) -> None:
+    """Remove temporary files that killed programs have left in a folder of a run.
+
+    One that cannot be removed only takes space.
+    """
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def flush(path: Path) -> None:

@@ -9,7 +9,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -41,9 +40,6 @@ from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
-
-# The last ones are of the library safetensors.
-_TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 
 _NONE: Tensors = MappingProxyType({})
 
@@ -223,18 +219,18 @@ class Run:
 
         Raises: LockstepError, also if an object does not have the `entries`.
         """
-        if not (self.path / name).is_file():
+        path = self.path / name
+        if not path.is_file():
             return None
         try:
-            value = read_json(self.path / name)
+            value = read_json(path)
             if each and not isinstance(value, list):
                 raise ValueError("it is not a list")
             for one in value if each else [value]:
                 entries.check(one)
             return value
         except (OSError, ValueError) as error:
-            remedy = ("restore it",) if name == "recipe.json" else ()
-            raise unreadable(self.path / name, error, *remedy) from None
+            raise unreadable(path, error) from None
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid one.
@@ -405,7 +401,7 @@ class Folder(Run):
         Damaged lines, as the last one of a killed run, go too.
         """
         saver.clear_ahead(self.checkpoints, step)
-        remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
+        remove_abandoned(self.path)
         if lines := read_lines(self.metrics_path):
             rows = [*map(_row, lines)]
             if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:

@@ -11,7 +11,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import make_folder, no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import SUFFIX, DamagedError, Tensors, checkpoints_in, file_name
+from lockstep.runs.statefile import DamagedError, Tensors, checkpoints_in, file_name
 
 
 class Saver:
@@ -125,8 +125,7 @@ def clear_ahead(folder: Path, step: int) -> None:
     for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
-    for pattern in (f".*{SUFFIX}-*", ".tmp??????"):  # The second is that of the library safetensors.
-        remove_abandoned(folder.glob(pattern))
+    remove_abandoned(folder)
 
 
 def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> None:
