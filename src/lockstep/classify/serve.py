@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
 import uvicorn
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image
 from starlette.applications import Starlette
@@ -32,9 +31,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lockstep import numerics
 from lockstep.classify.decoder import Decoder
 from lockstep.classify.predict import Classifier, Prediction
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.launch.signals import StopRequest, handled_by
-from lockstep.pages.page import address, spotlit
+from lockstep.pages.page import address, spotlit, template
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -110,14 +109,11 @@ class _Service:
         self._idle = [*self._decoders]
         self._large = Decoder(**options, **_LARGE)
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
-        environment = Environment(loader=PackageLoader("lockstep.classify"), autoescape=True, undefined=StrictUndefined)
-        environment.filters["printable"] = printable
-        self._template = environment.get_template("page.html.jinja")
-        self._facts: dict[str, Any] = {
+        self._template = template("lockstep.classify")
+        self._facts = {
             "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
             "image_shape": classifier.image_shape,
         }  # fmt: skip
-        self._tells = classifier.marks.sure_from is not None
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -134,8 +130,9 @@ class _Service:
         """Answer GET /."""
         self._require_own(request)
         nonce = secrets.token_urlsafe(16)
+        tells = self._classifier.marks.sure_from is not None
         text = self._template.render(
-            nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=self._tells, **self._facts
+            nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=tells, **self._facts
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
