@@ -195,18 +195,17 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with self._computing():
+        parts = None
+        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
             inputs = self._inputs(pixels)
             row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
-        if row.isnan().any():
-            return Prediction(name, error="the network's output is not finite")
-        # Among equal probabilities the first class counts, as in evaluation.
-        shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
-        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
-        parts = None
-        if evidence and self._prefix is not None:
-            with self._computing():
+            if row.isnan().any():
+                return Prediction(name, error="the network's output is not finite")
+            # Among equal probabilities the first class counts, as in evaluation.
+            shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
+            if evidence and self._prefix is not None:
                 parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], labels[0])
+        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
         (answer,) = self.marks(inputs, row[None])
         return Prediction(
             name, self.classes[labels[0]], labels[0], shares[0], ranked, answer,
@@ -222,11 +221,6 @@ class Classifier:
         with numerics.own_flags(self.recipe.exact):
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
             return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
-            yield
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""

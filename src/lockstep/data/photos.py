@@ -129,8 +129,7 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
 
 def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
     """Return the SHA-256 of a split, in hex; see `load`."""
-    form = [RULES, image_px, list(found.classes), grey, fit]
-    digest = hashlib.sha256(json.dumps(form).encode())
+    digest = hashlib.sha256(json.dumps([RULES, image_px, found.classes, grey, fit]).encode())
     digest.update(found.labels(split).tobytes())
     digest.update(bytes.fromhex("".join(photo.sha256 for photo in found.splits[split])))
     return digest.hexdigest()
@@ -323,9 +322,10 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
 def _notes(found: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
     unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
-    copies, conflicts, leaks = (
-        [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
-    )
+
+    def equal(differ: str, same: str = "sha256") -> list[str]:
+        return [" = ".join(paths) for paths in found.duplicates(differ, same)]
+
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
         for split, photos in found.splits.items()
@@ -333,7 +333,6 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
     ]
     photos = [photo for photo in found.scan.photos if not photo.cause]
     plain = [photo.path for photo in photos if not photo.seen]
-    equal = [" = ".join(paths) for paths in found.duplicates("sha256", "seen")]
     long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
     torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
     notes = [
@@ -343,10 +342,10 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
         *filter(None, [_unread(found.scan)]),
-        *noted(conflicts, "image", "in several classes: the labels contradict each other"),
-        *noted(leaks, "image", "in several splits: the accuracy will be too high"),
-        *noted(copies, "image", "in several files"),
-        *noted(equal, "image", "of equal pixels in files that differ"),
+        *noted(equal("class_name"), "image", "in several classes: the labels contradict each other"),
+        *noted(equal("split"), "image", "in several splits: the accuracy will be too high"),
+        *noted(equal("path"), "image", "in several files"),
+        *noted(equal("sha256", "seen"), "image", "of equal pixels in files that differ"),
         *noted(plain, "image", "of one colour: the network sees nothing in it"),
         *noted(
             long if fit == "crop" else [],
@@ -411,7 +410,7 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
         for photo in photos:
             stamps, *facts = index.get(photo.path, [None])
             if stamps == [*photo.stamps]:
-                known[photo.path] = Photo(*photo[:4], photo.stamps, *facts)
+                known[photo.path] = Photo(*photo[:5], *facts)
     return known
 
 
