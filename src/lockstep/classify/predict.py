@@ -96,7 +96,7 @@ class Classifier:
     def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
-        self.weights_sha256: str | None = file.facts.get("weights_sha256")
+        self.weights_sha256 = file.facts.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.

@@ -180,7 +180,7 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
     run, weights = Run(spec.path), spec.weights or spec.recipe.own_weights
     log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples)
     warn = logger.debug if quiet else logger.warning
-    damaged: set[int] = set()
+    damaged = set[int]()
     waiting = False
     while True:
         # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.

@@ -80,7 +80,7 @@ class Survey:
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
-        groups: dict[str, list[Photo]] = defaultdict(list)
+        groups = defaultdict[str, list[Photo]](list)
         for photo in self.scan.photos:
             if not photo.cause and getattr(photo, same):
                 groups[getattr(photo, same)].append(photo)
@@ -295,8 +295,8 @@ def _units(photos: list[Photo]) -> dict[str, str]:
 
 def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
     """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the problems."""
-    contents: dict[str, set[str]] = defaultdict(set)  # class -> the units of its images
-    classes: dict[str, set[str]] = defaultdict(set)  # unit -> the classes that have it
+    contents = defaultdict[str, set[str]](set)  # class -> the units of its images
+    classes = defaultdict[str, set[str]](set)  # unit -> the classes that have it
     every = splits["train"]
     for photo in every:
         contents[photo.class_name].add(units[photo.sha256])

@@ -328,7 +328,7 @@ def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str
 
 def _doubts(found: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
-    alike: dict[str, list[str]] = defaultdict(list)
+    alike = defaultdict[str, list[str]](list)
     for name in sorted({name for names in found.classes.values() for name in names}):
         alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(repr(name))
     layout = "table" if found.table else "folders"

@@ -69,7 +69,7 @@ class Names:
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
         self.root, self._images = root.resolve(), len(paths)
-        self._ends: dict[str, list[str]] = defaultdict(list)
+        self._ends = defaultdict[str, list[str]](list)
         for path in paths:
             end = unicodedata.normalize("NFC", f"/{self.root.name}/{path}")
             while "/" in end:

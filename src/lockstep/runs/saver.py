@@ -25,7 +25,7 @@ class Saver:
 
     def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:
         self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
-        self._verified: set[Path] = set()
+        self._verified = set[Path]()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._state_time = time.monotonic()  # when the state in the newest checkpoint was current

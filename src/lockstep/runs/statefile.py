@@ -196,7 +196,7 @@ def latest(folder: Path) -> StateFile | None:
     a newer one exists, so the search starts again.
     Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read the newest.
     """
-    damaged: set[Path] = set()
+    damaged = set[Path]()
     while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
         try:
             return read(paths[-1])
