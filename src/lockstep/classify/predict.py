@@ -67,8 +67,11 @@ class Prediction:
 
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
-        ranked = [{"label": label, "probability": probability} for label, probability in self.top]
-        record = {**vars(self), "source": str(self.source), "top": ranked}
+        record = {
+            **vars(self),
+            "source": str(self.source),
+            "top": [{"label": label, "probability": probability} for label, probability in self.top],
+        }
         del record["evidence"]
         return record
 
@@ -275,8 +278,7 @@ def load(
         classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure)
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
-    recorded = file.facts.get("model_source", {})
-    before = {path: sha256 for path, sha256 in recorded.items() if path in own}
+    before = {path: sha256 for path, sha256 in file.facts.get("model_source", {}).items() if path in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
             f"the source of model {recipe.model} is not the one it was trained with ({'; '.join(map(str, changed))})"
@@ -338,8 +340,11 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         file = read(run.model)
     else:
         file = run.load(which)
-        named = raw_sha256(file.tensors)
-        file = replace(file, tensors=classifier_weights(file.tensors), facts=file.facts | {"weights_sha256": named})
+        file = replace(
+            file,
+            tensors=classifier_weights(file.tensors),
+            facts=file.facts | {"weights_sha256": raw_sha256(file.tensors)},
+        )
     recipe = run.recipe()
     if file.facts.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")

@@ -130,9 +130,12 @@ class _Service:
         """Answer GET /."""
         self._require_own(request)
         nonce = secrets.token_urlsafe(16)
-        tells = self._classifier.marks.sure_from is not None
         text = self._template.render(
-            nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=tells, **self._facts
+            nonce=nonce,
+            seen_px=self._seen_px,
+            body_limit=BODY_LIMIT,
+            tells=self._classifier.marks.sure_from is not None,
+            **self._facts,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
@@ -323,8 +326,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs its traceback."""
     match error:
         case HTTPException():
-            problem = _PATHS if error.status_code in (404, 405) else error.detail
-            return JSONResponse({"error": problem}, error.status_code, error.headers)
+            return JSONResponse(
+                {"error": _PATHS if error.status_code in (404, 405) else error.detail},
+                error.status_code,
+                error.headers,
+            )
         case LockstepError():
             return await _refused(request, _busy(str(error)))
         case ClientDisconnect():
@@ -363,12 +369,11 @@ def url(host: str, listening: socket.socket) -> str:
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    config = uvicorn.Config(
+    return uvicorn.Server(uvicorn.Config(
         application, http=_Connection, ws="none", loop="asyncio", lifespan="on", log_config=None, log_level="error",
         access_log=False, proxy_headers=False, server_header=False, date_header=False, headers=_HEADERS,
         timeout_graceful_shutdown=END_LIMIT_S,
-    )  # fmt: skip
-    return uvicorn.Server(config)
+    ))  # fmt: skip
 
 
 def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int | None:

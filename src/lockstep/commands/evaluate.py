@@ -146,10 +146,20 @@ def evaluate(
     chosen = step_or_best(checkpoint)
 
     def spec() -> EvaluateSpec:
-        places = {"data": data, "device": device, "processes": 1 if watch and processes is None else processes}
-        fields = fields_of_run(run, trust_code, **places)
-        what = {"split": split or evaluated_split(**fields), "weights": weights, "examples": examples}
-        return EvaluateSpec(**fields, **what, checkpoint=chosen)
+        fields = fields_of_run(
+            run,
+            trust_code,
+            data=data,
+            device=device,
+            processes=1 if watch and processes is None else processes,
+        )
+        return EvaluateSpec(
+            **fields,
+            split=split or evaluated_split(**fields),
+            weights=weights,
+            examples=examples,
+            checkpoint=chosen,
+        )
 
     if not watch:
         with muted(quiet):

@@ -111,8 +111,7 @@ def _of_placement(name: str) -> inspect.Parameter:
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     kind = kind | None if default is None else kind
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
 def _flag(name: str) -> str:

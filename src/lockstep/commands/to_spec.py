@@ -77,12 +77,14 @@ def path_of(given: str | Path | Run | None) -> Path | None:
 
 def placement_of(options: Mapping[str, Any]) -> Placement:
     """Return the placement that the options of a command or a function state. Raises: LockstepError."""
-    given = {
-        name: path_of(value) if name in ("data", "init") else value
-        for name, value in options.items()
-        if name in Placement.model_fields and value is not None
-    }
-    return validated(Placement, given)
+    return validated(
+        Placement,
+        {
+            name: path_of(value) if name in ("data", "init") else value
+            for name, value in options.items()
+            if name in Placement.model_fields and value is not None
+        },
+    )
 
 
 def divided(
@@ -360,11 +362,15 @@ def train_spec(
     if stated is None or Run(path).result() is None:  # A complete run needs no data.
         data = subject.data_folder() if stated is None else data_of(path, subject.data)
         placement = placed(recipe, placement.replace(data=data), path)
-    numbered = stated is None and folder.get("name") is None and subject.run is None
     return TrainSpec(
-        recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
-        notes=tuple(subject.notes), details=tuple(subject.details),
-    )  # fmt: skip
+        recipe=recipe,
+        placement=placement,
+        path=path,
+        resume=stated is not None,
+        numbered=stated is None and folder.get("name") is None and subject.run is None,
+        notes=tuple(subject.notes),
+        details=tuple(subject.details),
+    )
 
 
 def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:

@@ -98,8 +98,11 @@ def store(data: object, image_px: int | None) -> str:
         if not labels:
             _refuse(name, "is empty: give at least one example")
         splits[name] = {"labels": labels, "ids": ids}
-    classes = _classes(data, {name: split["labels"] for name, split in splits.items()})
-    facts = {"shape": shape, "classes": classes, "splits": splits}
+    facts = {
+        "shape": shape,
+        "classes": _classes(data, {name: split["labels"] for name, split in splits.items()}),
+        "splits": splits,
+    }
     sha256 = _sha256(facts)
     if not _path(sha256).exists():
         files.replace(_path(sha256), json.dumps(facts).encode())

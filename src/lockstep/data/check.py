@@ -54,8 +54,11 @@ def near_duplicates(found: Survey) -> list[list[str]]:
     Each image of the later split is compared with its most similar one.
     """
     pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
-    every = [found.splits[name] for name in SPLITS if name in found.splits]
-    large = [[one for one in photos if min(one.width, one.height) >= _LEAST_PX] for photos in every]
+    large = [
+        [photo for photo in found.splits[name] if min(photo.width, photo.height) >= _LEAST_PX]
+        for name in SPLITS
+        if name in found.splits
+    ]
     for known, others in combinations(filter(None, large), 2):
         looks = _looks(known)
         for photo, look in zip(others, _looks(others), strict=True):

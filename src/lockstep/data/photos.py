@@ -120,9 +120,15 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
         own = slice(first, first + len(labels))
         first += len(labels)
         groups = torch.from_numpy(units[own]) if photos[0].group else None
-        sha256 = digest(found, name, image_px, grey, fit)
         datasets[name] = Dataset(
-            stored.images, labels, found.classes, sha256, rows[own], True, groups=groups, known=stored.ids
+            stored.images,
+            labels,
+            found.classes,
+            digest(found, name, image_px, grey, fit),
+            rows[own],
+            True,
+            groups=groups,
+            known=stored.ids,
         )
     return datasets
 
@@ -265,8 +271,12 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     if pattern is None:
         return []
     program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
-    given = json.dumps([pattern, [photo.path for photo in found.photos]])
-    done = subprocess.run(program, input=given, capture_output=True, text=True)
+    done = subprocess.run(
+        program,
+        input=json.dumps([pattern, [photo.path for photo in found.photos]]),
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         problem = done.stderr.strip() or "the search takes too long"
         raise LockstepError(f"{option('group', pattern)}: {problem}: give a regular expression, as in (patient[0-9]+)_")

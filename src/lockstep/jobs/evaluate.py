@@ -56,16 +56,26 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
-    return subject | record_of(result, dataset.classes), result
+    record = {
+        "run": str(run.path),
+        "step": step,
+        "split": spec.split,
+        "weights": weights,
+        **record_of(result, dataset.classes),
+    }
+    return record, result
 
 
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     counts = zip(classes, result.class_examples, result.class_correct, strict=True)
     by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]
-    interval = wilson_interval(result.correct, result.examples)
-    return {**result.summary(), "accuracy_interval": interval, "classes": by_class, "confusion": result.confusion}
+    return {
+        **result.summary(),
+        "accuracy_interval": wilson_interval(result.correct, result.examples),
+        "classes": by_class,
+        "confusion": result.confusion,
+    }
 
 
 def _check(spec: EvaluateSpec, session: Session, found: StateFile) -> None:

@@ -78,14 +78,19 @@ class OpenRun:
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
-        log = os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8")
-        yield console.Plain(log, every, verbose=True)
+        yield console.Plain(
+            os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8"), every, verbose=True
+        )
         yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
-            resumed = self.checkpoint.step if self.checkpoint else None
-            yield TensorBoard(folder.summaries, placement.summary_every, self._session.network, resumed=resumed)
+            yield TensorBoard(
+                folder.summaries,
+                placement.summary_every,
+                self._session.network,
+                resumed=self.checkpoint.step if self.checkpoint else None,
+            )
 
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
@@ -93,8 +98,12 @@ class OpenRun:
         details = [*detail_lines(session), *placement_lines(session)]
         if self.folder is None:
             return
-        given = {"processes": session.group.processes, **placement.model_dump(mode="json", include={"data", "init"})}
-        self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
+        facts = {
+            "processes": session.group.processes,
+            **placement.model_dump(mode="json", include={"data", "init"}),
+            **self._facts,
+        }
+        self.folder.begin(step, facts, evaluation=due.evaluates(step))
         log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
         if session.device.type == "cpu" and placement.device == "auto" and (problem := hardware.gpu_problem()):
@@ -133,8 +142,7 @@ class OpenRun:
             return
         self.require_saved()
         again = self._spec.recipe.resuming(self.folder.path)
-        lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
-        log.note(*console.block(lines))
+        log.note(*console.block([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]))
         self._ctx.tell("stopped", True)
 
     def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
@@ -146,8 +154,9 @@ class OpenRun:
             tensors, facts = self._session.model_file()
             if (logits := result.best.logits) is not None:
                 probabilities = logits.double().softmax(1)
-                sure = self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
-                result = replace(result, sure=sure)
+                result = replace(
+                    result, sure=self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
+                )
             record = result.record(log, folder, self._spec.started, self._mixed)
         folder.finish(record, tensors, facts)
         log.note(*console.block(result.lines(record, folder.model)))

@@ -107,8 +107,10 @@ def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> 
     if not (computed := [entry for entry in sessions if entry["step"] < end]):
         return None
     found = compare(computed[-1], facts)
-    equal = None if "probe" not in computed[-1] else not texts(found, "probe")
-    return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
+    return {
+        "probe_equal": None if "probe" not in computed[-1] else not texts(found, "probe"),
+        "changes": [str(one) for one in found if one.kind != "probe"],
+    }
 
 
 def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dict[str, Any]]:
@@ -121,8 +123,12 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dic
     if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
         yield {"step": step, "what": "checkpoints", **_compared(saved, state.named(), session.facts())}
     if step == result.get("steps"):
-        found = {"recorded": result["weights_sha256"], "replayed": state.weights_sha256()}
-        yield {"step": step, "what": "weights_sha256", **found}
+        yield {
+            "step": step,
+            "what": "weights_sha256",
+            "recorded": result["weights_sha256"],
+            "replayed": state.weights_sha256(),
+        }
         if saved := _read(run.model):
             yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
 

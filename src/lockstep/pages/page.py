@@ -65,8 +65,7 @@ class Headline(NamedTuple):
 
 def render(title: str, sections: Sequence[Section], headline: Headline | None = None, notes: Sequence[str] = ()) -> str:
     """Return the page. `notes` say what it lacks."""
-    page = template("lockstep.pages")
-    return page.render(title=title, headline=headline, notes=notes, sections=sections)
+    return template("lockstep.pages").render(title=title, headline=headline, notes=notes, sections=sections)
 
 
 def template(package: str) -> "Template":

@@ -64,8 +64,7 @@ def training(run: Run) -> Section:
         if key == "accuracy" and tested:
             lines.append(Line(f"{tested[0]['split']} images", [(row["step"], row["accuracy"]) for row in tested]))
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        svg = figures.curves(lines, key)
-        drawn.append(Figure(svg, f"{key.capitalize()} over steps: {'; '.join(ends)}"))
+        drawn.append(Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     return Section("Training", figures=drawn)
 
 
@@ -83,8 +82,9 @@ def confusion(record: Mapping[str, Any]) -> Section:
     if lost := record["examples"] - sum(map(sum, counts)):
         texts.append(f"The logits of {plural(lost, 'image')} are not finite, so they have no class and count as wrong.")
     text = f"Confusion matrix: a row for each label, a column for each prediction, {plural(len(names), 'class')}"
-    drawn = Figure(figures.heat_map(counts, names), text)
-    return Section("Confusion", texts or ["No image is misclassified."], [drawn])
+    return Section(
+        "Confusion", texts or ["No image is misclassified."], [Figure(figures.heat_map(counts, names), text)]
+    )
 
 
 def calibration(record: Mapping[str, Any]) -> Section:
@@ -101,8 +101,8 @@ def calibration(record: Mapping[str, Any]) -> Section:
         correct = f"{right / count:.1%}" if count else "-"
         images = f"{count / record['examples']:.1%} ({count:,})"
         rows.append([f"{share:.0%}", least, images, correct])
-    table = Table(["right, asked for", "from a probability of", f"sure {record['split']} images", "right"], rows)
-    return Section("Calibration", [text, _SURE], table=table)
+    head = ["right, asked for", "from a probability of", f"sure {record['split']} images", "right"]
+    return Section("Calibration", [text, _SURE], table=Table(head, rows))
 
 
 def pictures(record: Mapping[str, Any]) -> list[Section]:
@@ -137,8 +137,13 @@ def provenance(run: Run) -> Section:
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
     texts = [f"The first command trains it again, {same}. The second computes its last steps again and compares them."]
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
-    table = Table(["what", "value"], rows)
-    return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
+    return Section(
+        "How it was made",
+        texts,
+        table=Table(["what", "value"], rows),
+        folded="Recipe, environment and digests",
+        commands=commands,
+    )
 
 
 def _ends(line: Line) -> list[str]:

@@ -372,8 +372,9 @@ class Folder(Run):
         except BaseException as error:
             self.close()
             if isinstance(error, BlockingIOError):
-                message = f"another program is training in {self.path}: wait for it to end"
-                raise LockstepError(message, ENVIRONMENT) from None
+                raise LockstepError(
+                    f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
+                ) from None
             if isinstance(error, OSError):
                 raise folder_error(self.path, error) from None
             raise

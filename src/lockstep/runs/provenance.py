@@ -109,8 +109,12 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
 def versions() -> dict[str, str]:
     """Return the versions of the code that trains, and the SHA-256 of Lockstep's own."""
     imported = {name: str(sys.modules[name].__version__) for name in _OF_MODELS if name in sys.modules}
-    installed = {name: version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), **installed, **imported, "lockstep_sha256": code_sha256(_PACKAGE)}
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        **imported,
+        "lockstep_sha256": code_sha256(_PACKAGE),
+    }
 
 
 def releases() -> dict[str, str]:
