@@ -46,8 +46,7 @@ def in_threads(description: str, work: Callable[[range], None], count: int) -> N
     pool = ThreadPoolExecutor(hardware.cores())
     try:
         with progress(description, count) as advance:
-            for part, future in [(part, pool.submit(work, part)) for part in parts]:
-                future.result()
+            for part, _ in zip(parts, pool.map(work, parts), strict=True):
                 advance(len(part))
     finally:
         pool.shutdown(cancel_futures=True)

@@ -47,7 +47,7 @@ class WeightsFile:
 
 def find_weights(path: Path) -> WeightsFile:
     """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises: LockstepError."""
-    file, run = path, None
+    file = path
     if path.is_dir():
         run = Run.open(path)
         found = run.model if run.model.is_file() else run.newest
@@ -57,7 +57,7 @@ def find_weights(path: Path) -> WeightsFile:
             )
         file = found
     try:
-        return WeightsFile(file.absolute(), files.sha256(file), path if run else None)
+        return WeightsFile(file.absolute(), files.sha256(file), path if path.is_dir() else None)
     except OSError as error:
         raise _unreadable(path, error) from None
 
