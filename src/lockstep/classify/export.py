@@ -177,5 +177,9 @@ def graph_recipe(recipe: Recipe) -> Recipe:
 
     The setting flip-translate-unsure chooses the images of a batch that get further views; in a graph all get them.
     """
-    views = recipe.test_views.removesuffix("-unsure")
-    return recipe.replace(head=None, precision="float32", arithmetic="native", test_views=views)
+    return recipe.replace(
+        head=None,
+        precision="float32",
+        arithmetic="native",
+        test_views=recipe.test_views.removesuffix("-unsure"),
+    )

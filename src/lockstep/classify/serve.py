@@ -162,8 +162,11 @@ class _Service:
         except TimeoutError:
             if request not in self._held:
                 raise _busy(_LARGEST) from None
-            problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
-            raise HTTPException(504, problem, {"Connection": "close"}) from None
+            raise HTTPException(
+                504,
+                f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time",
+                {"Connection": "close"},
+            ) from None
         finally:
             self._held.pop(request, None)
         records = []

@@ -53,8 +53,10 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     own = [parameter for parameter in inspect.signature(function).parameters.values()
            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields]  # fmt: skip
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
-    texts = {name: " ".join(entry.split()) for name, entry in entries}
+    texts = {
+        name: " ".join(entry.split())
+        for name, entry in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
+    }
     parameters = [_of_function(parameter, texts) for parameter in own]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]

@@ -129,8 +129,8 @@ def with_stored_data(
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
     weights = find_weights(placement.init) if placement.init else None
-    recipe = subject_of(what, named, None, True, weights).recipe
-    return named | {"dataset_sha256": store(data, recipe.image_px)}
+    subject = subject_of(what, named, None, True, weights)
+    return named | {"dataset_sha256": store(data, subject.recipe.image_px)}
 
 
 def subject_of(
@@ -171,7 +171,8 @@ def subject_of(
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
         base = parent.recipe().replace(init_sha256=weights.sha256)
         source, fits, data = parent.path, False, data_of(parent.path, data)
-        details += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
+        if images:
+            details.append(f"the recipe is that of {parent.path}, whose weights the run starts from")
     elif isinstance(what, Recipe):
         base = what
     elif kind == "file":
@@ -352,7 +353,8 @@ def train_spec(
     if stated and recipe.precision == "auto":  # A run to continue keeps its choice.
         recipe = recipe.replace(precision=stated["precision"])
     recipe, chosen = resolve(recipe, placement.device)
-    subject.details += [chosen] if chosen else []
+    if chosen:
+        subject.details.append(chosen)
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "

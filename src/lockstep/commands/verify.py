@@ -71,8 +71,10 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the result in words."""
     counts, same = record["compared"], record["same"]
     compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []
-    compared += ["the SHA-256 of the result"] if "weights_sha256" in counts else []
-    compared += ["model.safetensors"] if "model.safetensors" in counts else []
+    if "weights_sha256" in counts:
+        compared.append("the SHA-256 of the result")
+    if "model.safetensors" in counts:
+        compared.append("model.safetensors")
     verdict = "the same bits" if same else "not the same bits"
     yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")

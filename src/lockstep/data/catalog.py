@@ -1,8 +1,8 @@
 """The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -11,8 +11,7 @@ from lockstep.files import near
 from lockstep.messages import command
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """One published file.
 
     Attributes:
@@ -32,8 +31,7 @@ class Archive:
         return self.name.endswith(".tar.gz")
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The files of a dataset.
 
     Attributes:
@@ -124,4 +122,4 @@ def destination(source: Source, folder: Path | None) -> Path:
 def _roots(source: Source, folder: Path | None) -> list[Path]:
     data = folder or os.environ.get("LOCKSTEP_DATA")
     roots = [Path(data), Path(data) / source.name] if data else []
-    return roots if folder else [*roots, Path(platformdirs.user_cache_dir("lockstep")) / source.name]
+    return roots if folder else [*roots, platformdirs.user_cache_path("lockstep") / source.name]

@@ -219,7 +219,7 @@ def survey(
 def _class_problems(found: Scan, training: str, classes: Sequence[str], readable: list[Photo]) -> list[str]:
     """Return what is wrong with the classes. `training` is the split that defines them, in the scan's words."""
     prefix = f"{training}: " if training else ""
-    lists = [suffix for suffix in sorted(found.others) if suffix in UNREAD_TABLES]
+    lists = sorted(UNREAD_TABLES & found.others.keys())
     table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
     if not classes:
         folder = found.folders[training]
@@ -280,8 +280,9 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     if done.returncode:
         problem = done.stderr.strip() or "the search takes too long"
         raise LockstepError(f"{option('group', pattern)}: {problem}: give a regular expression, as in (patient[0-9]+)_")
-    names = json.loads(done.stdout)
-    found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
+    found.photos = [
+        photo._replace(group=name) for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
+    ]
     unmatched = [photo.path for photo in found.photos if not photo.group]
     return noted(
         unmatched, "image", "without a group", f"give a {option('group')} that matches every path, unlike {pattern}"
@@ -399,7 +400,7 @@ def read(found: Scan) -> list[Photo]:
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return Path(platformdirs.user_cache_dir("lockstep")) / "folders" / f"{name}.json"
+    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.json"
 
 
 def _examined(root: Path, photo: Photo) -> Photo:

@@ -266,8 +266,8 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     otherwise = f"add {option('layout', 'folders')}" if by_folder else "give each class a folder with its images"
     for path in places:
         try:
-            table = read_table(path, names, reading, by_folder)
-            tables += [table] if table else []
+            if table := read_table(path, names, reading, by_folder):
+                tables.append(table)
         except LockstepError as error:
             errors.append(f"{error}, or {otherwise}")
     titles = listed([table.title for table in tables])

@@ -179,10 +179,14 @@ def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tupl
             elif rows.setdefault(found[0], row) != row:
                 differing.append(found[0])
     title = listed([table.title for table in tables])
-    rowless = [path for path in paths if path not in rows]
     return rows, [
         *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
         *noted(doubtful, "row", f"of {title} with several images of that name", "give the path of each"),
-        *noted(rowless, "image", f"without a row in {title}", "add a row, or move the image away"),
+        *noted(
+            [path for path in paths if path not in rows],
+            "image",
+            f"without a row in {title}",
+            "add a row, or move the image away",
+        ),
         *noted(differing, "image", f"with rows in {title} that differ", "keep one row of each"),
     ]

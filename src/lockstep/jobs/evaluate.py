@@ -47,8 +47,10 @@ def judge(
         found = run.load(spec.checkpoint)
         _check(spec, session, found)
         # An evaluation makes no update, so it needs no optimizer.
-        weights_only = {name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")}
-        found = replace(found, tensors=weights_only)
+        found = replace(
+            found,
+            tensors={name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")},
+        )
     session.restore(found)
     step, weights = session.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:

@@ -72,11 +72,10 @@ def template(package: str) -> "Template":
     """Return the template of the page of a package. Texts in it may hold any characters: they are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
-    return environment.get_template("page.html.jinja")
+    ).get_template("page.html.jinja")  # fmt: skip
 
 
 def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray[np.uint8]:

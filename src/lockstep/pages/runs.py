@@ -40,7 +40,8 @@ def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
         facts.append(("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"))
-    facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
+    if recipe.left_out:
+        facts.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
         facts.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
@@ -110,8 +111,13 @@ def pictures(record: Mapping[str, Any]) -> list[Section]:
     if not record["mistakes"]:
         return []
     explained = any(one["evidence"] for one in record["mistakes"])
-    texts = ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE]
-    return [Section("Worst mistakes", texts, pictures=[_picture(one) for one in record["mistakes"]])]
+    return [
+        Section(
+            "Worst mistakes",
+            ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE],
+            pictures=[_picture(one) for one in record["mistakes"]],
+        )
+    ]
 
 
 def _picture(one: Mapping[str, Any]) -> Picture:

@@ -67,8 +67,9 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
         both = before.keys() & after.keys()
         # If all files that both have are equal, so are their imports: one process has only imported more of the folder.
         if not both or any(before[name] != after[name] for name in both):
-            names = sorted({*before, *after})
-            found = [Difference("source", name, before.get(name), after.get(name)) for name in names]
+            found = [
+                Difference("source", name, before.get(name), after.get(name)) for name in sorted({*before, *after})
+            ]
     old, new = (dotted({name: entry[name] for name in common}) for entry in (recorded, now))
     for name in {**new, **old}:
         if name.startswith("environment.") or (name in old and name in new):
