@@ -19,6 +19,8 @@ from typing import IO, Any
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
+Record = dict[str, Any]  # a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
+
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
 _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash

@@ -13,7 +13,7 @@ import typer
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, option, printable
-from lockstep.files import given, near
+from lockstep.files import Record, given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
@@ -50,7 +50,7 @@ class EvaluationRecord:
     accuracy: float
     accuracy_interval: list[float]
     loss: float | None
-    classes: list[dict[str, Any]] = field(repr=False)
+    classes: list[Record] = field(repr=False)
     confusion: list[list[int]] = field(repr=False)
     accuracy_one_view: float | None = None
 
@@ -226,7 +226,7 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
     warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def table_lines(classes: list[dict[str, Any]], confusion: list[list[int]]) -> list[str]:
+def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and its row of the confusion matrix.
 
     With many classes the matrix is left out; the page of `lockstep report` has it.

@@ -25,7 +25,7 @@ import typer
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
-from lockstep.files import discard
+from lockstep.files import Record, discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.runs.folder import Run
@@ -165,7 +165,7 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool
     return outcome
 
 
-def record_of(spec: Spec, quiet: bool = False) -> dict[str, Any]:
+def record_of(spec: Spec, quiet: bool = False) -> Record:
     """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt, or typer.Exit.
 
     In an outer launch of the shell, only process 0 has one. A Python program must be started once.

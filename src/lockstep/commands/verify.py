@@ -1,14 +1,15 @@
 """`lockstep verify`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lockstep.commands.shell import AnyRun, record_of
 from lockstep.commands.to_spec import fields_of_run
 from lockstep.errors import CRASH, LockstepError
+from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
 from lockstep.words import plural
 
@@ -29,7 +30,7 @@ def verify(
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
-) -> Iterator[str | dict[str, Any]]:
+) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the contents of
@@ -67,7 +68,7 @@ def verify(
         raise typer.Exit(CRASH)
 
 
-def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(record: Record) -> Iterator[str]:
     """Yield the result in words."""
     counts, same = record["compared"], record["same"]
     compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []

@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.photos import Survey
 from lockstep.data.scan import SPLITS, Photo
-
-Record = dict[str, Any]
+from lockstep.files import Record
 
 # Two looks are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
 # the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others

@@ -1,12 +1,12 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
 
 from dataclasses import replace
-from typing import Any
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.photos import ALL
 from lockstep.errors import LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session, read_splits
 from lockstep.jobs.specs import EvaluateSpec
@@ -17,7 +17,7 @@ from lockstep.runs.statefile import StateFile
 from lockstep.words import wilson_interval
 
 
-def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
+def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
     return judge(spec, ctx, session_of(spec, ctx))[0]
 
@@ -34,9 +34,7 @@ def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
     return Session(recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images))
 
 
-def judge(
-    spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False
-) -> tuple[dict[str, Any], Evaluation]:
+def judge(spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False) -> tuple[Record, Evaluation]:
     """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it was made of.
 
     Raises: LockstepError.
@@ -68,7 +66,7 @@ def judge(
     return record, result
 
 
-def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
+def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     counts = zip(classes, result.class_examples, result.class_correct, strict=True)
     by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]

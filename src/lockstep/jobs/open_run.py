@@ -1,10 +1,9 @@
 """OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from lockstep import hardware
 from lockstep.core.sure import SHARE
@@ -12,7 +11,7 @@ from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import open_to_write
+from lockstep.files import Record, open_to_write
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result
@@ -41,9 +40,7 @@ class OpenRun:
         listeners: the receivers of the run's events, in process 0.
     """
 
-    def __init__(
-        self, spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any], folder: Folder | None
-    ) -> None:
+    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, facts: Record, folder: Folder | None) -> None:
         """Compare `facts`, on which all processes agree, with the earlier sessions of the `folder`.
 
         Raises: LockstepError if the run was trained on other data.
@@ -60,7 +57,7 @@ class OpenRun:
         ctx.tell("run", str(folder.path))
         self.listeners += self._make_listeners(folder)
 
-    def _warn_of_changes(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+    def _warn_of_changes(self, earlier: Sequence[Record]) -> None:
         """Warn if this session computes differently from the last one of the `earlier` ones."""
         found = compare(earlier[-1], self._facts) if earlier else []
         if changed := texts(found, "source"):
@@ -145,7 +142,7 @@ class OpenRun:
         log.note(*console.block([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]))
         self._ctx.tell("stopped", True)
 
-    def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
+    def finish(self, result: Result, log: Log) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0."""
         self.require_saved()
         if (folder := self.folder) is None:
@@ -164,7 +161,7 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> Iterator[OpenRun]:
+def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Record) -> Iterator[OpenRun]:
     """Make the run's folder, or lock the existing one, within the context.
 
     Raises: as `OpenRun`; LockstepError if the folder may not be used, or cannot be written.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lockstep.core.loop import Observer
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
@@ -20,7 +21,7 @@ from lockstep.runs.provenance import compare, texts
 from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_name
 
 
-def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
+def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     """Compute the steps from a checkpoint to the next one, and compare. Return the record in process 0, else None.
 
     Raises: LockstepError if nothing can be compared.
@@ -38,7 +39,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
     updates = session.updates(Observer(ctx.monitor))
-    compared: list[dict[str, Any]] = []
+    compared: list[Record] = []
     with ctx.progress("replaying steps", end - begin + 1) as advance:
         for _ in chain([None], updates):
             advance(1)
@@ -96,7 +97,7 @@ def _read(path: Path) -> StateFile | None:
     return None
 
 
-def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> dict[str, Any] | None:
+def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> Record | None:
     """Return how this machine differs from the one that computed the steps before `end`, None if that is not recorded.
 
     Raises: LockstepError if the data is not the run's.
@@ -113,7 +114,7 @@ def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> 
     }
 
 
-def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dict[str, Any]]:
+def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Record]:
     """Yield what is recorded of the state after this step, beside the same of the replayed state of the `session`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
@@ -133,7 +134,7 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dic
             yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
 
 
-def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Record:
     """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the replay."""
     # The source of the user's model may have changed since: `compare` tells that.
     own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}

@@ -1,8 +1,6 @@
 """The page of a run. It is made of what its folder states, and of an evaluation."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
@@ -18,7 +16,7 @@ _EVIDENCE = "Beside each image, light shows where it speaks for the class that w
 _NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
 
 
-def page(run: Run, record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
+def page(run: Run, record: Record | None = None, lacking: str | None = None) -> str:
     """Return the page of the `run`.
 
     `record` is that of the report job; None if it could not be computed, as `lacking` then says. Raises: LockstepError.
@@ -34,7 +32,7 @@ def page(run: Run, record: Mapping[str, Any] | None = None, lacking: str | None 
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
 
 
-def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
+def headline(run: Run, record: Record | None) -> Headline:
     """Return the accuracy with its interval, and the facts that identify a run."""
     recipe, result = run.recipe(), run.result()
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
@@ -69,7 +67,7 @@ def training(run: Run) -> Section:
     return Section("Training", figures=drawn)
 
 
-def confusion(record: Mapping[str, Any]) -> Section:
+def confusion(record: Record) -> Section:
     """Return the confusion matrix, and the pairs of classes that are confused most often."""
     names, counts = [one["name"] for one in record["classes"]], record["confusion"]
     pairs = sorted(
@@ -88,7 +86,7 @@ def confusion(record: Mapping[str, Any]) -> Section:
     )
 
 
-def calibration(record: Mapping[str, Any]) -> Section:
+def calibration(record: Record) -> Section:
     """Return the expected calibration error, and how many answers are sure."""
     text = (
         f"Expected calibration error: {record['calibration']:.2%}, the mean distance between the probability of the "
@@ -106,7 +104,7 @@ def calibration(record: Mapping[str, Any]) -> Section:
     return Section("Calibration", [text, _SURE], table=Table(head, rows))
 
 
-def pictures(record: Mapping[str, Any]) -> list[Section]:
+def pictures(record: Record) -> list[Section]:
     """Return the worst mistakes as pictures, if there are any."""
     if not record["mistakes"]:
         return []
@@ -120,7 +118,7 @@ def pictures(record: Mapping[str, Any]) -> list[Section]:
     ]
 
 
-def _picture(one: Mapping[str, Any]) -> Picture:
+def _picture(one: Record) -> Picture:
     found = one["top"][0][0] if one["top"] else "no class"
     ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
     text = f"{one['name']}, labelled {one['label']}, classified as {found}"

@@ -22,6 +22,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import (
+    Record,
     finite,
     flush,
     given,
@@ -163,7 +164,7 @@ class Run:
         """Return the recipe that the run was started with. Raises: LockstepError."""
         return validated(Recipe, self.read("recipe.json") or {})
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Record]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20 and so on
@@ -172,7 +173,7 @@ class Run:
         """
         return [row for line in read_lines(self.metrics_path) if (row := _row(line)) is not None]
 
-    def judged(self) -> dict[int, dict[str, Any]]:
+    def judged(self) -> dict[int, Record]:
         """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
 
         Raises: LockstepError if recipe.json is damaged.
@@ -192,11 +193,11 @@ class Run:
         """Return the newest checkpoint whose facts can be read, or None."""
         return next(filter(facts_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
         return facts_if_valid(newest) if (newest := self.newest) else {}
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def sessions(self) -> list[Record]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
         return list(self.read("environment.json", _Session, each=True) or ())
 
@@ -209,9 +210,9 @@ class Run:
         known = (self.sessions() or [{}])[-1].get("data")
         return Path(known) if known else None
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Record | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
-        result: dict[str, Any] | None = self.read("result.json", _Result)
+        result: Record | None = self.read("result.json", _Result)
         return result
 
     def read(self, name: str, entries: type[Entries] = Entries, each: bool = False) -> Any:
@@ -291,7 +292,7 @@ class Folder(Run):
     def __init__(self, path: Path, placement: Placement = Placement()) -> None:  # noqa: B008  a frozen constant
         super().__init__(path)
         self.checkpoint: StateFile | None = None
-        self.earlier: list[dict[str, Any]] = []
+        self.earlier: list[Record] = []
         self.saver = saver.Saver(
             self.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.require_lock
         )
@@ -428,10 +429,10 @@ class Folder(Run):
             self._lock.close()
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> Record | None:
     """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
     try:
-        row: dict[str, Any] = parse_json(line)
+        row: Record = parse_json(line)
         _ROWS[row["kind"]].check(row)
         return row
     except (ValueError, KeyError, TypeError):

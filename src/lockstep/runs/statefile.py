@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import open_to_read, parse_json, replace, require_permission
+from lockstep.files import Record, open_to_read, parse_json, replace, require_permission
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class StateFile:
     """A state file that was read and verified."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: Record
     tensors: "dict[str, Tensor]"
 
     @property
@@ -123,7 +123,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path) -> Record:
     """Return the facts in a state file. Only `read` verifies them.
 
     Raises: as `read`.
@@ -135,7 +135,7 @@ def facts_of(path: Path) -> dict[str, Any]:
         raise _damaged(path, error) from None
 
 
-def facts_if_valid(path: Path) -> dict[str, Any]:
+def facts_if_valid(path: Path) -> Record:
     """Return the facts in a state file; {} if it is damaged or does not exist. Raises: LockstepError, as `read`."""
     try:
         return facts_of(path)
@@ -210,7 +210,7 @@ def latest(folder: Path) -> StateFile | None:
     return None
 
 
-def _stated(file: IO[bytes]) -> dict[str, Any] | None:
+def _stated(file: IO[bytes]) -> Record | None:
     """Return the facts in a safetensors file, not verified; None if another program wrote the file.
 
     The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
@@ -226,7 +226,7 @@ def _stated(file: IO[bytes]) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def _checked(path: Path, facts: dict[str, Any] | None) -> dict[str, Any]:
+def _checked(path: Path, facts: Record | None) -> Record:
     """Return `facts`. Raises: ValueError if they have other types, or are of another step than the file's name."""
     if facts is None:
         raise ValueError("it has no facts of Lockstep")
