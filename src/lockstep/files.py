@@ -19,6 +19,7 @@ from typing import IO, Any
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
+Fence = Callable[[], None]  # raises an error if this program may not write, just before a new file gets its name
 Record = dict[str, Any]  # a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
@@ -185,7 +186,7 @@ def locked(path: Path, doing: str) -> Iterator[None]:
             os.close(lock)
 
 
-def replace(path: Path, data: bytes | Callable[[Path], object], fence: Callable[[], None] = lambda: None) -> None:
+def replace(path: Path, data: bytes | Callable[[Path], object], fence: Fence = lambda: None) -> None:
     """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an error.
 
     `data` may be a function that writes the file of a given name. `fence` is called before the new file gets its name,

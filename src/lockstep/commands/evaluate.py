@@ -50,7 +50,7 @@ class EvaluationRecord:
     accuracy: float
     accuracy_interval: list[float]
     loss: float | None
-    classes: list[Record] = field(repr=False)
+    classes: list[dict[str, Any]] = field(repr=False)
     confusion: list[list[int]] = field(repr=False)
     accuracy_one_view: float | None = None
 

@@ -96,7 +96,8 @@ def _of_recipe(name: str) -> inspect.Parameter:
     if name in Recipe.shorthands:
         kind, text = Recipe.shorthands[name]
     else:
-        kind, text = _plain(Recipe.model_fields[name].annotation), str(Recipe.model_fields[name].description)
+        field = Recipe.model_fields[name]
+        kind, text = _plain(field.annotation), str(field.description)
     flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
     return _parameter(name, kind, typer.Option(flag, help=text), default=None)
 

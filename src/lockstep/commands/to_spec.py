@@ -102,14 +102,15 @@ def divided(
             raise LockstepError(unknown("option", name, allowed))
     changes = parse(settings or (), {name: options[name] for name in options if name in Recipe.options})
     for name in ("model", "dataset"):
-        if callable(function := changes.get(name)):
-            module, own = (getattr(function, part, "") for part in ("__module__", "__qualname__"))
-            if getattr(sys.modules.get(module), own or "", None) is not function:
-                raise LockstepError(f"{name}={function!r} cannot be imported by its name: give a function of a module")
-            changes[name] = f"{module}:{own}"
-        if ".py:" in (file := str(changes.get(name, ""))):  # the path of a file, as in nets/mynet.py:Net
-            changes[name] = file.removeprefix("./").replace(".py:", ":").replace("/", ".")
-        module, _, function = str(changes.get(name, "")).partition(":")
+        value = changes.get(name, "")
+        if callable(value):
+            module, own = (getattr(value, part, "") for part in ("__module__", "__qualname__"))
+            if getattr(sys.modules.get(module), own or "", None) is not value:
+                raise LockstepError(f"{name}={value!r} cannot be imported by its name: give a function of a module")
+            changes[name] = value = f"{module}:{own}"
+        if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
+            changes[name] = value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
+        module, _, function = str(value).partition(":")
         if module == "__main__":
             raise LockstepError(
                 f"{name}: {function} is defined in a notebook or in the script that is running, and the processes that "

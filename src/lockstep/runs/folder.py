@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Annotated, Any, Literal
@@ -164,7 +164,7 @@ class Run:
         """Return the recipe that the run was started with. Raises: LockstepError."""
         return validated(Recipe, self.read("recipe.json") or {})
 
-    def metrics(self) -> list[Record]:
+    def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20 and so on
@@ -173,15 +173,14 @@ class Run:
         """
         return [row for line in read_lines(self.metrics_path) if (row := _row(line)) is not None]
 
-    def judged(self) -> dict[int, Record]:
+    def judged(self) -> dict[int, dict[str, Any]]:
         """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
 
         Raises: LockstepError if recipe.json is damaged.
         """
         recipe = self.recipe()
-        kind = ("evaluation", recipe.evaluated_split, recipe.own_weights)
-        names = ("kind", "split", "weights")
-        return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
+        kind = {"kind": "evaluation", "split": recipe.evaluated_split, "weights": recipe.own_weights}
+        return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
@@ -193,11 +192,11 @@ class Run:
         """Return the newest checkpoint whose facts can be read, or None."""
         return next(filter(facts_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None)
 
-    def facts(self) -> Record:
+    def facts(self) -> dict[str, Any]:
         """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
         return facts_if_valid(newest) if (newest := self.newest) else {}
 
-    def sessions(self) -> list[Record]:
+    def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
         return list(self.read("environment.json", _Session, each=True) or ())
 
@@ -210,7 +209,7 @@ class Run:
         known = (self.sessions() or [{}])[-1].get("data")
         return Path(known) if known else None
 
-    def result(self) -> Record | None:
+    def result(self) -> dict[str, Any] | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
         result: Record | None = self.read("result.json", _Result)
         return result
@@ -396,7 +395,7 @@ class Folder(Run):
         """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
         replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
-    def begin(self, step: int, session: Mapping[str, Any], evaluation: bool) -> None:
+    def begin(self, step: int, session: Record, evaluation: bool) -> None:
         """Record the `session` that continues after `step` updates, and delete what it will repeat.
 
         That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step` updates if it is due.
@@ -416,7 +415,7 @@ class Folder(Run):
             replace(self.metrics_path, b"".join(kept))
         self.write("environment.json", [*self.earlier, {"step": step, **session}])
 
-    def finish(self, result: Mapping[str, Any], tensors: Tensors, facts: Mapping[str, Any]) -> None:
+    def finish(self, result: Record, tensors: Tensors, facts: Record) -> None:
         """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
         self.require_lock()
         statefile.write(self.model, statefile.copied(tensors), facts)

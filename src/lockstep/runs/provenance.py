@@ -20,7 +20,7 @@ import torch
 from lockstep import hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
-from lockstep.files import sha256
+from lockstep.files import Record, sha256
 from lockstep.settings import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
@@ -84,7 +84,7 @@ def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
     return [str(difference) for difference in differences if difference.kind in kinds]
 
 
-def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> Record:
     """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal.
 
     `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
@@ -171,7 +171,7 @@ def _is_installed(file: Path) -> bool:
     return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}"))
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
+def _gpu(device: torch.device) -> Record:
     """Return architecture and libraries of a CUDA device."""
     try:
         driver: str | None = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]

@@ -15,15 +15,15 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import Record, open_to_read, parse_json, replace, require_permission
+from lockstep.files import Fence, Record, open_to_read, parse_json, replace, require_permission
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
         raise DamagedError(f"{error}, so {path.name} has no layers before its head: copy both") from None
 
 
-def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> None:
+def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     """Write the frozen `tensors` of all checkpoints in `folder`, if there are any. Raises: as `write`.
 
     A valid file stays if there are checkpoints, which need its bits.
@@ -253,7 +253,7 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> None:
+def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> None:
     """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the disk, or not at all.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
@@ -287,7 +287,7 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
     }
 
 
-def contents_sha256(facts: Mapping[str, Any], tensors: Tensors) -> str:
+def contents_sha256(facts: Record, tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
     import torch
 
