@@ -42,7 +42,8 @@ class Exported:
         if similarity and similarity[0] < self.facts["like_from"]:
             answer = "unlike"
         elif sure_from:
-            answer = "sure" if sure_from[best] is not None and row[best] >= sure_from[best] else "unsure"
+            sure = sure_from[best] is not None and row[best] >= sure_from[best]
+            answer = "sure" if sure else "unsure"
         return self.facts["classes"][best], float(row[best]), answer
 
 

@@ -29,6 +29,8 @@ from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 from lockstep.words import few
 
+Fields = Mapping[str, Any]  # the values of settings or options, by name
+
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
     "folder of images for each class"
@@ -53,7 +55,7 @@ class Subject:
     recipe: Recipe
     run: Path | None
     data: Path | None
-    changes: Mapping[str, Any] | None
+    changes: Fields | None
     named: bool
     notes: list[str]
     details: list[str] = field(default_factory=list)
@@ -75,7 +77,7 @@ def path_of(given: str | Path | Run | None) -> Path | None:
     return given.path if isinstance(given, Run) else files.given(given).absolute() if given is not None else None
 
 
-def placement_of(options: Mapping[str, Any]) -> Placement:
+def placement_of(options: Fields) -> Placement:
     """Return the placement that the options of a command or a function state. Raises: LockstepError."""
     return validated(
         Placement,
@@ -88,7 +90,7 @@ def placement_of(options: Mapping[str, Any]) -> Placement:
 
 
 def divided(
-    settings: Sequence[str] | Mapping[str, Any] | None, options: Mapping[str, Any], init: str | Path | Run | None = None
+    settings: Sequence[str] | Fields | None, options: Fields, init: str | Path | Run | None = None
 ) -> tuple[dict[str, Any], Placement]:
     """Return the changes of the recipe, and the placement, that the options of a command state. Raises: LockstepError.
 
@@ -136,7 +138,7 @@ def with_stored_data(
 
 def subject_of(
     what: str | Path | Recipe | Run | None,
-    changes: Mapping[str, Any],
+    changes: Fields,
     data: Path | None = None,
     trust_code: bool = False,
     weights: WeightsFile | None = None,
@@ -195,7 +197,7 @@ def subject_of(
 
 
 def _kind_of(
-    what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None
+    what: str | Recipe | None, changes: Fields, data: Path | None
 ) -> tuple[Literal["images", "recipe", "file", "run"], Path]:
     """Return which kind of thing a command names, and its path. Raises: LockstepError for a path with nothing there."""
     if what is None:
@@ -217,7 +219,7 @@ def _kind_of(
     return "recipe", path
 
 
-def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
+def fitted(subject: Subject, stated: Fields | None = None) -> Recipe:
     """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new since the last start.
@@ -236,9 +238,7 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     return make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
 
 
-def with_initial_weights(
-    recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Mapping[str, Any] | None
-) -> Recipe:
+def with_initial_weights(recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Fields | None) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run at `path` starts from, if any.
 
     A run to continue, with the recipe `stated`, needs no file. Raises: LockstepError if the recipe, or the run to
@@ -286,7 +286,7 @@ def data_of(path: Path, data: Path | None) -> Path | None:
 
 def folder_for(
     subject: Subject, world: World, name: str | None = None, runs: Path = Path("runs"), resume: bool = False
-) -> tuple[Path, Mapping[str, Any] | None]:
+) -> tuple[Path, Fields | None]:
     """Return the folder to train in: the named run, runs/NAME, or a new numbered one.
 
     Beside it is the recipe that a run to continue was started with, {} if this host does not have it; None for a new
@@ -328,7 +328,7 @@ def folder_for(
 
 def train_spec(
     what: str | Path | Recipe | Run | None,
-    changes: Mapping[str, Any],
+    changes: Fields,
     placement: Placement,
     world: World,
     *,
@@ -376,7 +376,7 @@ def train_spec(
     )
 
 
-def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:
+def labels_spec(folder: Path, options: Fields) -> LabelsSpec:
     """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
     recipe = fitted(subject_of(PHOTOS, parse((), options), folder))
     recipe, _ = resolve(recipe, "auto")

@@ -279,7 +279,12 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     image.load()  # which applies the orientation of a TIFF
     width, height = scaled[1][2:] if scaled else image.size  # The size of a draft is rounded up.
     side = min(width, height)
-    box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+    box = (
+        (width - side) / 2,
+        (height - side) / 2,
+        (width + side) / 2,
+        (height + side) / 2,
+    )
     # The margins of fit=pad; at least one pixel of the image remains.
     free = image_px / 2 if fit == "pad" else 0
     across, down = (

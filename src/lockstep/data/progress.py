@@ -37,7 +37,11 @@ def progress(description: str, total: int, *, at_once: bool = False) -> Iterator
     yield advance
 
 
-def in_threads(description: str, work: Callable[[range], None], count: int) -> None:
+def in_threads(
+    description: str,
+    work: Callable[[range], None],
+    count: int,
+) -> None:
     """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.

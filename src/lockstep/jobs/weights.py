@@ -55,7 +55,11 @@ def find_weights(path: Path) -> WeightsFile:
             )
         file = found
     try:
-        return WeightsFile(file.absolute(), files.sha256(file), path if path.is_dir() else None)
+        return WeightsFile(
+            path=file.absolute(),
+            sha256=files.sha256(file),
+            run=path if path.is_dir() else None,
+        )
     except OSError as error:
         raise _unreadable(path, error) from None
 
