@@ -129,7 +129,7 @@ def export(
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
     recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run:
-        placement = placement.replace(data=data_of(run.path, placement.data))
+        placement = placement.replace(data=data_of(run, placement.data))
         if not run.complete:
             logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
     splits = splits_of(recipe, read_splits(recipe, placement))

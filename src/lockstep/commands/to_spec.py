@@ -44,7 +44,7 @@ class Subject:
 
     Attributes:
         recipe: the recipe, with the command's changes.
-        run: the folder of the run that is named, or None.
+        run: the run that is named, or None.
         data: the folder of the dataset, or of the images that are named; None for the usual places.
         changes: the command's changes if the recipe is still to be fitted to the images in `data`, else None.
         named: True if the recipe is named, and not only the images.
@@ -53,7 +53,7 @@ class Subject:
     """
 
     recipe: Recipe
-    run: Path | None
+    run: Run | None
     data: Path | None
     changes: Fields | None
     named: bool
@@ -62,7 +62,7 @@ class Subject:
 
     def data_folder(self) -> Path | None:
         """Return the data folder of the command, else that of the run it names, unless that had another dataset."""
-        if self.run is None or self.recipe.dataset != Run(self.run).recipe().dataset:
+        if self.run is None or self.recipe.dataset != self.run.recipe().dataset:
             return self.data
         return data_of(self.run, self.data)
 
@@ -173,7 +173,7 @@ def subject_of(
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
         base = parent.recipe().replace(init_sha256=weights.sha256)
-        source, fits, data = parent.path, False, data_of(parent.path, data)
+        source, fits, data = parent.path, False, data_of(parent, data)
         if images:
             details.append(f"the recipe is that of {parent.path}, whose weights the run starts from")
     elif isinstance(what, Recipe):
@@ -183,7 +183,8 @@ def subject_of(
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
         base = get_recipe(str(start)) if start else None
     elif kind == "run":
-        base, source, run = Run.open(path).recipe(), path, path
+        run = Run.open(path)
+        base, source = run.recipe(), path
     else:
         base = get_recipe(FOLDER if images else what or "digits")
     fields = base.model_dump(mode="json") if base else {}
@@ -265,21 +266,21 @@ def with_initial_weights(recipe: Recipe, weights: WeightsFile | None, path: Path
     return recipe
 
 
-def data_of(path: Path, data: Path | None) -> Path | None:
-    """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
+def data_of(run: Run, data: Path | None) -> Path | None:
+    """Return the data folder for the `run`: `data` if the user gave it, else the one of the run's last session.
 
     If that folder does not exist on this host, a message says so, and None is returned: the usual folders are searched.
     Raises: LockstepError if it was a folder of images, which no other place has.
     """
-    known = Run(path).data() if data is None else None
+    known = run.data() if data is None else None
     if known is not None and not known.is_dir():
-        if Run(path).recipe().dataset == IMAGE_FOLDER:
+        if run.recipe().dataset == IMAGE_FOLDER:
             raise LockstepError(
-                f"{path} was trained on the images in {known}, which is not on this host: give their folder as "
+                f"{run.path} was trained on the images in {known}, which is not on this host: give their folder as "
                 f"{option('data')}",
                 DATA,
             )
-        logger.warning(f"{path} was trained with {option('data', known)}, which is not on this host: searching")
+        logger.warning(f"{run.path} was trained with {option('data', known)}, which is not on this host: searching")
         return None
     return known or data
 
@@ -305,7 +306,7 @@ def folder_for(
         # may always pass --resume, so it starts a run that does not exist.
         resume = (world.launcher and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif subject.run is not None:
-        path = subject.run
+        path = subject.run.path
     elif world.launcher:
         raise LockstepError(
             f"give {option('name')}: if {world.launcher} starts the processes again, they continue the run"
@@ -363,7 +364,7 @@ def train_spec(
         )
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None or Run(path).result() is None:  # A complete run needs no data.
-        data = subject.data_folder() if stated is None else data_of(path, subject.data)
+        data = subject.data_folder() if stated is None else data_of(Run(path), subject.data)
         placement = placed(recipe, placement.replace(data=data), path)
     return TrainSpec(
         recipe=recipe,
@@ -400,7 +401,7 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     run, placement = existing(run), placement_of(options)
     recipe = run.recipe()
     recipe.require_trust(run.path, trust_code)
-    placement = placed(recipe, placement.replace(data=data_of(run.path, placement.data)), run.path)
+    placement = placed(recipe, placement.replace(data=data_of(run, placement.data)), run.path)
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 

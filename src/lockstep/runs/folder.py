@@ -26,7 +26,6 @@ from lockstep.files import (
     finite,
     flush,
     given,
-    make_folder,
     near,
     open_to_read,
     open_to_write,
@@ -332,7 +331,6 @@ class Folder(Run):
             if is_begun(path):  # Another program trained here since the last check.
                 raise _exists(path)
             folder.write("recipe.json", recipe.model_dump(mode="json"))
-            folder.checkpoints.mkdir()
             statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
         return folder
 
@@ -345,7 +343,6 @@ class Folder(Run):
         Run.open(path)
         folder = Folder(path, placement)
         with folder._locked():
-            make_folder(folder.checkpoints)  # which may have been deleted
             statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
             folder.checkpoint = statefile.latest(folder.checkpoints)
             if folder.checkpoint is None:

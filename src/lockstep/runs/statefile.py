@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import Fence, Record, open_to_read, parse_json, replace, require_permission
+from lockstep.files import Fence, Record, make_folder, open_to_read, parse_json, replace, require_permission
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -178,10 +178,11 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
 
 
 def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
-    """Write the frozen `tensors` of all checkpoints in `folder`, if there are any. Raises: as `write`.
+    """Make the `folder` of checkpoints, and write the frozen `tensors` of all, if there are any. Raises: as `write`.
 
     A valid file stays if there are checkpoints, which need its bits.
     """
+    make_folder(folder)
     path = folder / _FROZEN_FILE
     with contextlib.suppress(DamagedError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
