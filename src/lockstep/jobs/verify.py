@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -97,7 +96,7 @@ def _read(path: Path) -> StateFile | None:
     return None
 
 
-def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> Record | None:
+def _machine(run: Run, session: Session, facts: Record, end: int) -> Record | None:
     """Return how this machine differs from the one that computed the steps before `end`, None if that is not recorded.
 
     Raises: LockstepError if the data is not the run's.
@@ -134,7 +133,7 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Rec
             yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
 
 
-def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Record:
+def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Record) -> Record:
     """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the replay."""
     # The source of the user's model may have changed since: `compare` tells that.
     own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}
