@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
@@ -19,9 +19,14 @@ from typing import IO, Any
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
+Fence = Callable[[], None]  # raises an error if this program may not write, just before a new file gets its name
+Record = dict[str, Any]  # a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
+
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
 _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash
+# Names of the files that `replace` writes first for a run, and of those that the library safetensors does.
+_TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -105,9 +110,10 @@ def require_permission(path: Path, error: Exception) -> None:
         ) from None
 
 
-def unreadable(path: Path, error: Exception, remedy: str = "remove it to go on without it") -> LockstepError:
+def unreadable(path: Path, error: Exception) -> LockstepError:
     """Return the error for a file of a run that cannot be read. Raises: as `require_permission`."""
     require_permission(path, error)
+    remedy = "restore it" if path.name == "recipe.json" else "remove it to go on without it"
     return LockstepError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {remedy}", DATA)
 
 
@@ -180,7 +186,7 @@ def locked(path: Path, doing: str) -> Iterator[None]:
             os.close(lock)
 
 
-def replace(path: Path, data: bytes | Callable[[Path], object], fence: Callable[[], None] = lambda: None) -> None:
+def replace(path: Path, data: bytes | Callable[[Path], object], fence: Fence = lambda: None) -> None:
     """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an error.
 
     `data` may be a function that writes the file of a given name. `fence` is called before the new file gets its name,
@@ -213,11 +219,15 @@ def deliver(path: Path, data: bytes) -> None:
         raise LockstepError(f"{path} cannot be written: {error.strerror or error}", ENVIRONMENT) from None
 
 
-def remove_abandoned(paths: Iterable[Path]) -> None:
-    """Remove temporary files that killed programs have left. One that cannot be removed only takes space."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            path.unlink()
+def remove_abandoned(folder: Path) -> None:
+    """Remove temporary files that killed programs have left in a folder of a run.
+
+    One that cannot be removed only takes space.
+    """
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def flush(path: Path) -> None:

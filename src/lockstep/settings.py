@@ -62,7 +62,7 @@ def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
 
 def kinds(union: Any) -> dict[str, type[Any]]:
     """Return the registry of a union of settings classes: the default of each class's `kind` -> the class."""
-    return {member.model_fields["kind"].default: member for member in get_args(union) if member is not type(None)}
+    return {member.model_fields["kind"].default: member for member in get_args(union)}
 
 
 def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

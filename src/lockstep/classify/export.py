@@ -23,7 +23,7 @@ from lockstep.core.evaluate import classify
 from lockstep.core.unlike import NEIGHBOUR, Unlike
 from lockstep.data import decode
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import finite, open_to_read, read_bytes
+from lockstep.files import Record, finite, open_to_read, read_bytes
 from lockstep.words import size
 
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
@@ -35,7 +35,7 @@ _EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
-def exported(classifier: Classifier, facts: dict[str, Any]) -> bytes:
+def exported(classifier: Classifier, facts: Record) -> bytes:
     """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
@@ -177,5 +177,9 @@ def graph_recipe(recipe: Recipe) -> Recipe:
 
     The setting flip-translate-unsure chooses the images of a batch that get further views; in a graph all get them.
     """
-    views = recipe.test_views.removesuffix("-unsure")
-    return recipe.replace(head=None, precision="float32", arithmetic="native", test_views=views)
+    return recipe.replace(
+        head=None,
+        precision="float32",
+        arithmetic="native",
+        test_views=recipe.test_views.removesuffix("-unsure"),
+    )

@@ -125,7 +125,7 @@ def _below(place: Path) -> Iterator[Item]:
 def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:
     """Yield `work(name, image)` for each item, in order. A few threads work ahead, each with the program's threads."""
     workers = numerics.workers()
-    waiting: deque[Future[T]] = deque()
+    waiting = deque[Future[T]]()
     pool = numerics.pool(workers, "predict")
     try:
         for item in images:

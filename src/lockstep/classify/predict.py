@@ -67,8 +67,11 @@ class Prediction:
 
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
-        ranked = [{"label": label, "probability": probability} for label, probability in self.top]
-        record = {**vars(self), "source": str(self.source), "top": ranked}
+        record = {
+            **vars(self),
+            "source": str(self.source),
+            "top": [{"label": label, "probability": probability} for label, probability in self.top],
+        }
         del record["evidence"]
         return record
 
@@ -96,7 +99,7 @@ class Classifier:
     def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
-        self.weights_sha256: str | None = file.facts.get("weights_sha256")
+        self.weights_sha256 = file.facts.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
         # several times as slow as one thread.
@@ -195,18 +198,17 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with self._computing():
+        parts = None
+        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
             inputs = self._inputs(pixels)
             row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
-        if row.isnan().any():
-            return Prediction(name, error="the network's output is not finite")
-        # Among equal probabilities the first class counts, as in evaluation.
-        shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
-        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
-        parts = None
-        if evidence and self._prefix is not None:
-            with self._computing():
+            if row.isnan().any():
+                return Prediction(name, error="the network's output is not finite")
+            # Among equal probabilities the first class counts, as in evaluation.
+            shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
+            if evidence and self._prefix is not None:
                 parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], labels[0])
+        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
         (answer,) = self.marks(inputs, row[None])
         return Prediction(
             name, self.classes[labels[0]], labels[0], shares[0], ranked, answer,
@@ -222,11 +224,6 @@ class Classifier:
         with numerics.own_flags(self.recipe.exact):
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
             return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
-            yield
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
@@ -281,8 +278,7 @@ def load(
         classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure)
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
-    recorded = file.facts.get("model_source", {})
-    before = {path: sha256 for path, sha256 in recorded.items() if path in own}
+    before = {path: sha256 for path, sha256 in file.facts.get("model_source", {}).items() if path in own}
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
             f"the source of model {recipe.model} is not the one it was trained with ({'; '.join(map(str, changed))})"
@@ -344,8 +340,11 @@ def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = N
         file = read(run.model)
     else:
         file = run.load(which)
-        named = raw_sha256(file.tensors)
-        file = replace(file, tensors=classifier_weights(file.tensors), facts=file.facts | {"weights_sha256": named})
+        file = replace(
+            file,
+            tensors=classifier_weights(file.tensors),
+            facts=file.facts | {"weights_sha256": raw_sha256(file.tensors)},
+        )
     recipe = run.recipe()
     if file.facts.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")

@@ -12,12 +12,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import numpy as np
 import uvicorn
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image
 from starlette.applications import Starlette
@@ -32,9 +31,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lockstep import numerics
 from lockstep.classify.decoder import Decoder
 from lockstep.classify.predict import Classifier, Prediction
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.launch.signals import StopRequest, handled_by
-from lockstep.pages.page import address, spotlit
+from lockstep.pages.page import address, spotlit, template
 from lockstep.words import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -110,14 +109,11 @@ class _Service:
         self._idle = [*self._decoders]
         self._large = Decoder(**options, **_LARGE)
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
-        environment = Environment(loader=PackageLoader("lockstep.classify"), autoescape=True, undefined=StrictUndefined)
-        environment.filters["printable"] = printable
-        self._template = environment.get_template("page.html.jinja")
-        self._facts: dict[str, Any] = {
+        self._template = template("lockstep.classify")
+        self._facts = {
             "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
             "image_shape": classifier.image_shape,
         }  # fmt: skip
-        self._tells = classifier.marks.sure_from is not None
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -135,7 +131,11 @@ class _Service:
         self._require_own(request)
         nonce = secrets.token_urlsafe(16)
         text = self._template.render(
-            nonce=nonce, seen_px=self._seen_px, body_limit=BODY_LIMIT, tells=self._tells, **self._facts
+            nonce=nonce,
+            seen_px=self._seen_px,
+            body_limit=BODY_LIMIT,
+            tells=self._classifier.marks.sure_from is not None,
+            **self._facts,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
@@ -162,8 +162,11 @@ class _Service:
         except TimeoutError:
             if request not in self._held:
                 raise _busy(_LARGEST) from None
-            problem = f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time"
-            raise HTTPException(504, problem, {"Connection": "close"}) from None
+            raise HTTPException(
+                504,
+                f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time",
+                {"Connection": "close"},
+            ) from None
         finally:
             self._held.pop(request, None)
         records = []
@@ -326,8 +329,11 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs its traceback."""
     match error:
         case HTTPException():
-            problem = _PATHS if error.status_code in (404, 405) else error.detail
-            return JSONResponse({"error": problem}, error.status_code, error.headers)
+            return JSONResponse(
+                {"error": _PATHS if error.status_code in (404, 405) else error.detail},
+                error.status_code,
+                error.headers,
+            )
         case LockstepError():
             return await _refused(request, _busy(str(error)))
         case ClientDisconnect():
@@ -366,12 +372,11 @@ def url(host: str, listening: socket.socket) -> str:
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    options: dict[str, Any] = {
-        "http": _Connection, "ws": "none", "loop": "asyncio", "lifespan": "on", "log_config": None,
-        "log_level": "error", "access_log": False, "proxy_headers": False, "server_header": False,
-        "date_header": False, "headers": _HEADERS, "timeout_graceful_shutdown": END_LIMIT_S,
-    }  # fmt: skip
-    return uvicorn.Server(uvicorn.Config(application, **options))
+    return uvicorn.Server(uvicorn.Config(
+        application, http=_Connection, ws="none", loop="asyncio", lifespan="on", log_config=None, log_level="error",
+        access_log=False, proxy_headers=False, server_header=False, date_header=False, headers=_HEADERS,
+        timeout_graceful_shutdown=END_LIMIT_S,
+    ))  # fmt: skip
 
 
 def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int | None:

@@ -9,12 +9,12 @@ import typer
 from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
 from lockstep.errors import LockstepError, unknown
-from lockstep.files import deliver, given
+from lockstep.files import Record, deliver, given
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-def fetch(name: Name, data: Path | None = None) -> Iterator[str | dict[str, Any]]:
+def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
     """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
     If several programs need the dataset, one downloads it and the others wait. A download that fails or is stopped
@@ -50,7 +50,7 @@ def check(
     labels: bool = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None,
     **options: Any,
-) -> Iterator[str | dict[str, Any]]:
+) -> Iterator[str | Record]:
     """Read every image of a folder, and report what is in it.
 
     The report has classes, splits, sizes, formats, duplicates, images in several splits or classes, or alike over

@@ -4,12 +4,12 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from lockstep import hardware, numerics
 from lockstep.commands.shell import record_of
 from lockstep.config.placement import Placement
 from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch.submit import require_alone
 from lockstep.recipes import get_recipe
@@ -20,7 +20,7 @@ _STEPS = 20
 _SHA256 = "4ba18c80f8dd8cf2d1fa9a999af67d3f4643865193cce5f603a2c4dee71aee53"
 
 
-def doctor() -> Iterator[str | dict[str, Any]]:
+def doctor() -> Iterator[str | Record]:
     """Check that this machine computes the right bits.
 
     `digits` is trained for some steps on one and on two processes. Both must end with the weights that every machine

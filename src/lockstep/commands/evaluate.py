@@ -13,7 +13,7 @@ import typer
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, option, printable
-from lockstep.files import given, near
+from lockstep.files import Record, given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
@@ -146,10 +146,20 @@ def evaluate(
     chosen = step_or_best(checkpoint)
 
     def spec() -> EvaluateSpec:
-        places = {"data": data, "device": device, "processes": 1 if watch and processes is None else processes}
-        fields = fields_of_run(run, trust_code, **places)
-        what = {"split": split or evaluated_split(**fields), "weights": weights, "examples": examples}
-        return EvaluateSpec(**fields, **what, checkpoint=chosen)
+        fields = fields_of_run(
+            run,
+            trust_code,
+            data=data,
+            device=device,
+            processes=1 if watch and processes is None else processes,
+        )
+        return EvaluateSpec(
+            **fields,
+            split=split or evaluated_split(**fields),
+            weights=weights,
+            examples=examples,
+            checkpoint=chosen,
+        )
 
     if not watch:
         with muted(quiet):
@@ -180,7 +190,7 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
     run, weights = Run(spec.path), spec.weights or spec.recipe.own_weights
     log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples)
     warn = logger.debug if quiet else logger.warning
-    damaged: set[int] = set()
+    damaged = set[int]()
     waiting = False
     while True:
         # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
@@ -216,7 +226,7 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
     warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def table_lines(classes: list[dict[str, Any]], confusion: list[list[int]]) -> list[str]:
+def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and its row of the confusion matrix.
 
     With many classes the matrix is left out; the page of `lockstep report` has it.

@@ -129,12 +129,13 @@ def export(
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
     recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run:
-        placement = placement.replace(data=data_of(run.path, placement.data))
+        placement = placement.replace(data=data_of(run, placement.data))
         if not run.complete:
             logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
     splits = splits_of(recipe, read_splits(recipe, placement))
     split = "test" if "test" in splits else recipe.evaluated_split
-    shape, classes = splits[split].images.shape[1:], splits[split].classes
+    dataset = splits[split]
+    shape, classes = dataset.images.shape[1:], dataset.classes
     if (shape, classes) != (classifier.image_shape, classifier.classes):
         raise LockstepError(
             f"the data have {len(classes)} classes and images of {[*shape]}, and {classifier.origin} has "
@@ -142,7 +143,7 @@ def export(
             f"give images of the same classes as {option('data')}",
             DATA,
         )
-    images, labels = splits[split].pixels(slice(None)).numpy(), splits[split].labels.numpy()
+    images, labels = dataset.pixels(slice(None)).numpy(), dataset.labels.numpy()
     facts = {
         "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
         "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
@@ -63,14 +63,13 @@ Exit codes:
 )
 
 _FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
-COMMANDS: dict[str, Callable[..., None]] = {
-    "train": shell(train, _FIELDS), "eval": shell(evaluate), "predict": shell(predict),
-    "serve": shell(serve, with_json=False), "report": shell(report, with_json=False), "export": shell(export),
-    "verify": shell(verify), "doctor": shell(doctor), "recipes": shell(recipes),
-    "show": shell(show),
+COMMANDS = {
+    "eval": shell(evaluate), "predict": shell(predict), "serve": shell(serve, with_json=False),
+    "report": shell(report, with_json=False), "export": shell(export), "verify": shell(verify),
+    "doctor": shell(doctor), "recipes": shell(recipes), "show": shell(show),
 }  # fmt: skip
-# The ten options of `train` that most people use.
-_USUAL = ("model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
+# The argument of `train`, and the ten options that most people use.
+_USUAL = ("what", "model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
 
 
 class _Train(TyperCommand):
@@ -79,9 +78,9 @@ class _Train(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note which help is asked for."""
         if {"-h", "--help"} & {*args}:
-            options: list[Any] = self.params[1:]
-            for option in options:
-                option.hidden = option.name not in _USUAL
+            parameters: list[Any] = self.params
+            for parameter in parameters:
+                parameter.hidden = parameter.name not in _USUAL
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if rest:
@@ -98,11 +97,7 @@ def _several(words: Sequence[str]) -> str:
     return f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}: give {remedy}"
 
 
-_OF_TRAIN: Any = {"cls": _Train, "context_settings": {"help_option_names": ["-h", "--help", "--help-all"]}}
-DATA_COMMANDS: dict[str, Callable[..., None]] = {
-    "fetch": shell(fetch),
-    "check": shell(check, ("group", *Reading._fields)),
-}
+DATA_COMMANDS = {"fetch": shell(fetch), "check": shell(check, ("group", *Reading._fields))}
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -117,9 +112,12 @@ Examples:
   lockstep data fetch cifar10
   lockstep data check photos""",
 )
+app.command("train", cls=_Train, context_settings={"help_option_names": ["-h", "--help", "--help-all"]})(
+    shell(train, _FIELDS)
+)
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
-        group.command(name, **(_OF_TRAIN if name == "train" else {}))(function)
+        group.command(name)(function)
 app.add_typer(data, name="data", short_help="Download and check datasets.")
 
 

@@ -2,15 +2,16 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lockstep.errors import option
+from lockstep.files import Record
 from lockstep.messages import command
 
 
-def recipes() -> Iterator[str | dict[str, Any]]:
+def recipes() -> Iterator[str | Record]:
     """List the recipes: what each is for, and its measured accuracy and time.
 
     Examples:
@@ -30,7 +31,7 @@ def recipes() -> Iterator[str | dict[str, Any]]:
     yield f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of your own"
 
 
-def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | dict[str, Any]]:
+def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | Record]:
     """Print a recipe, or the recipe of a run, as TOML.
 
     Save the output as a file, change it, and train it.

@@ -25,7 +25,7 @@ import typer
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
-from lockstep.files import discard
+from lockstep.files import Record, discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.runs.folder import Run
@@ -53,26 +53,25 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     own = [parameter for parameter in inspect.signature(function).parameters.values()
            if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields]  # fmt: skip
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
-    texts = {name: " ".join(entry.split()) for name, entry in entries}
+    texts = {
+        name: " ".join(entry.split())
+        for name, entry in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
+    }
     parameters = [_of_function(parameter, texts) for parameter in own]
-    arguments = [one for one in parameters if isinstance(get_args(one.annotation)[1], typer.models.ArgumentInfo)]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
-    options = [one for one in parameters if one not in arguments]
     if with_json:
-        options.append(_parameter("json_output", bool, _JSON, default=False))
-    starred = next((parameter.name for parameter in own if parameter.kind is parameter.VAR_POSITIONAL), None)
+        parameters.append(_parameter("json_output", bool, _JSON, default=False))
 
     def command(**given: Any) -> None:
         as_json = given.pop("json_output", False)
         token = _as_json.set(as_json)
         try:
-            present(function(*(given.pop(starred) if starred else ()), **given), as_json, given.get("quiet", False))
+            present(function(**given), as_json, given.get("quiet", False))
         finally:
             _as_json.reset(token)
 
-    every = [*arguments, *of_recipe, *options, *of_placement]
+    every = [*of_recipe, *parameters, *of_placement]
     command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")  # "\b": the lines stay as they are
@@ -89,8 +88,6 @@ def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> insp
     info.help = texts.get(parameter.name)
     if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):  # else it has its own flag
         info.param_decls = (_flag(parameter.name),)
-    if parameter.kind is parameter.VAR_POSITIONAL:
-        return _parameter(parameter.name, list.__class_getitem__(first), info, parameter.empty)
     return _parameter(parameter.name, first, info, parameter.default)
 
 
@@ -99,7 +96,8 @@ def _of_recipe(name: str) -> inspect.Parameter:
     if name in Recipe.shorthands:
         kind, text = Recipe.shorthands[name]
     else:
-        kind, text = _plain(Recipe.model_fields[name].annotation), str(Recipe.model_fields[name].description)
+        field = Recipe.model_fields[name]
+        kind, text = _plain(field.annotation), str(field.description)
     flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
     return _parameter(name, kind, typer.Option(flag, help=text), default=None)
 
@@ -116,8 +114,7 @@ def _of_placement(name: str) -> inspect.Parameter:
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     kind = kind | None if default is None else kind
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
 def _flag(name: str) -> str:
@@ -169,14 +166,14 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool
     return outcome
 
 
-def record_of(spec: Spec, quiet: bool = False, inline: bool = False) -> dict[str, Any]:
+def record_of(spec: Spec, quiet: bool = False) -> Record:
     """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt, or typer.Exit.
 
     In an outer launch of the shell, only process 0 has one. A Python program must be started once.
     """
     if not in_shell():
         require_alone(spec.job)
-    record = compute(spec, quiet, inline).record
+    record = compute(spec, quiet).record
     if record is None:
         raise typer.Exit if in_shell() else KeyboardInterrupt
     return record

@@ -29,6 +29,8 @@ from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
 from lockstep.settings import dotted, validated
 from lockstep.words import few
 
+Fields = Mapping[str, Any]  # the values of settings or options, by name
+
 _ALLOWED = (
     "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a folder that holds a "
     "folder of images for each class"
@@ -42,7 +44,7 @@ class Subject:
 
     Attributes:
         recipe: the recipe, with the command's changes.
-        run: the folder of the run that is named, or None.
+        run: the run that is named, or None.
         data: the folder of the dataset, or of the images that are named; None for the usual places.
         changes: the command's changes if the recipe is still to be fitted to the images in `data`, else None.
         named: True if the recipe is named, and not only the images.
@@ -51,16 +53,16 @@ class Subject:
     """
 
     recipe: Recipe
-    run: Path | None
+    run: Run | None
     data: Path | None
-    changes: Mapping[str, Any] | None
+    changes: Fields | None
     named: bool
     notes: list[str]
     details: list[str] = field(default_factory=list)
 
     def data_folder(self) -> Path | None:
         """Return the data folder of the command, else that of the run it names, unless that had another dataset."""
-        if self.run is None or self.recipe.dataset != Run(self.run).recipe().dataset:
+        if self.run is None or self.recipe.dataset != self.run.recipe().dataset:
             return self.data
         return data_of(self.run, self.data)
 
@@ -75,14 +77,20 @@ def path_of(given: str | Path | Run | None) -> Path | None:
     return given.path if isinstance(given, Run) else files.given(given).absolute() if given is not None else None
 
 
-def placement_of(options: Mapping[str, Any]) -> Placement:
+def placement_of(options: Fields) -> Placement:
     """Return the placement that the options of a command or a function state. Raises: LockstepError."""
-    given = {name: value for name, value in options.items() if name in Placement.model_fields and value is not None}
-    return validated(Placement, given | {name: path_of(given[name]) for name in ("data", "init") if name in given})
+    return validated(
+        Placement,
+        {
+            name: path_of(value) if name in ("data", "init") else value
+            for name, value in options.items()
+            if name in Placement.model_fields and value is not None
+        },
+    )
 
 
 def divided(
-    settings: Sequence[str] | Mapping[str, Any] | None, options: Mapping[str, Any], init: str | Path | Run | None = None
+    settings: Sequence[str] | Fields | None, options: Fields, init: str | Path | Run | None = None
 ) -> tuple[dict[str, Any], Placement]:
     """Return the changes of the recipe, and the placement, that the options of a command state. Raises: LockstepError.
 
@@ -90,20 +98,21 @@ def divided(
     """
     allowed = {*Recipe.options, *Placement.model_fields}
     for name in options:
-        if name in Recipe.model_fields and name not in allowed:
-            raise LockstepError(f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}")
         if name not in allowed:
+            if name in Recipe.model_fields:
+                raise LockstepError(f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}")
             raise LockstepError(unknown("option", name, allowed))
     changes = parse(settings or (), {name: options[name] for name in options if name in Recipe.options})
     for name in ("model", "dataset"):
-        if callable(function := changes.get(name)):
-            module, own = (getattr(function, part, "") for part in ("__module__", "__qualname__"))
-            if getattr(sys.modules.get(module), own or "", None) is not function:
-                raise LockstepError(f"{name}={function!r} cannot be imported by its name: give a function of a module")
-            changes[name] = f"{module}:{own}"
-        if ".py:" in (file := str(changes.get(name, ""))):  # the path of a file, as in nets/mynet.py:Net
-            changes[name] = file.removeprefix("./").replace(".py:", ":").replace("/", ".")
-        module, _, function = str(changes.get(name, "")).partition(":")
+        value = changes.get(name, "")
+        if callable(value):
+            module, own = (getattr(value, part, "") for part in ("__module__", "__qualname__"))
+            if getattr(sys.modules.get(module), own or "", None) is not value:
+                raise LockstepError(f"{name}={value!r} cannot be imported by its name: give a function of a module")
+            changes[name] = value = f"{module}:{own}"
+        if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
+            changes[name] = value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
+        module, _, function = str(value).partition(":")
         if module == "__main__":
             raise LockstepError(
                 f"{name}: {function} is defined in a notebook or in the script that is running, and the processes that "
@@ -123,13 +132,13 @@ def with_stored_data(
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
     weights = find_weights(placement.init) if placement.init else None
-    recipe = subject_of(what, named, None, True, weights).recipe
-    return named | {"dataset_sha256": store(data, recipe.image_px)}
+    subject = subject_of(what, named, None, True, weights)
+    return named | {"dataset_sha256": store(data, subject.recipe.image_px)}
 
 
 def subject_of(
     what: str | Path | Recipe | Run | None,
-    changes: Mapping[str, Any],
+    changes: Fields,
     data: Path | None = None,
     trust_code: bool = False,
     weights: WeightsFile | None = None,
@@ -139,9 +148,10 @@ def subject_of(
     Without a word, it is the recipe of the run whose `weights` a new run starts from, or the folder of images `data`,
     or the recipe "digits". Raises: LockstepError, also if a file or a run names code that is not trusted.
     """
-    if isinstance(what, Path | Run):
-        named = what.path if isinstance(what, Run) else what
-        what = str(named) if len(named.parts) > 1 else f"./{named}"  # "digits" alone is a recipe
+    if isinstance(what, Run):
+        what = what.path
+    if isinstance(what, Path):
+        what = str(what) if len(what.parts) > 1 else f"./{what}"  # "digits" alone is a recipe
     if not isinstance(what, str | Recipe | None):
         raise LockstepError(
             f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or a run to resume"
@@ -157,23 +167,27 @@ def subject_of(
             )
         data = images
     settings: dict[str, Any] = {}
+    base: Recipe | None
     source, run, fits = None, None, images is not None or what in (FOLDER, PHOTOS)
     parent = Run.open(weights.run) if weights and weights.run else None
     # Weights of a run on images may not fit the recipe of others.
     if parent and weights and (what is None or (images and parent.recipe().dataset == IMAGE_FOLDER)):
-        fields = parent.recipe().model_dump(mode="json") | {"init_sha256": weights.sha256}
-        source, fits, data = parent.path, False, data_of(parent.path, data)
-        details += [f"the recipe is that of {parent.path}, whose weights the run starts from"] if images else []
+        base = parent.recipe().replace(init_sha256=weights.sha256)
+        source, fits, data = parent.path, False, data_of(parent, data)
+        if images:
+            details.append(f"the recipe is that of {parent.path}, whose weights the run starts from")
     elif isinstance(what, Recipe):
-        fields = what.model_dump(mode="json")
+        base = what
     elif kind == "file":
         settings, source = dotted(read_file(path)), path
         start = settings.pop("recipe", None)  # A file may name a recipe, and contain only what differs from it.
-        fields = _fields(str(start)) if start else {}
+        base = get_recipe(str(start)) if start else None
     elif kind == "run":
-        fields, source, run = Run.open(path).recipe().model_dump(mode="json"), path, path
+        run = Run.open(path)
+        base, source = run.recipe(), path
     else:
-        fields = _fields(FOLDER if images else what or "digits")
+        base = get_recipe(FOLDER if images else what or "digits")
+    fields = base.model_dump(mode="json") if base else {}
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
         # The command may replace the code. A file without a model may still have options for that of the command.
@@ -184,7 +198,7 @@ def subject_of(
 
 
 def _kind_of(
-    what: str | Recipe | None, changes: Mapping[str, Any], data: Path | None
+    what: str | Recipe | None, changes: Fields, data: Path | None
 ) -> tuple[Literal["images", "recipe", "file", "run"], Path]:
     """Return which kind of thing a command names, and its path. Raises: LockstepError for a path with nothing there."""
     if what is None:
@@ -206,11 +220,7 @@ def _kind_of(
     return "recipe", path
 
 
-def _fields(name: str) -> dict[str, Any]:
-    return get_recipe(name).model_dump(mode="json")
-
-
-def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
+def fitted(subject: Subject, stated: Fields | None = None) -> Recipe:
     """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new since the last start.
@@ -226,12 +236,10 @@ def fitted(subject: Subject, stated: Mapping[str, Any] | None = None) -> Recipe:
     found = recipe.survey(subject.data).require_sound()
     fit = fitting(found, stated_settings, recipe.name if subject.named else None)
     subject.details.append(fit.note())
-    return make(_fields(fit.recipe), fit.settings, changes)
+    return make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
 
 
-def with_initial_weights(
-    recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Mapping[str, Any] | None
-) -> Recipe:
+def with_initial_weights(recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Fields | None) -> Recipe:
     """Return `recipe` with the SHA-256 of the `weights` that the run at `path` starts from, if any.
 
     A run to continue, with the recipe `stated`, needs no file. Raises: LockstepError if the recipe, or the run to
@@ -258,28 +266,28 @@ def with_initial_weights(
     return recipe
 
 
-def data_of(path: Path, data: Path | None) -> Path | None:
-    """Return the data folder for the run at `path`: `data` if the user gave it, else the one of the run's last session.
+def data_of(run: Run, data: Path | None) -> Path | None:
+    """Return the data folder for the `run`: `data` if the user gave it, else the one of the run's last session.
 
     If that folder does not exist on this host, a message says so, and None is returned: the usual folders are searched.
     Raises: LockstepError if it was a folder of images, which no other place has.
     """
-    known = Run(path).data() if data is None else None
+    known = run.data() if data is None else None
     if known is not None and not known.is_dir():
-        if Run(path).recipe().dataset == IMAGE_FOLDER:
+        if run.recipe().dataset == IMAGE_FOLDER:
             raise LockstepError(
-                f"{path} was trained on the images in {known}, which is not on this host: give their folder as "
+                f"{run.path} was trained on the images in {known}, which is not on this host: give their folder as "
                 f"{option('data')}",
                 DATA,
             )
-        logger.warning(f"{path} was trained with {option('data', known)}, which is not on this host: searching")
+        logger.warning(f"{run.path} was trained with {option('data', known)}, which is not on this host: searching")
         return None
     return known or data
 
 
 def folder_for(
     subject: Subject, world: World, name: str | None = None, runs: Path = Path("runs"), resume: bool = False
-) -> tuple[Path, Mapping[str, Any] | None]:
+) -> tuple[Path, Fields | None]:
     """Return the folder to train in: the named run, runs/NAME, or a new numbered one.
 
     Beside it is the recipe that a run to continue was started with, {} if this host does not have it; None for a new
@@ -298,7 +306,7 @@ def folder_for(
         # may always pass --resume, so it starts a run that does not exist.
         resume = (world.launcher and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif subject.run is not None:
-        path = subject.run
+        path = subject.run.path
     elif world.launcher:
         raise LockstepError(
             f"give {option('name')}: if {world.launcher} starts the processes again, they continue the run"
@@ -321,7 +329,7 @@ def folder_for(
 
 def train_spec(
     what: str | Path | Recipe | Run | None,
-    changes: Mapping[str, Any],
+    changes: Fields,
     placement: Placement,
     world: World,
     *,
@@ -347,28 +355,31 @@ def train_spec(
     if stated and recipe.precision == "auto":  # A run to continue keeps its choice.
         recipe = recipe.replace(precision=stated["precision"])
     recipe, chosen = resolve(recipe, placement.device)
-    subject.details += [chosen] if chosen else []
+    if chosen:
+        subject.details.append(chosen)
     if stated and world.process == 0 and (differences := validated(Recipe, stated).differences(recipe)):
         raise LockstepError(
             f"{path} was started with another recipe, so it cannot be resumed with this one "
             f"({'; '.join(differences)}): leave out what differs, or start a new run with another {option('name')}"
         )
     placement = placement.replace(init=weights.path if weights else None)
-    if stated is None:
-        placement = placed(recipe, placement.replace(data=subject.data_folder()), path)
-    elif Run(path).result() is None:  # A complete run needs no data.
-        placement = placed(recipe, placement.replace(data=data_of(path, subject.data)), path)
-    numbered = stated is None and folder.get("name") is None and subject.run is None
+    if stated is None or Run(path).result() is None:  # A complete run needs no data.
+        data = subject.data_folder() if stated is None else data_of(Run(path), subject.data)
+        placement = placed(recipe, placement.replace(data=data), path)
     return TrainSpec(
-        recipe=recipe, placement=placement, path=path, resume=stated is not None, numbered=numbered,
-        notes=tuple(subject.notes), details=tuple(subject.details),
-    )  # fmt: skip
+        recipe=recipe,
+        placement=placement,
+        path=path,
+        resume=stated is not None,
+        numbered=stated is None and folder.get("name") is None and subject.run is None,
+        notes=tuple(subject.notes),
+        details=tuple(subject.details),
+    )
 
 
-def labels_spec(folder: Path, options: Mapping[str, Any]) -> LabelsSpec:
+def labels_spec(folder: Path, options: Fields) -> LabelsSpec:
     """Return the spec that judges the labels of the images in `folder` by the recipe photos. Raises: LockstepError."""
-    given = {name: value for name, value in options.items() if value is not None}
-    recipe = fitted(subject_of(PHOTOS, given, folder))
+    recipe = fitted(subject_of(PHOTOS, parse((), options), folder))
     recipe, _ = resolve(recipe, "auto")
     return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)), path=folder)
 
@@ -390,7 +401,7 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     run, placement = existing(run), placement_of(options)
     recipe = run.recipe()
     recipe.require_trust(run.path, trust_code)
-    placement = placed(recipe, placement.replace(data=data_of(run.path, placement.data)), run.path)
+    placement = placed(recipe, placement.replace(data=data_of(run, placement.data)), run.path)
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 

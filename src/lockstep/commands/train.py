@@ -96,8 +96,17 @@ def train(
     else:
         placement = placement.replace(data=path_of(data))
     with muted(quiet or world.process != 0):
-        folder = {"name": name, "runs": given(runs), "resume": resume}
-        spec = train_spec(what, changes, placement, world, trust_code=trust_code, skip_damaged=skip_damaged, **folder)
+        spec = train_spec(
+            what,
+            changes,
+            placement,
+            world,
+            trust_code=trust_code,
+            skip_damaged=skip_damaged,
+            name=name,
+            runs=given(runs),
+            resume=resume,
+        )
         path: Path | None = spec.path
         if spec.resume and Run(spec.path).result() is not None:
             logger.warning(f"{path} is complete: nothing to resume")

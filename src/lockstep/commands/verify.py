@@ -1,14 +1,15 @@
 """`lockstep verify`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lockstep.commands.shell import AnyRun, record_of
 from lockstep.commands.to_spec import fields_of_run
 from lockstep.errors import CRASH, LockstepError
+from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
 from lockstep.words import plural
 
@@ -29,7 +30,7 @@ def verify(
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
-) -> Iterator[str | dict[str, Any]]:
+) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the contents of
@@ -67,12 +68,14 @@ def verify(
         raise typer.Exit(CRASH)
 
 
-def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(record: Record) -> Iterator[str]:
     """Yield the result in words."""
     counts, same = record["compared"], record["same"]
     compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []
-    compared += ["the SHA-256 of the result"] if "weights_sha256" in counts else []
-    compared += ["model.safetensors"] if "model.safetensors" in counts else []
+    if "weights_sha256" in counts:
+        compared.append("the SHA-256 of the result")
+    if "model.safetensors" in counts:
+        compared.append("model.safetensors")
     verdict = "the same bits" if same else "not the same bits"
     yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")

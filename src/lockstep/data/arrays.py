@@ -98,8 +98,11 @@ def store(data: object, image_px: int | None) -> str:
         if not labels:
             _refuse(name, "is empty: give at least one example")
         splits[name] = {"labels": labels, "ids": ids}
-    classes = _classes(data, {name: split["labels"] for name, split in splits.items()})
-    facts = {"shape": shape, "classes": classes, "splits": splits}
+    facts = {
+        "shape": shape,
+        "classes": _classes(data, {name: split["labels"] for name, split in splits.items()}),
+        "splits": splits,
+    }
     sha256 = _sha256(facts)
     if not _path(sha256).exists():
         files.replace(_path(sha256), json.dumps(facts).encode())
@@ -232,8 +235,7 @@ def _is_array(value: object) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    array: NDArray[Any] = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    return array
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _refuse(where: str, problem: str) -> NoReturn:

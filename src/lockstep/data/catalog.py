@@ -1,8 +1,8 @@
 """The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -11,8 +11,7 @@ from lockstep.files import near
 from lockstep.messages import command
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """One published file.
 
     Attributes:
@@ -32,8 +31,7 @@ class Archive:
         return self.name.endswith(".tar.gz")
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The files of a dataset.
 
     Attributes:
@@ -57,8 +55,6 @@ _MNIST = (
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
     "http://yann.lecun.com/exdb/mnist/",
 )
-_IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
 _CIFAR10_FILES = (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch.bin",))
 
 
@@ -67,20 +63,26 @@ _CIFAR10 = Archive(
     "cifar-10-binary.tar.gz", (_TORONTO, _SWIFT), 170_052_171,
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )  # fmt: skip
-_IDX_ARCHIVES = tuple(
-    Archive(f"{name}.gz", _MNIST, size, sha256)
-    for name, size, sha256 in zip(
-        _IDX,
-        (9_912_422, 28_881, 1_648_877, 4_542),
-        (
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-        strict=True,
-    )
-)
+_IDX = {
+    "train-images-idx3-ubyte": (
+        9_912_422,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    ),
+    "train-labels-idx1-ubyte": (
+        28_881,
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    ),
+    "t10k-images-idx3-ubyte": (
+        1_648_877,
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    ),
+    "t10k-labels-idx1-ubyte": (
+        4_542,
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+}
+_IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
+_IDX_ARCHIVES = tuple(Archive(f"{name}.gz", _MNIST, size, sha256) for name, (size, sha256) in _IDX.items())
 _ALL = (
     Source("digits"),
     Source("cifar10", _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
@@ -132,4 +134,4 @@ def destination(source: Source, folder: Path | None) -> Path:
 def _roots(source: Source, folder: Path | None) -> list[Path]:
     data = folder or os.environ.get("LOCKSTEP_DATA")
     roots = [Path(data), Path(data) / source.name] if data else []
-    return roots if folder else [*roots, Path(platformdirs.user_cache_dir("lockstep")) / source.name]
+    return roots if folder else [*roots, platformdirs.user_cache_path("lockstep") / source.name]

@@ -4,15 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.data.photos import Survey
 from lockstep.data.scan import SPLITS, Photo
-
-Record = dict[str, Any]
+from lockstep.files import Record
 
 # Two looks are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
 # the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others
@@ -54,8 +52,11 @@ def near_duplicates(found: Survey) -> list[list[str]]:
     Each image of the later split is compared with its most similar one.
     """
     pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
-    every = [found.splits[name] for name in SPLITS if name in found.splits]
-    large = [[one for one in photos if min(one.width, one.height) >= _LEAST_PX] for photos in every]
+    large = [
+        [photo for photo in found.splits[name] if min(photo.width, photo.height) >= _LEAST_PX]
+        for name in SPLITS
+        if name in found.splits
+    ]
     for known, others in combinations(filter(None, large), 2):
         looks = _looks(known)
         for photo, look in zip(others, _looks(others), strict=True):

@@ -100,8 +100,9 @@ def _transfer(archive: Archive, folder: Path) -> None:
     failures, mirror = [], os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
     for base in (*([f"{mirror}/"] if mirror else []), *archive.bases):
         logger.warning(f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}")
-        known = {archive.name: f"sha256:{archive.sha256}"}
-        place = pooch.create(folder, base, registry=known, retry_if_failed=_RETRIES)
+        place = pooch.create(
+            folder, base, registry={archive.name: f"sha256:{archive.sha256}"}, retry_if_failed=_RETRIES
+        )
         try:
             place.fetch(
                 archive.name, pooch.Untar(extract_dir=".") if archive.packed else None, partial(_download, archive)

@@ -80,7 +80,7 @@ class Survey:
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
-        groups: dict[str, list[Photo]] = defaultdict(list)
+        groups = defaultdict[str, list[Photo]](list)
         for photo in self.scan.photos:
             if not photo.cause and getattr(photo, same):
                 groups[getattr(photo, same)].append(photo)
@@ -112,7 +112,7 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
     what = f"the pixels of {len({*ids}):,} images"
     rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
-    datasets: dict[str, Dataset] = {}
+    datasets = {}
     first = 0
     _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:
@@ -120,17 +120,22 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
         own = slice(first, first + len(labels))
         first += len(labels)
         groups = torch.from_numpy(units[own]) if photos[0].group else None
-        sha256 = digest(found, name, image_px, grey, fit)
         datasets[name] = Dataset(
-            stored.images, labels, found.classes, sha256, rows[own], True, groups=groups, known=stored.ids
+            stored.images,
+            labels,
+            found.classes,
+            digest(found, name, image_px, grey, fit),
+            rows[own],
+            True,
+            groups=groups,
+            known=stored.ids,
         )
     return datasets
 
 
 def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
     """Return the SHA-256 of a split, in hex; see `load`."""
-    form = [RULES, image_px, list(found.classes), grey, fit]
-    digest = hashlib.sha256(json.dumps(form).encode())
+    digest = hashlib.sha256(json.dumps([RULES, image_px, found.classes, grey, fit]).encode())
     digest.update(found.labels(split).tobytes())
     digest.update(bytes.fromhex("".join(photo.sha256 for photo in found.splits[split])))
     return digest.hexdigest()
@@ -214,7 +219,7 @@ def survey(
 def _class_problems(found: Scan, training: str, classes: Sequence[str], readable: list[Photo]) -> list[str]:
     """Return what is wrong with the classes. `training` is the split that defines them, in the scan's words."""
     prefix = f"{training}: " if training else ""
-    lists = [suffix for suffix in sorted(found.others) if suffix in UNREAD_TABLES]
+    lists = sorted(UNREAD_TABLES & found.others.keys())
     table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
     if not classes:
         folder = found.folders[training]
@@ -266,13 +271,18 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     if pattern is None:
         return []
     program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
-    given = json.dumps([pattern, [photo.path for photo in found.photos]])
-    done = subprocess.run(program, input=given, capture_output=True, text=True)
+    done = subprocess.run(
+        program,
+        input=json.dumps([pattern, [photo.path for photo in found.photos]]),
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         problem = done.stderr.strip() or "the search takes too long"
         raise LockstepError(f"{option('group', pattern)}: {problem}: give a regular expression, as in (patient[0-9]+)_")
-    names = json.loads(done.stdout)
-    found.photos = [photo._replace(group=name) for photo, name in zip(found.photos, names, strict=True)]
+    found.photos = [
+        photo._replace(group=name) for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
+    ]
     unmatched = [photo.path for photo in found.photos if not photo.group]
     return noted(
         unmatched, "image", "without a group", f"give a {option('group')} that matches every path, unlike {pattern}"
@@ -296,8 +306,8 @@ def _units(photos: list[Photo]) -> dict[str, str]:
 
 def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
     """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the problems."""
-    contents: dict[str, set[str]] = defaultdict(set)  # class -> the units of its images
-    classes: dict[str, set[str]] = defaultdict(set)  # unit -> the classes that have it
+    contents = defaultdict[str, set[str]](set)  # class -> the units of its images
+    classes = defaultdict[str, set[str]](set)  # unit -> the classes that have it
     every = splits["train"]
     for photo in every:
         contents[photo.class_name].add(units[photo.sha256])
@@ -323,9 +333,10 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
 def _notes(found: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
     unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
-    copies, conflicts, leaks = (
-        [" = ".join(paths) for paths in groups] for groups in map(found.duplicates, ("path", "class_name", "split"))
-    )
+
+    def equal(differ: str, same: str = "sha256") -> list[str]:
+        return [" = ".join(paths) for paths in found.duplicates(differ, same)]
+
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
         for split, photos in found.splits.items()
@@ -333,7 +344,6 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
     ]
     photos = [photo for photo in found.scan.photos if not photo.cause]
     plain = [photo.path for photo in photos if not photo.seen]
-    equal = [" = ".join(paths) for paths in found.duplicates("sha256", "seen")]
     long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
     torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
     notes = [
@@ -343,10 +353,10 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
         *filter(None, [_unread(found.scan)]),
-        *noted(conflicts, "image", "in several classes: the labels contradict each other"),
-        *noted(leaks, "image", "in several splits: the accuracy will be too high"),
-        *noted(copies, "image", "in several files"),
-        *noted(equal, "image", "of equal pixels in files that differ"),
+        *noted(equal("class_name"), "image", "in several classes: the labels contradict each other"),
+        *noted(equal("split"), "image", "in several splits: the accuracy will be too high"),
+        *noted(equal("path"), "image", "in several files"),
+        *noted(equal("sha256", "seen"), "image", "of equal pixels in files that differ"),
         *noted(plain, "image", "of one colour: the network sees nothing in it"),
         *noted(
             long if fit == "crop" else [],
@@ -390,7 +400,7 @@ def read(found: Scan) -> list[Photo]:
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return Path(platformdirs.user_cache_dir("lockstep")) / "folders" / f"{name}.json"
+    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.json"
 
 
 def _examined(root: Path, photo: Photo) -> Photo:
@@ -411,7 +421,7 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
         for photo in photos:
             stamps, *facts = index.get(photo.path, [None])
             if stamps == [*photo.stamps]:
-                known[photo.path] = Photo(*photo[:4], photo.stamps, *facts)
+                known[photo.path] = Photo(*photo[:5], *facts)
     return known
 
 

@@ -36,7 +36,7 @@ _ROWS_AT_A_TIME = 64  # that a thread checks
 
 def folder() -> Path:
     """Return the folder of all these files."""
-    return Path(platformdirs.user_cache_dir("lockstep")) / "pixels"
+    return platformdirs.user_cache_path("lockstep") / "pixels"
 
 
 class Rows:

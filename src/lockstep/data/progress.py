@@ -37,7 +37,11 @@ def progress(description: str, total: int, *, at_once: bool = False) -> Iterator
     yield advance
 
 
-def in_threads(description: str, work: Callable[[range], None], count: int) -> None:
+def in_threads(
+    description: str,
+    work: Callable[[range], None],
+    count: int,
+) -> None:
     """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.
@@ -46,8 +50,7 @@ def in_threads(description: str, work: Callable[[range], None], count: int) -> N
     pool = ThreadPoolExecutor(hardware.cores())
     try:
         with progress(description, count) as advance:
-            for part, future in [(part, pool.submit(work, part)) for part in parts]:
-                future.result()
+            for part, _ in zip(parts, pool.map(work, parts), strict=True):
                 advance(len(part))
     finally:
         pool.shutdown(cancel_futures=True)

@@ -101,28 +101,29 @@ def read_mnist(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDA
 
     Raises: LockstepError that names the file if a header, a size or a label is wrong.
     """
-    images = _idx(images_path, magic=2051, shape=(count, 28, 28))
-    labels = _idx(labels_path, magic=2049, shape=(count,))
+    images = _idx(images_path, (count, 28, 28))
+    labels = _idx(labels_path, (count,))
     if labels.max() > 9:
         record = int(labels.argmax())
         raise LockstepError(f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA)
     return images[..., None], labels
 
 
-def _idx(path: Path, *, magic: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the values of an idx file. Raises: LockstepError if the file has another `magic` number or `shape`."""
-    length = 4 * (1 + len(shape))
+def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Return the values of an idx file. Raises: LockstepError if the file has another magic number or `shape`."""
+    expected = [0x800 + len(shape), *shape]  # The magic number says that the values are bytes, in so many dimensions.
+    length, count = 4 * len(expected), math.prod(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(length + math.prod(shape) + 1)  # not more: a small file can unpack to a terabyte
+            data = file.read(length + count + 1)  # not more: a small file can unpack to a terabyte
     except (OSError, EOFError, zlib.error) as error:
         problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
         raise LockstepError(f"{path}: {problem} ({error})", DATA) from None
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
-    if header != [magic, *shape]:
-        raise LockstepError(f"{path}: its idx header is {header}, expected {[magic, *shape]}", DATA)
+    if header != expected:
+        raise LockstepError(f"{path}: its idx header is {header}, expected {expected}", DATA)
     body = np.frombuffer(data, np.uint8, offset=length)
-    if body.size != math.prod(shape):
-        values = f"{body.size} values, expected {math.prod(shape)}"
+    if body.size != count:
+        values = f"{body.size} values, expected {count}"
         raise LockstepError(f"{path}: {values}: the file is truncated, or another one", DATA)
     return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays

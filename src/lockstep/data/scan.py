@@ -266,8 +266,8 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     otherwise = f"add {option('layout', 'folders')}" if by_folder else "give each class a folder with its images"
     for path in places:
         try:
-            table = read_table(path, names, reading, by_folder)
-            tables += [table] if table else []
+            if table := read_table(path, names, reading, by_folder):
+                tables.append(table)
         except LockstepError as error:
             errors.append(f"{error}, or {otherwise}")
     titles = listed([table.title for table in tables])
@@ -328,7 +328,7 @@ def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str
 
 def _doubts(found: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
-    alike: dict[str, list[str]] = defaultdict(list)
+    alike = defaultdict[str, list[str]](list)
     for name in sorted({name for names in found.classes.values() for name in names}):
         alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(repr(name))
     layout = "table" if found.table else "folders"

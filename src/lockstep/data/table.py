@@ -69,7 +69,7 @@ class Names:
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
         self.root, self._images = root.resolve(), len(paths)
-        self._ends: dict[str, list[str]] = defaultdict(list)
+        self._ends = defaultdict[str, list[str]](list)
         for path in paths:
             end = unicodedata.normalize("NFC", f"/{self.root.name}/{path}")
             while "/" in end:
@@ -179,11 +179,14 @@ def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tupl
             elif rows.setdefault(found[0], row) != row:
                 differing.append(found[0])
     title = listed([table.title for table in tables])
-    rowless = [path for path in paths if path not in rows]
-    problems = [
+    return rows, [
         *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
         *noted(doubtful, "row", f"of {title} with several images of that name", "give the path of each"),
-        *noted(rowless, "image", f"without a row in {title}", "add a row, or move the image away"),
+        *noted(
+            [path for path in paths if path not in rows],
+            "image",
+            f"without a row in {title}",
+            "add a row, or move the image away",
+        ),
         *noted(differing, "image", f"with rows in {title} that differ", "keep one row of each"),
     ]
-    return rows, problems

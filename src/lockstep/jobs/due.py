@@ -3,12 +3,10 @@
 `Saver.due` requests a save after some time; `Due` gets it as a request.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Course
 from lockstep.core.vector import Requests
+from lockstep.files import Record
 from lockstep.runs.statefile import EVALUATIONS
 
 
@@ -46,7 +44,7 @@ class Due:
         if correct > self._best_correct:
             self.best_step, self._best_correct = step, correct
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         """Return what a checkpoint must state."""
         return {
             EVALUATIONS: {
@@ -56,7 +54,7 @@ class Due:
             }
         }
 
-    def load(self, stated: Mapping[str, Any]) -> None:
+    def load(self, stated: Record) -> None:
         """Continue from the `facts` that a checkpoint states, if it has any."""
         if facts := stated.get(EVALUATIONS):
             self._recorded = facts["recorded"]

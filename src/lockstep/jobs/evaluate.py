@@ -1,12 +1,12 @@
 """The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
 
 from dataclasses import replace
-from typing import Any
 
 from lockstep.core.evaluate import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.photos import ALL
 from lockstep.errors import LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session, read_splits
 from lockstep.jobs.specs import EvaluateSpec
@@ -17,7 +17,7 @@ from lockstep.runs.statefile import StateFile
 from lockstep.words import wilson_interval
 
 
-def evaluate(spec: EvaluateSpec, ctx: Context) -> dict[str, Any] | None:
+def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
     return judge(spec, ctx, session_of(spec, ctx))[0]
 
@@ -34,9 +34,7 @@ def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
     return Session(recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images))
 
 
-def judge(
-    spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False
-) -> tuple[dict[str, Any], Evaluation]:
+def judge(spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False) -> tuple[Record, Evaluation]:
     """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it was made of.
 
     Raises: LockstepError.
@@ -47,8 +45,10 @@ def judge(
         found = run.load(spec.checkpoint)
         _check(spec, session, found)
         # An evaluation makes no update, so it needs no optimizer.
-        weights_only = {name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")}
-        found = replace(found, tensors=weights_only)
+        found = replace(
+            found,
+            tensors={name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")},
+        )
     session.restore(found)
     step, weights = session.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
@@ -56,16 +56,26 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    subject = {"run": str(run.path), "step": step, "split": spec.split, "weights": weights}
-    return subject | record_of(result, dataset.classes), result
+    record = {
+        "run": str(run.path),
+        "step": step,
+        "split": spec.split,
+        "weights": weights,
+        **record_of(result, dataset.classes),
+    }
+    return record, result
 
 
-def record_of(result: Evaluation, classes: tuple[str, ...]) -> dict[str, Any]:
+def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     counts = zip(classes, result.class_examples, result.class_correct, strict=True)
     by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]
-    interval = wilson_interval(result.correct, result.examples)
-    return {**result.summary(), "accuracy_interval": interval, "classes": by_class, "confusion": result.confusion}
+    return {
+        **result.summary(),
+        "accuracy_interval": wilson_interval(result.correct, result.examples),
+        "classes": by_class,
+        "confusion": result.confusion,
+    }
 
 
 def _check(spec: EvaluateSpec, session: Session, found: StateFile) -> None:

@@ -1,18 +1,17 @@
 """The labels job: which labels of a folder of images are contradicted by heads that have not seen these images."""
 
-from typing import Any
-
 import torch
 
 from lockstep.core import sure
 from lockstep.data.dataset import Dataset
 from lockstep.data.scan import SPLITS
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import LabelsSpec
 
 
-def labels(spec: LabelsSpec, ctx: Context) -> dict[str, Any] | None:
+def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     """Judge every image of the folder, of all its splits. Return the record in process 0, None in the others.
 
     Five heads are trained, each without a fifth of the images, and classify these; copies and groups are in one fifth.

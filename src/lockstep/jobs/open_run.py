@@ -1,10 +1,9 @@
 """OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from lockstep import hardware
 from lockstep.core.sure import SHARE
@@ -12,7 +11,7 @@ from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import open_to_write
+from lockstep.files import Record, open_to_write
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result
@@ -41,9 +40,7 @@ class OpenRun:
         listeners: the receivers of the run's events, in process 0.
     """
 
-    def __init__(
-        self, spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any], folder: Folder | None
-    ) -> None:
+    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, facts: Record, folder: Folder | None) -> None:
         """Compare `facts`, on which all processes agree, with the earlier sessions of the `folder`.
 
         Raises: LockstepError if the run was trained on other data.
@@ -60,7 +57,7 @@ class OpenRun:
         ctx.tell("run", str(folder.path))
         self.listeners += self._make_listeners(folder)
 
-    def _warn_of_changes(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+    def _warn_of_changes(self, earlier: Sequence[Record]) -> None:
         """Warn if this session computes differently from the last one of the `earlier` ones."""
         found = compare(earlier[-1], self._facts) if earlier else []
         if changed := texts(found, "source"):
@@ -78,14 +75,19 @@ class OpenRun:
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
-        log = os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8")
-        yield console.Plain(log, every, verbose=True)
+        yield console.Plain(
+            os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8"), every, verbose=True
+        )
         yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
 
-            resumed = self.checkpoint.step if self.checkpoint else None
-            yield TensorBoard(folder.summaries, placement.summary_every, self._session.network, resumed=resumed)
+            yield TensorBoard(
+                folder.summaries,
+                placement.summary_every,
+                self._session.network,
+                resumed=self.checkpoint.step if self.checkpoint else None,
+            )
 
     def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
@@ -93,8 +95,12 @@ class OpenRun:
         details = [*detail_lines(session), *placement_lines(session)]
         if self.folder is None:
             return
-        given = {"processes": session.group.processes, **placement.model_dump(mode="json", include={"data", "init"})}
-        self.folder.begin(step, {**given, **self._facts}, evaluation=due.evaluates(step))
+        facts = {
+            "processes": session.group.processes,
+            **placement.model_dump(mode="json", include={"data", "init"}),
+            **self._facts,
+        }
+        self.folder.begin(step, facts, evaluation=due.evaluates(step))
         log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
         if session.device.type == "cpu" and placement.device == "auto" and (problem := hardware.gpu_problem()):
@@ -133,11 +139,10 @@ class OpenRun:
             return
         self.require_saved()
         again = self._spec.recipe.resuming(self.folder.path)
-        lines = [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
-        log.note(*console.block(lines))
+        log.note(*console.block([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]))
         self._ctx.tell("stopped", True)
 
-    def finish(self, result: Result, log: Log) -> dict[str, Any] | None:
+    def finish(self, result: Result, log: Log) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0."""
         self.require_saved()
         if (folder := self.folder) is None:
@@ -146,8 +151,9 @@ class OpenRun:
             tensors, facts = self._session.model_file()
             if (logits := result.best.logits) is not None:
                 probabilities = logits.double().softmax(1)
-                sure = self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
-                result = replace(result, sure=sure)
+                result = replace(
+                    result, sure=self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
+                )
             record = result.record(log, folder, self._spec.started, self._mixed)
         folder.finish(record, tensors, facts)
         log.note(*console.block(result.lines(record, folder.model)))
@@ -155,7 +161,7 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Mapping[str, Any]) -> Iterator[OpenRun]:
+def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Record) -> Iterator[OpenRun]:
     """Make the run's folder, or lock the existing one, within the context.
 
     Raises: as `OpenRun`; LockstepError if the folder may not be used, or cannot be written.

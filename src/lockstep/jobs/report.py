@@ -1,7 +1,5 @@
 """The report job: an evaluation, and what the classifier says of each image: calibration, mistakes."""
 
-from typing import Any
-
 from torch import Tensor
 
 from lockstep.core.evaluate import predicted
@@ -9,6 +7,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.data.photos import ALL
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, session_of
 from lockstep.jobs.session import Session
@@ -22,7 +21,7 @@ _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
 _BINS = 15  # of the calibration error, of equal width
 
 
-def report(spec: ReportSpec, ctx: Context) -> dict[str, Any] | None:
+def report(spec: ReportSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
 
     The record is that of an evaluation, with "calibration", "sure" and "mistakes".
@@ -67,7 +66,7 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
     return float(distances.abs().sum() / len(correct))
 
 
-def _shown(session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> dict[str, Any]:
+def _shown(session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> Record:
     """Return an image as the page shows it: its name, its label, its two most probable classes, if any, its picture.
 
     "evidence" is the picture with light on what speaks for the most probable class, or None.

@@ -4,13 +4,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluate import Evaluation
 from lockstep.core.unlike import LEAST_IMAGES
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
+from lockstep.files import Record
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
@@ -40,7 +40,7 @@ class Result:
     evaluations: Mapping[str, Evaluation]
     memory: list[int]
     evaluated: Dataset
-    sure: Mapping[str, Any] | None = None
+    sure: Record | None = None
 
     @property
     def best(self) -> Evaluation:
@@ -71,7 +71,7 @@ class Result:
             texts.append(f"no picture is marked as unlike the training images, as these are fewer than {LEAST_IMAGES}")
         return texts
 
-    def record(self, log: Log, run: Run, started: float, mixed: bool) -> dict[str, Any]:
+    def record(self, log: Log, run: Run, started: float, mixed: bool) -> Record:
         """Return the content of result.json.
 
         `started` is the time of the program's start, and `mixed` whether sessions of the `run` computed differently.
@@ -108,7 +108,7 @@ class Result:
             "run": str(run.path),
         }
 
-    def lines(self, record: Mapping[str, Any], model: Path) -> list[Line]:
+    def lines(self, record: Record, model: Path) -> list[Line]:
         """Return the end block of a run whose weights are in the file `model`."""
         recipe, best, run = self.session.recipe, self.best, record["run"]
         others = ""

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 
@@ -10,6 +9,7 @@ from lockstep.core.evaluate import Evaluation
 from lockstep.core.tower import NonFiniteError
 from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError
+from lockstep.files import Record
 from lockstep.hardware import peak_memory_bytes
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
@@ -29,7 +29,7 @@ class StoppedError(Exception):
         self.code = SIGNAL_BASE + signal
 
 
-def train(spec: TrainSpec, ctx: Context) -> dict[str, Any] | None:
+def train(spec: TrainSpec, ctx: Context) -> Record | None:
     """Train the run of `spec`. Return its result in process 0, None in the others.
 
     Raises: LockstepError; after a loss that is not finite, the last good state is saved first. StoppedError after a

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from lockstep.core.loop import Observer
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import VerifySpec
@@ -20,7 +20,7 @@ from lockstep.runs.provenance import compare, texts
 from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_name
 
 
-def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
+def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     """Compute the steps from a checkpoint to the next one, and compare. Return the record in process 0, else None.
 
     Raises: LockstepError if nothing can be compared.
@@ -38,7 +38,7 @@ def verify(spec: VerifySpec, ctx: Context) -> dict[str, Any] | None:
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
     updates = session.updates(Observer(ctx.monitor))
-    compared: list[dict[str, Any]] = []
+    compared: list[Record] = []
     with ctx.progress("replaying steps", end - begin + 1) as advance:
         for _ in chain([None], updates):
             advance(1)
@@ -96,7 +96,7 @@ def _read(path: Path) -> StateFile | None:
     return None
 
 
-def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> dict[str, Any] | None:
+def _machine(run: Run, session: Session, facts: Record, end: int) -> Record | None:
     """Return how this machine differs from the one that computed the steps before `end`, None if that is not recorded.
 
     Raises: LockstepError if the data is not the run's.
@@ -107,11 +107,13 @@ def _machine(run: Run, session: Session, facts: Mapping[str, Any], end: int) -> 
     if not (computed := [entry for entry in sessions if entry["step"] < end]):
         return None
     found = compare(computed[-1], facts)
-    equal = None if "probe" not in computed[-1] else not texts(found, "probe")
-    return {"probe_equal": equal, "changes": [str(one) for one in found if one.kind != "probe"]}
+    return {
+        "probe_equal": None if "probe" not in computed[-1] else not texts(found, "probe"),
+        "changes": [str(one) for one in found if one.kind != "probe"],
+    }
 
 
-def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dict[str, Any]]:
+def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Record]:
     """Yield what is recorded of the state after this step, beside the same of the replayed state of the `session`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
@@ -121,13 +123,17 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[dic
     if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
         yield {"step": step, "what": "checkpoints", **_compared(saved, state.named(), session.facts())}
     if step == result.get("steps"):
-        found = {"recorded": result["weights_sha256"], "replayed": state.weights_sha256()}
-        yield {"step": step, "what": "weights_sha256", **found}
+        yield {
+            "step": step,
+            "what": "weights_sha256",
+            "recorded": result["weights_sha256"],
+            "replayed": state.weights_sha256(),
+        }
         if saved := _read(run.model):
             yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
 
 
-def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Record) -> Record:
     """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the replay."""
     # The source of the user's model may have changed since: `compare` tells that.
     own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}

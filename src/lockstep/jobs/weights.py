@@ -9,7 +9,6 @@ import warnings
 import zipfile
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,18 +35,17 @@ _SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
 
 
-@dataclass(frozen=True)
-class WeightsFile:
+class WeightsFile(NamedTuple):
     """A file of weights."""
 
     path: Path  # the file, absolute
     sha256: str  # of its content, in hex
-    run: Path | None = None  # the folder of the run that the user named, or None if the user named a file
+    run: Path | None  # the folder of the run that the user named, or None if the user named a file
 
 
 def find_weights(path: Path) -> WeightsFile:
     """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises: LockstepError."""
-    file, run = path, None
+    file = path
     if path.is_dir():
         run = Run.open(path)
         found = run.model if run.model.is_file() else run.newest
@@ -57,7 +55,11 @@ def find_weights(path: Path) -> WeightsFile:
             )
         file = found
     try:
-        return WeightsFile(file.absolute(), files.sha256(file), path if run else None)
+        return WeightsFile(
+            path=file.absolute(),
+            sha256=files.sha256(file),
+            run=path if path.is_dir() else None,
+        )
     except OSError as error:
         raise _unreadable(path, error) from None
 

@@ -102,8 +102,9 @@ def _drawn(width: float, height: float, draw: Callable[["Axes"], None]) -> str:
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         figure = Figure(figsize=(width, height))
         draw(figure.add_subplot())
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        figure.savefig(
+            file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = file.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = _SIZE.sub(lambda size: f' style="max-width: {float(size[1]) * 4 / 3:.0f}px"', text, count=1)

@@ -1,10 +1,9 @@
 """The images whose labels are doubtful, as lines and as a page. The record is that of jobs/labels.py."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lockstep.data.decode import decode_image
+from lockstep.files import Record
 from lockstep.pages.page import Picture, Section, address, render
 from lockstep.words import plural
 
@@ -12,13 +11,13 @@ _LINES, _PICTURES = 20, 500  # --json has all
 _PICTURE_PX = 160
 
 
-def lines_of(record: Mapping[str, Any]) -> list[str]:
+def lines_of(record: Record) -> list[str]:
     """Return a line that counts the doubtful labels, and one for each of the most doubtful."""
     lines = [f"  {one['path']}: {', '.join(_both(one))}" for one in record["doubtful"][:_LINES]]
     return [_summary(record, _LINES), *lines]
 
 
-def page(record: Mapping[str, Any]) -> str:
+def page(record: Record) -> str:
     """Return a page with the pictures of the most doubtful labels. Raises: LockstepError if one cannot be read."""
     pictures = []
     for one in record["doubtful"][:_PICTURES]:
@@ -27,13 +26,13 @@ def page(record: Mapping[str, Any]) -> str:
     return render(record["folder"], [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)])
 
 
-def _both(one: Mapping[str, Any]) -> list[str]:
+def _both(one: Record) -> list[str]:
     """Return the label and the class that fits better, with their probabilities."""
     label, better = one["label"], one["better"]
     return [f"labelled {label} ({one['probability']:.1%})", f"rather {better} ({one['probability_of_better']:.1%})"]
 
 
-def _summary(record: Mapping[str, Any], most: int) -> str:
+def _summary(record: Record, most: int) -> str:
     count = len(record["doubtful"])
     text = f"doubtful labels: {count:,} of {plural(record['images'], 'image')}, by classifiers that did not see them"
     return f"{text}; the {most} most doubtful are shown, and --json has all" if count > most else text

@@ -3,12 +3,15 @@
 import base64
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _PIXELATED = 64  # pixels a side up to which a picture is shown enlarged, pixel by pixel
 _DARK = 0.2  # what is left of the light where nothing speaks for a class
@@ -61,15 +64,18 @@ class Headline(NamedTuple):
 
 
 def render(title: str, sections: Sequence[Section], headline: Headline | None = None, notes: Sequence[str] = ()) -> str:
-    """Return the page. `notes` say what it lacks. Texts may hold any characters: they are escaped."""
+    """Return the page. `notes` say what it lacks."""
+    return template("lockstep.pages").render(title=title, headline=headline, notes=notes, sections=sections)
+
+
+def template(package: str) -> "Template":
+    """Return the template of the page of a package. Texts in it may hold any characters: they are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("lockstep.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    return Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    )  # fmt: skip
-    template = environment.get_template("page.html.jinja")
-    return template.render(title=title, headline=headline, notes=notes, sections=sections)
+    ).get_template("page.html.jinja")  # fmt: skip
 
 
 def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray[np.uint8]:

@@ -1,8 +1,6 @@
 """The page of a run. It is made of what its folder states, and of an evaluation."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
@@ -18,7 +16,7 @@ _EVIDENCE = "Beside each image, light shows where it speaks for the class that w
 _NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
 
 
-def page(run: Run, record: Mapping[str, Any] | None = None, lacking: str | None = None) -> str:
+def page(run: Run, record: Record | None = None, lacking: str | None = None) -> str:
     """Return the page of the `run`.
 
     `record` is that of the report job; None if it could not be computed, as `lacking` then says. Raises: LockstepError.
@@ -34,13 +32,14 @@ def page(run: Run, record: Mapping[str, Any] | None = None, lacking: str | None 
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
 
 
-def headline(run: Run, record: Mapping[str, Any] | None) -> Headline:
+def headline(run: Run, record: Record | None) -> Headline:
     """Return the accuracy with its interval, and the facts that identify a run."""
     recipe, result = run.recipe(), run.result()
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
         facts.append(("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"))
-    facts += [("Left out", plural(len(recipe.left_out), "image"))] if recipe.left_out else []
+    if recipe.left_out:
+        facts.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
         facts.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
@@ -64,12 +63,11 @@ def training(run: Run) -> Section:
         if key == "accuracy" and tested:
             lines.append(Line(f"{tested[0]['split']} images", [(row["step"], row["accuracy"]) for row in tested]))
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        svg = figures.curves(lines, key)
-        drawn.append(Figure(svg, f"{key.capitalize()} over steps: {'; '.join(ends)}"))
+        drawn.append(Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}"))
     return Section("Training", figures=drawn)
 
 
-def confusion(record: Mapping[str, Any]) -> Section:
+def confusion(record: Record) -> Section:
     """Return the confusion matrix, and the pairs of classes that are confused most often."""
     names, counts = [one["name"] for one in record["classes"]], record["confusion"]
     pairs = sorted(
@@ -83,11 +81,12 @@ def confusion(record: Mapping[str, Any]) -> Section:
     if lost := record["examples"] - sum(map(sum, counts)):
         texts.append(f"The logits of {plural(lost, 'image')} are not finite, so they have no class and count as wrong.")
     text = f"Confusion matrix: a row for each label, a column for each prediction, {plural(len(names), 'class')}"
-    drawn = Figure(figures.heat_map(counts, names), text)
-    return Section("Confusion", texts or ["No image is misclassified."], [drawn])
+    return Section(
+        "Confusion", texts or ["No image is misclassified."], [Figure(figures.heat_map(counts, names), text)]
+    )
 
 
-def calibration(record: Mapping[str, Any]) -> Section:
+def calibration(record: Record) -> Section:
     """Return the expected calibration error, and how many answers are sure."""
     text = (
         f"Expected calibration error: {record['calibration']:.2%}, the mean distance between the probability of the "
@@ -101,20 +100,25 @@ def calibration(record: Mapping[str, Any]) -> Section:
         correct = f"{right / count:.1%}" if count else "-"
         images = f"{count / record['examples']:.1%} ({count:,})"
         rows.append([f"{share:.0%}", least, images, correct])
-    table = Table(["right, asked for", "from a probability of", f"sure {record['split']} images", "right"], rows)
-    return Section("Calibration", [text, _SURE], table=table)
+    head = ["right, asked for", "from a probability of", f"sure {record['split']} images", "right"]
+    return Section("Calibration", [text, _SURE], table=Table(head, rows))
 
 
-def pictures(record: Mapping[str, Any]) -> list[Section]:
+def pictures(record: Record) -> list[Section]:
     """Return the worst mistakes as pictures, if there are any."""
     if not record["mistakes"]:
         return []
     explained = any(one["evidence"] for one in record["mistakes"])
-    texts = ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE]
-    return [Section("Worst mistakes", texts, pictures=[_picture(one) for one in record["mistakes"]])]
+    return [
+        Section(
+            "Worst mistakes",
+            ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE],
+            pictures=[_picture(one) for one in record["mistakes"]],
+        )
+    ]
 
 
-def _picture(one: Mapping[str, Any]) -> Picture:
+def _picture(one: Record) -> Picture:
     found = one["top"][0][0] if one["top"] else "no class"
     ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
     text = f"{one['name']}, labelled {one['label']}, classified as {found}"
@@ -137,8 +141,13 @@ def provenance(run: Run) -> Section:
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
     texts = [f"The first command trains it again, {same}. The second computes its last steps again and compares them."]
     commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
-    table = Table(["what", "value"], rows)
-    return Section("How it was made", texts, table=table, folded="Recipe, environment and digests", commands=commands)
+    return Section(
+        "How it was made",
+        texts,
+        table=Table(["what", "value"], rows),
+        folded="Recipe, environment and digests",
+        commands=commands,
+    )
 
 
 def _ends(line: Line) -> list[str]:

@@ -9,10 +9,9 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Annotated, Any, Literal
@@ -23,10 +22,10 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import (
+    Record,
     finite,
     flush,
     given,
-    make_folder,
     near,
     open_to_read,
     open_to_write,
@@ -41,9 +40,6 @@ from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
 from lockstep.settings import validated
-
-# The last ones are of the library safetensors.
-_TEMPORARY = re.compile(r"\.[a-z]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 
 _NONE: Tensors = MappingProxyType({})
 
@@ -182,15 +178,13 @@ class Run:
         Raises: LockstepError if recipe.json is damaged.
         """
         recipe = self.recipe()
-        kind = ("evaluation", recipe.evaluated_split, recipe.own_weights)
-        names = ("kind", "split", "weights")
-        return {row["step"]: row for row in self.metrics() if tuple(map(row.get, names)) == kind}
+        kind = {"kind": "evaluation", "split": recipe.evaluated_split, "weights": recipe.own_weights}
+        return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
     def last_loss(self) -> float | None:
         """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
         rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
-        loss: float | None = next((row.get("loss") for row in rows), None)
-        return loss
+        return next((row.get("loss") for row in rows), None)
 
     @property
     def newest(self) -> Path | None:
@@ -203,8 +197,7 @@ class Run:
 
     def sessions(self) -> list[dict[str, Any]]:
         """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
-        sessions: list[dict[str, Any]] = self.read("environment.json", _Session, each=True) or []
-        return sessions
+        return list(self.read("environment.json", _Session, each=True) or ())
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.
@@ -217,7 +210,7 @@ class Run:
 
     def result(self) -> dict[str, Any] | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
-        result: dict[str, Any] | None = self.read("result.json", _Result)
+        result: Record | None = self.read("result.json", _Result)
         return result
 
     def read(self, name: str, entries: type[Entries] = Entries, each: bool = False) -> Any:
@@ -225,18 +218,18 @@ class Run:
 
         Raises: LockstepError, also if an object does not have the `entries`.
         """
-        if not (self.path / name).is_file():
+        path = self.path / name
+        if not path.is_file():
             return None
         try:
-            value = read_json(self.path / name)
+            value = read_json(path)
             if each and not isinstance(value, list):
                 raise ValueError("it is not a list")
             for one in value if each else [value]:
                 entries.check(one)
             return value
         except (OSError, ValueError) as error:
-            remedy = ("restore it",) if name == "recipe.json" else ()
-            raise unreadable(self.path / name, error, *remedy) from None
+            raise unreadable(path, error) from None
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid one.
@@ -297,7 +290,7 @@ class Folder(Run):
     def __init__(self, path: Path, placement: Placement = Placement()) -> None:  # noqa: B008  a frozen constant
         super().__init__(path)
         self.checkpoint: StateFile | None = None
-        self.earlier: list[dict[str, Any]] = []
+        self.earlier: list[Record] = []
         self.saver = saver.Saver(
             self.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.require_lock
         )
@@ -338,7 +331,6 @@ class Folder(Run):
             if is_begun(path):  # Another program trained here since the last check.
                 raise _exists(path)
             folder.write("recipe.json", recipe.model_dump(mode="json"))
-            folder.checkpoints.mkdir()
             statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
         return folder
 
@@ -351,7 +343,6 @@ class Folder(Run):
         Run.open(path)
         folder = Folder(path, placement)
         with folder._locked():
-            make_folder(folder.checkpoints)  # which may have been deleted
             statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
             folder.checkpoint = statefile.latest(folder.checkpoints)
             if folder.checkpoint is None:
@@ -378,8 +369,9 @@ class Folder(Run):
         except BaseException as error:
             self.close()
             if isinstance(error, BlockingIOError):
-                message = f"another program is training in {self.path}: wait for it to end"
-                raise LockstepError(message, ENVIRONMENT) from None
+                raise LockstepError(
+                    f"another program is training in {self.path}: wait for it to end", ENVIRONMENT
+                ) from None
             if isinstance(error, OSError):
                 raise folder_error(self.path, error) from None
             raise
@@ -400,14 +392,14 @@ class Folder(Run):
         """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
         replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
-    def begin(self, step: int, session: Mapping[str, Any], evaluation: bool) -> None:
+    def begin(self, step: int, session: Record, evaluation: bool) -> None:
         """Record the `session` that continues after `step` updates, and delete what it will repeat.
 
         That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step` updates if it is due.
         Damaged lines, as the last one of a killed run, go too.
         """
         saver.clear_ahead(self.checkpoints, step)
-        remove_abandoned(path for path in self.path.iterdir() if _TEMPORARY.fullmatch(path.name))
+        remove_abandoned(self.path)
         if lines := read_lines(self.metrics_path):
             rows = [*map(_row, lines)]
             if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:
@@ -420,7 +412,7 @@ class Folder(Run):
             replace(self.metrics_path, b"".join(kept))
         self.write("environment.json", [*self.earlier, {"step": step, **session}])
 
-    def finish(self, result: Mapping[str, Any], tensors: Tensors, facts: Mapping[str, Any]) -> None:
+    def finish(self, result: Record, tensors: Tensors, facts: Record) -> None:
         """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
         self.require_lock()
         statefile.write(self.model, statefile.copied(tensors), facts)
@@ -433,10 +425,10 @@ class Folder(Run):
             self._lock.close()
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> Record | None:
     """Return a line of metrics.jsonl as a row, or None if the line is damaged."""
     try:
-        row: dict[str, Any] = parse_json(line)
+        row: Record = parse_json(line)
         _ROWS[row["kind"]].check(row)
         return row
     except (ValueError, KeyError, TypeError):

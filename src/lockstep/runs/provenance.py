@@ -20,7 +20,7 @@ import torch
 from lockstep import hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
-from lockstep.files import sha256
+from lockstep.files import Record, sha256
 from lockstep.settings import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
@@ -67,8 +67,9 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
         both = before.keys() & after.keys()
         # If all files that both have are equal, so are their imports: one process has only imported more of the folder.
         if not both or any(before[name] != after[name] for name in both):
-            names = sorted({*before, *after})
-            found = [Difference("source", name, before.get(name), after.get(name)) for name in names]
+            found = [
+                Difference("source", name, before.get(name), after.get(name)) for name in sorted({*before, *after})
+            ]
     old, new = (dotted({name: entry[name] for name in common}) for entry in (recorded, now))
     for name in {**new, **old}:
         if name.startswith("environment.") or (name in old and name in new):
@@ -83,7 +84,7 @@ def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
     return [str(difference) for difference in differences if difference.kind in kinds]
 
 
-def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> dict[str, Any]:
+def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> Record:
     """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal.
 
     `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
@@ -109,8 +110,12 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
 def versions() -> dict[str, str]:
     """Return the versions of the code that trains, and the SHA-256 of Lockstep's own."""
     imported = {name: str(sys.modules[name].__version__) for name in _OF_MODELS if name in sys.modules}
-    installed = {name: version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), **installed, **imported, "lockstep_sha256": code_sha256(_PACKAGE)}
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        **imported,
+        "lockstep_sha256": code_sha256(_PACKAGE),
+    }
 
 
 def releases() -> dict[str, str]:
@@ -166,7 +171,7 @@ def _is_installed(file: Path) -> bool:
     return file.is_relative_to(_PACKAGE) or bool(_INSTALLED.search(f"{file}"))
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
+def _gpu(device: torch.device) -> Record:
     """Return architecture and libraries of a CUDA device."""
     try:
         driver: str | None = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]

@@ -3,15 +3,13 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import make_folder, no_room, remove_abandoned
+from lockstep.files import Fence, Record, make_folder, no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import SUFFIX, DamagedError, Tensors, checkpoints_in, file_name
+from lockstep.runs.statefile import DamagedError, Tensors, checkpoints_in, file_name
 
 
 class Saver:
@@ -23,9 +21,9 @@ class Saver:
     raises a LockstepError if another program has taken over the run.
     """
 
-    def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Fence = lambda: None) -> None:
         self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
-        self._verified: set[Path] = set()
+        self._verified = set[Path]()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._state_time = time.monotonic()  # when the state in the newest checkpoint was current
@@ -47,9 +45,7 @@ class Saver:
         # The next chance comes a step later, which may take longer than this one, and the write takes time too.
         return time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s >= self._every_s
 
-    def save(
-        self, tensors: Tensors, facts: Mapping[str, Any], update_lock: threading.Lock, best: int | None = None
-    ) -> None:
+    def save(self, tensors: Tensors, facts: Record, update_lock: threading.Lock, best: int | None = None) -> None:
         """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best` updates is kept.
 
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
@@ -74,7 +70,7 @@ class Saver:
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
 
-    def _write(self, tensors: Tensors, facts: Mapping[str, Any], best: int | None) -> None:
+    def _write(self, tensors: Tensors, facts: Record, best: int | None) -> None:
         """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and try once more."""
         try:
             path = save(self._folder, tensors, facts, self._fence)
@@ -107,7 +103,7 @@ class Saver:
         return None
 
 
-def save(folder: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> Path:
+def save(folder: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> Path:
     """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
 
     The tensors are as `statefile.copied` returns them.
@@ -125,8 +121,7 @@ def clear_ahead(folder: Path, step: int) -> None:
     for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
-    for pattern in (f".*{SUFFIX}-*", ".tmp??????"):  # The second is that of the library safetensors.
-        remove_abandoned(folder.glob(pattern))
+    remove_abandoned(folder)
 
 
 def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> None:

@@ -15,15 +15,15 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import open_to_read, parse_json, replace, require_permission
+from lockstep.files import Fence, Record, make_folder, open_to_read, parse_json, replace, require_permission
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -90,14 +90,13 @@ class StateFile:
     """A state file that was read and verified."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: Record
     tensors: "dict[str, Tensor]"
 
     @property
     def step(self) -> int:
         """Return the number of updates of a checkpoint."""
-        step: int = self.facts["step"]
-        return step
+        return int(self.facts["step"])
 
 
 def step_of(path: Path) -> int | None:
@@ -124,7 +123,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path) -> Record:
     """Return the facts in a state file. Only `read` verifies them.
 
     Raises: as `read`.
@@ -136,7 +135,7 @@ def facts_of(path: Path) -> dict[str, Any]:
         raise _damaged(path, error) from None
 
 
-def facts_if_valid(path: Path) -> dict[str, Any]:
+def facts_if_valid(path: Path) -> Record:
     """Return the facts in a state file; {} if it is damaged or does not exist. Raises: LockstepError, as `read`."""
     try:
         return facts_of(path)
@@ -178,11 +177,12 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
         raise DamagedError(f"{error}, so {path.name} has no layers before its head: copy both") from None
 
 
-def keep_frozen(folder: Path, tensors: Tensors, fence: Callable[[], None]) -> None:
-    """Write the frozen `tensors` of all checkpoints in `folder`, if there are any. Raises: as `write`.
+def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
+    """Make the `folder` of checkpoints, and write the frozen `tensors` of all, if there are any. Raises: as `write`.
 
     A valid file stays if there are checkpoints, which need its bits.
     """
+    make_folder(folder)
     path = folder / _FROZEN_FILE
     with contextlib.suppress(DamagedError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
@@ -197,7 +197,7 @@ def latest(folder: Path) -> StateFile | None:
     a newer one exists, so the search starts again.
     Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read the newest.
     """
-    damaged: set[Path] = set()
+    damaged = set[Path]()
     while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
         try:
             return read(paths[-1])
@@ -211,7 +211,7 @@ def latest(folder: Path) -> StateFile | None:
     return None
 
 
-def _stated(file: IO[bytes]) -> dict[str, Any] | None:
+def _stated(file: IO[bytes]) -> Record | None:
     """Return the facts in a safetensors file, not verified; None if another program wrote the file.
 
     The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
@@ -227,7 +227,7 @@ def _stated(file: IO[bytes]) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def _checked(path: Path, facts: dict[str, Any] | None) -> dict[str, Any]:
+def _checked(path: Path, facts: Record | None) -> Record:
     """Return `facts`. Raises: ValueError if they have other types, or are of another step than the file's name."""
     if facts is None:
         raise ValueError("it has no facts of Lockstep")
@@ -254,7 +254,7 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def write(path: Path, tensors: Tensors, facts: Mapping[str, Any], fence: Callable[[], None] = lambda: None) -> None:
+def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> None:
     """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the disk, or not at all.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
@@ -283,11 +283,12 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
     """Return copies on the CPU, without gaps, each in memory of its own: safetensors writes no other tensors."""
     from torch import contiguous_format
 
-    form: dict[str, Any] = {"copy": True, "memory_format": contiguous_format}
-    return {name: tensor.detach().to("cpu", **form) for name, tensor in tensors.items()}
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=contiguous_format) for name, tensor in tensors.items()
+    }
 
 
-def contents_sha256(facts: Mapping[str, Any], tensors: Tensors) -> str:
+def contents_sha256(facts: Record, tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
     import torch
 
