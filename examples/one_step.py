@@ -57,12 +57,10 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     for step in range(course.steps):
         plan = course.plan(step)
         for number in reduction.owned:
-            # A tower's vector: gradients, changes of buffers, loss.
-            vector = tower(state, dataset.shard(plan, number), step)
+            vector = tower(state, dataset.shard(plan, number), step)  # gradients, changes of buffers, loss
             reduction.add(vector)
         total = reduction.total()  # the same bits in every process, on any number of processes
         gradients, buffer_changes, metrics = tower.layout.unpack(total)
-        # One update of the weights, and of their moving averages.
         state.apply(gradients / recipe.batch, buffer_changes / recipe.towers, course.learning_rate(step))
         if process == 0 and step % 100 == 0:
             print(f"step {step}: loss {metrics.cross_entropy / recipe.batch:.3f}", flush=True)
