@@ -135,11 +135,11 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Return the sum of `x` [b, n] over n, as [b, 1], added in pairs in a fixed order."""
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        added = x[:, :half] + x[:, half : 2 * half]
-        x = torch.cat((added, x[:, 2 * half :]), 1)
+    """Return the sum of `x` [..., n] over n, as [..., 1], added in pairs in a fixed order."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        added = x[..., :half] + x[..., half : 2 * half]
+        x = torch.cat((added, x[..., 2 * half :]), -1)
     return x
 
 

@@ -104,15 +104,13 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
     wide = x.movedim(dim, -1).double()
     shifted = wide - wide.amax(-1, keepdim=True)
-    flat = elementary.exp(shifted).reshape(-1, wide.shape[-1])
-    return shifted, elementary.tree_sum(flat).view(*wide.shape[:-1], 1)
+    return shifted, elementary.tree_sum(elementary.exp(shifted))
 
 
 def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
     wide = gradient.movedim(dim, -1).double()
-    sums = elementary.tree_sum(wide.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
-    result = wide - elementary.exp(output.movedim(dim, -1).double()) * sums
+    result = wide - elementary.exp(output.movedim(dim, -1).double()) * elementary.tree_sum(wide)
     return result.to(dtype).movedim(-1, dim)
 
 
@@ -120,8 +118,7 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     """Return the gradient of the argument of `softmax`, whose result is `output`."""
     wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
     product = wide * y
-    sums = elementary.tree_sum(product.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
-    return (product - y * sums).to(dtype).movedim(-1, dim)
+    return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
 def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
