@@ -182,8 +182,7 @@ def _dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
 
 def _sorted(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, Tensor]:
     """Return `x` sorted, and the places. Equal values keep their order, which torch promises only if asked."""
-    values, places = torch.sort(x, dim=dim, descending=descending, stable=True)
-    return values, places
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -191,16 +190,6 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         raise NotImplementedError
     values, places = _sorted(x, dim, largest)
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
-
-
-def _cudnn_batch_norm_backward(
-    x: Tensor, gradient: Tensor, weight: Tensor, mean: Tensor | None, variance: Tensor | None,
-    batch_mean: Tensor | None, inverse: Tensor | None, epsilon: float, reserve: Tensor,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    all_needed = [True] * 3
-    return layers.batch_norm_backward(
-        gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, all_needed
-    )
 
 
 def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
@@ -244,10 +233,7 @@ def _resizing(old: int, new: int) -> Tensor:
     centres = (torch.arange(new).double() + 0.5) * step
     distance = (torch.arange(old).double() + 0.5 - centres[:, None]).abs() / reach
     weights = (1.0 - distance).clamp_min(0.0)
-    sums = torch.zeros(new, 1, dtype=torch.float64)
-    for column in range(old):
-        sums = sums + weights[:, column : column + 1]
-    return (weights / sums).float()
+    return (weights / sum(torch.split(weights, 1, 1))).float()  # The order in which these are added is fixed.
 
 
 PORTABLE: dict[str, Callable[..., Any]] = {
@@ -267,7 +253,11 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "native_batch_norm": layers.batch_norm, "native_batch_norm_backward": layers.batch_norm_backward,
     "cudnn_batch_norm": lambda x, *args: (*layers.batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)),
-    "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+    "cudnn_batch_norm_backward": lambda x, gradient, weight, mean, variance, batch_mean, inverse, epsilon, reserve: (
+        layers.batch_norm_backward(
+            gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, [True] * 3
+        )
+    ),
     "_softmax": layers.softmax, "_softmax_backward_data": layers.softmax_backward,
     "_log_softmax": layers.log_softmax, "_log_softmax_backward_data": layers.log_softmax_backward,
     "nll_loss_forward": layers.nll_loss,
