@@ -124,7 +124,7 @@ def _sliced(x: Tensor) -> Slices | None:
     exponent = exponent_of(values, SLICED_BITS)
     if exponent is None:
         return None
-    parts = torch.empty((2, *values.shape), dtype=torch.uint8, device=x.device)
+    parts = x.new_empty((2, *values.shape), dtype=torch.uint8)
     chunks = in_chunks((values.reshape(-1), parts[0].view(-1), parts[1].view(-1)), _CHUNK)
     for part, high, low in chunks:
         # The sum is rounded once: the low 14 bits are the two slices.
@@ -142,7 +142,7 @@ def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
 
 def _added(number: float, x: Tensor, scale: float | Tensor) -> Tensor:
     """Return `number` + float32 `x` * `scale`, a power of two."""
-    rounder = torch.full((), number, dtype=torch.float32, device=x.device)
+    rounder = x.new_full((), number)
     # The product is exact, so it makes no difference whether a device rounds it before the addition.
     if isinstance(scale, Tensor):
         return torch.addcmul(rounder, x, scale.float())

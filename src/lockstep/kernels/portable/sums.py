@@ -55,7 +55,7 @@ def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
     a, n, c = x.shape
     assert n <= _MOST, f"a sum of {n} elements"
     if not x.numel():
-        return torch.zeros(a, c, dtype=torch.float64, device=x.device)
+        return x.new_zeros(a, c, dtype=torch.float64)
     if largest is None:
         largest = torch.maximum(x.amax(1), -x.amin(1))
     up, down = scales_for(largest, _BITS)
