@@ -29,7 +29,7 @@ def divided(x: Tensor, divisor: Any) -> Tensor:
 def on_device(number: Any, x: Tensor) -> Tensor:
     """Return `number` as a tensor [] beside `x`, in the dtype that the quotient of both has."""
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    return torch.full((), float(number), dtype=dtype, device=x.device)
+    return x.new_full((), float(number), dtype=dtype)
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest component of each eigenvector is positive. Source: Golub and Van Loan, section 8.5.
     """
-    a = matrix.detach().double().cpu().numpy().copy()
+    a = matrix.double().numpy(force=True)
     a = (a + a.T) / 2.0
     n = len(a)
     vectors = np.eye(n)

@@ -126,8 +126,9 @@ def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, i
     if x.ndim != 2:
         raise NotImplementedError
     counted = labels != ignored
-    weights = counted.to(x.dtype) if weight is None else weight[labels.where(counted, 0)] * counted
-    losses = -x.gather(1, labels.where(counted, 0)[:, None])[:, 0] * weights
+    known = labels.where(counted, 0)
+    weights = counted.to(x.dtype) if weight is None else weight[known] * counted
+    losses = -x.gather(1, known[:, None])[:, 0] * weights
     if reduction == 0:
         return losses, x.new_zeros(())
     weight_sum, loss = counted.sum().double() if weight is None else total(weights), total(losses)
@@ -246,4 +247,4 @@ def _unrows(rows: Tensor, x: Tensor) -> Tensor:
 
 def _inverse_root(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x) of float64 `x` as float32."""
-    return (1.0 / elementary.sqrt(x.float())).float()
+    return 1.0 / elementary.sqrt(x.float())
