@@ -121,15 +121,15 @@ def connect(
     with _lost_peers_reported():
         store.set_timeout(timedelta(seconds=limit_s))  # A store's own patience is shorter than that of the group.
         devices = _devices(process, processes, device, store)
-        first = {name: number for number, name in reversed([*enumerate(devices)])}
         for number, name in enumerate(devices):
-            if name and first[name] != number and not shares_gpu:
+            first = devices.index(name)
+            if name and first != number and not shares_gpu:
                 raise LockstepError(
-                    f"processes {first[name]} and {number} have one GPU: start one process for each GPU, or give "
+                    f"processes {first} and {number} have one GPU: start one process for each GPU, or give "
                     f"{option('device', 'cuda:0,0')} for two processes on GPU 0",
                     ENVIRONMENT,
                 )
-        own_gpus = len(first) == processes and "" not in first and dist.is_nccl_available()
+        own_gpus = len({*devices}) == processes and "" not in devices and dist.is_nccl_available()
         backend, gpu = ("nccl", device) if own_gpus else ("gloo", None)
         dist.init_process_group(
             backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
