@@ -135,8 +135,7 @@ def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor |
             return unmoved, one_view
         if "unsure" not in views:
             return (unmoved + _moved(network, images)) / 2, one_view
-        every = torch.ones(len(images), dtype=torch.bool, device=images.device)
-        chosen = _unsure(unmoved, every if counted is None else counted)
+        chosen = _unsure(unmoved, counted)
         logits = (unmoved[chosen] + _moved(network, images[chosen])) / 2
         return unmoved.index_copy(0, chosen, logits), one_view
 
@@ -155,11 +154,13 @@ def predicted(logits: Tensor, classes: int) -> Tensor:
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
-def _unsure(logits: Tensor, counted: Tensor) -> Tensor:
+def _unsure(logits: Tensor, counted: Tensor | None) -> Tensor:
     """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b // 4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """
     first, second = logits.softmax(1).topk(2).values.unbind(1)
-    margins = (first - second).masked_fill(~counted, torch.inf)
+    margins = first - second
+    if counted is not None:
+        margins.masked_fill_(~counted, torch.inf)
     return margins.argsort(stable=True)[: max(1, len(logits) // 4)]
