@@ -72,7 +72,6 @@ class Prefix:
         freeze(self._network.parameters.values())
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
-        self._height, self._width, self._channels = shape[1], shape[2], shape[0]
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
 
@@ -170,8 +169,9 @@ class Prefix:
 
     def _noise(self) -> Tensor:
         """Return an image without meaning, uint8 [1, H, W, C], the same on every machine."""
-        numbers = torch.arange(self._height * self._width * self._channels)
-        return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, self._height, self._width, self._channels)
+        channels, height, width = self._network.shape
+        numbers = torch.arange(height * width * channels)
+        return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, height, width, channels)
 
 
 class _LastPlaces(torch.fx.Interpreter):

@@ -29,7 +29,7 @@ def cover(towers: int, owned: Collection[int]) -> list[Node]:
             yield from inside(low, middle(low, high))
             yield from inside(middle(low, high), high)
 
-    return list(inside(0, towers)) if owned else []
+    return list(inside(0, towers))
 
 
 def owned(towers: int, processes: int, process: int) -> range:
