@@ -111,7 +111,8 @@ class Monitor(HeartbeatFile):
 
         A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may take any time.
         """
-        self._step = self._step if step is None else step
+        if step is not None:
+            self._step = step
         return self._entered(None if self._part is None else part, endless=part == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:

@@ -82,8 +82,7 @@ class _Block(nn.Module):
         if self._expands:
             x = functional.relu6(self._bn0(self._expand_conv(x)), inplace=True)
         x = functional.relu6(self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True)
-        x = self._project_conv(x)
-        x = self._bn2(x)
+        x = self._bn2(self._project_conv(x))
         return images + x if self._residual else x
 
 
