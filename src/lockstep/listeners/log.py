@@ -54,9 +54,9 @@ class Log(Observer):
             listener.begin(step)
 
     def step(
-        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, *, skipped: bool
+        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, non_finite: list[int]
     ) -> None:
-        """Report `step` before its update with the mean `gradients`.
+        """Report `step` before its update with the mean `gradients`. It is skipped if towers are `non_finite`.
 
         Metrics are read from the device only if a listener is due. The running averages stay on it, so that a step that
         no listener wants waits for nothing.
@@ -69,9 +69,8 @@ class Log(Observer):
         terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
         if self._running is None:
             self._running = torch.zeros_like(terms)
-        if skipped:
-            towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
-            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
+        if non_finite:
+            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite[:1])}"
             self.note(f"step {step}: skipped, {scale}")
         else:
             self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
@@ -102,7 +101,7 @@ class Log(Observer):
             "memory_bytes": memory_bytes(self._device),
             "gpus": self.gpus.read(now.seconds),
             "loss_scale": state.loss_scale if recipe.precision == "float16" else None,
-            "skipped": skipped,
+            "skipped": bool(non_finite),
         }
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for listener in due:
