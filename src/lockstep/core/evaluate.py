@@ -1,6 +1,5 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
+from lockstep.files import finite
 from lockstep.kernels.portable import arithmetic
 
 Forward = Callable[[Tensor], Tensor]  # a network: from its input to logits
@@ -49,8 +49,12 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite is None."""
-        loss = self.loss if math.isfinite(self.loss) else None
-        facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": loss}
+        facts = {
+            "accuracy": self.accuracy,
+            "examples": self.examples,
+            "correct": self.correct,
+            "loss": finite(self.loss),
+        }
         if self.correct_one_view is not None:
             facts["accuracy_one_view"] = self.correct_one_view / self.examples
         return facts
@@ -100,10 +104,10 @@ def evaluate(
         counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
-    every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
+    every_loss, count = group.gather(losses).cpu(), group.gather(counts).sum(0).cpu()
     progress(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
-    table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
+    table, one_view_correct = count[:classes], int(count[classes, 0])
     confusion = table[:, :classes]
     return Evaluation(
         len(dataset),
