@@ -7,7 +7,6 @@ dataset of features in place of images.
 
 import copy
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -154,14 +153,12 @@ class Prefix:
         parts = [owned(len(images), group.processes, process) for process in range(group.processes)]
         own = parts[group.process]
         block = torch.zeros(max(map(len, parts)), *self.shape, dtype=torch.uint8)
-        shown = progress(f"computing the features of {len(images):,} images", len(own)) if group.process == 0 else None
         pool = numerics.pool(threads, "features")
         try:
-            with shown or nullcontext() as advance:
+            with progress(f"computing the features of {len(images):,} images", len(own)) as advance:
                 for row, features in enumerate(pool.map(lambda i: self(images.pixels(slice(i, i + 1))), own)):
                     block[row] = features[0]
-                    if advance:
-                        advance(1)
+                    advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
         everyone = group.gather(block.to(images.labels.device)).cpu()
