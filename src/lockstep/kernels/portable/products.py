@@ -67,13 +67,13 @@ def convolution_backward(
     grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] and filters else None
     upstream = upstream.signed()
     grad_weight = None
-    if needed[1] and images and x.is_cuda and at.groups == len(weight) == x.shape[1]:
-        signed = images.signed().parts
-        grad_weight = _depthwise_gradient(upstream.parts, signed, weight.shape[2:], at, _power(upstream, images))
-    elif needed[1] and images:
-        pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
-        power = _power(upstream, images)
-        grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
+    if needed[1] and images:
+        seen, power = images.signed().parts, _power(upstream, images)
+        if x.is_cuda and at.groups == len(weight) == x.shape[1]:
+            grad_weight = _depthwise_gradient(upstream.parts, seen, weight.shape[2:], at, power)
+        else:
+            pairs = zip(upstream.parts.chunk(at.groups, 2), seen.chunk(at.groups, 2), strict=True)
+            grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
