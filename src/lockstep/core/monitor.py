@@ -61,7 +61,7 @@ class HeartbeatFile:
     @property
     def beat(self) -> Beat:
         """The heartbeat as it is now."""
-        return Beat(*_FORMAT.unpack(bytes(self._bytes[: _FORMAT.size])))
+        return Beat(*_FORMAT.unpack_from(self._bytes))
 
 
 class Mark(NamedTuple):

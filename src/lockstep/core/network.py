@@ -15,7 +15,6 @@ from lockstep.errors import LockstepError, unknown
 Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
 class Network:
@@ -41,7 +40,7 @@ class Network:
         self.module = module.to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
-            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):
+            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, nn.modules.conv._ConvNd):
                 part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
                 part.register_forward_hook(lambda _, inputs, output: output.half())
             elif not isinstance(part, _NORMS):

@@ -17,7 +17,7 @@ from lockstep.kernels.portable.integers import memory_order
 
 _LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # of the natural logarithm of 2
 _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ in its last bit.
-_TABLE_REACH, _TABLE_STEPS = 16, 1 << 10  # Tables cover [-16, 16) in steps of 2**-10.
+_TABLE_SIZE, _TABLE_STEPS = 1 << 14, 1 << 10  # Tables have so many values on each side of 0, and so many for 1.
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 
@@ -127,8 +127,7 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
     It is 0 below.
     """
-    size = _TABLE_REACH * _TABLE_STEPS
-    index = (x * _TABLE_STEPS).clamp_(-size, size - 1).round_().nan_to_num_().add_(size).int()
+    index = (x * _TABLE_STEPS).clamp_(-_TABLE_SIZE, _TABLE_SIZE - 1).round_().nan_to_num_().add_(_TABLE_SIZE).int()
     values = _table(function, x.device).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
     values = values.view([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
     return values.masked_fill(x.isnan(), torch.nan)
@@ -179,8 +178,7 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 
 @cache
 def _table(function: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    size = _TABLE_REACH * _TABLE_STEPS
-    table = function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
+    table = function(torch.arange(-_TABLE_SIZE, _TABLE_SIZE).double() / _TABLE_STEPS).float()
     # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by numbers of any size.
     table[0], table[-1] = 0.0, table[-1].round()
     return table.to(device)
