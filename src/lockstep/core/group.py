@@ -79,9 +79,8 @@ class Group:
         if first:
             self.gather(torch.zeros(1))
 
-    def broadcast(self, data: bytes | None) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """Return process 0's `data` in every process."""
-        assert data is not None
         return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
@@ -228,9 +227,9 @@ class Processes(Group):
             _all_gather(out.view(-1), table.view(-1), group=self._backend)
         return out
 
-    def broadcast(self, data: bytes | None) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """Return process 0's `data` in every process."""
-        length = torch.tensor([len(data or b"")], device=self._device)
+        length = torch.tensor([len(data)], device=self._device)
         self.send_from_first(length)
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
         if data and self.process == 0:
