@@ -111,8 +111,7 @@ class Whitening(nn.Module):
 
         They are the principal directions of all patches with the greatest deviation, each divided by the deviation.
         """
-        channels, patch_px = self.whitening.shape[1:3]
-        patches = functional.unfold(images, patch_px).transpose(1, 2).reshape(-1, channels * patch_px**2)
+        patches = functional.unfold(images, self.whitening.shape[-1]).transpose(1, 2).flatten(0, 1)
         variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))  # the greatest one is last
         filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
         filters = filters[-(len(self.whitening) // 2) :]

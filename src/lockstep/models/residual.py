@@ -1,6 +1,7 @@
 """A residual network for images of any content and size, in plain torch: the network of the recipe `folder`."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -22,9 +23,7 @@ class Residual(Whitening):
         super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
         self.activation = nn.SiLU()
-        self.stages = nn.ModuleList(
-            _Stage(before, width) for before, width in zip([len(self.whitening), *widths], widths, strict=False)
-        )
+        self.stages = nn.ModuleList(_Stage(before, width) for before, width in pairwise([len(self.whitening), *widths]))
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         nn.init.normal_(self.logits.weight)
 
