@@ -44,8 +44,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits [b, classes] of features [b, D, 1, views]."""
-        logits: Tensor = self.get_submodule(self._name)(features[:, :, 0, 0])
-        return logits
+        return self.get_submodule(self._name)(features[:, :, 0, 0])  # type: ignore[no-any-return]
 
 
 class Prefix:

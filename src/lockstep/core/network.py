@@ -77,8 +77,7 @@ class Network:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
-        logits: Tensor = self.module(images.to(self.dtype)).float()
-        return logits
+        return self.module(images.to(self.dtype)).float()  # type: ignore[no-any-return]
 
     def gradients(self, loss: Tensor, each: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
         """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.

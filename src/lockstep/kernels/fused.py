@@ -192,10 +192,9 @@ class _PoolRelu(_Epilogue):
         like = _empty(gradient, shape)
         size, stride = ([n, n] for n in self._pool)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        return torch.ops.aten.max_pool2d_with_indices_backward(  # type: ignore[no-any-return]
             gradient, like, size, stride, [0, 0], [1, 1], True, saved[0]
         )
-        return result
 
 
 class _Convolution:
@@ -263,12 +262,9 @@ class _Convolution:
             gradient, padded, self._weight, [len(self._weight)] if has_bias else None, [1, 1], self._equal, [1, 1],
             False, [0, 0], 1, [needs_input_grad, True, has_bias],
         )  # fmt: skip
-        cropped = (
-            functional.pad(grad_padded, [-n for n in self._rest])
-            if needs_input_grad and any(self._rest)
-            else grad_padded
-        )
-        return cropped, [grad_weight, grad_bias] if has_bias else [grad_weight]
+        if needs_input_grad and any(self._rest):
+            grad_padded = functional.pad(grad_padded, [-n for n in self._rest])
+        return grad_padded, [grad_weight, grad_bias] if has_bias else [grad_weight]
 
 
 def _empty(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -92,5 +92,4 @@ class _Linear(torch.autograd.Function):
 
 def _onednn(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
     """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed by oneDNN."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")
-    return product
+    return torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")  # type: ignore[no-any-return]

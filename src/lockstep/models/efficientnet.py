@@ -55,8 +55,7 @@ class _EfficientNet(nn.Module):
         for block in self._blocks:
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
-        logits: Tensor = self._fc(self._dropout(x.mean((2, 3))))
-        return logits
+        return self._fc(self._dropout(x.mean((2, 3))))  # type: ignore[no-any-return]
 
 
 class _Block(nn.Module):
