@@ -95,8 +95,7 @@ def gaussian(x: Tensor) -> Tensor:
     for n in range(1, _SERIES):
         term = divided(term * square, 2 * n + 1.0)
         total = total + term
-    half = total * density(x)
-    return 0.5 + torch.copysign(half, x)
+    return 0.5 + torch.copysign(total * density(x), x)
 
 
 def density(x: Tensor) -> Tensor:

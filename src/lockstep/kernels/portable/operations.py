@@ -112,23 +112,22 @@ def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, 
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
         return torch.sum(x, list(dim or []), keepdim, dtype=dtype)
-    return total(x, dim or [], keepdim=keepdim).to(x.dtype)
+    return total(x, dim, keepdim=keepdim).to(x.dtype)
 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    sums = total(x, dim or [], keepdim=keepdim)
+    sums = total(x, dim, keepdim=keepdim)
     return elementary.divided(sums, x.numel() // max(1, sums.numel())).to(dtype or x.dtype)
 
 
 def _variance(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    dims = dim or []
-    sums = total(x, dims, keepdim=True)
+    sums = total(x, dim, keepdim=True)
     count = x.numel() // max(1, sums.numel())
     centred = x - elementary.divided(sums, count).to(x.dtype)
     divisor = max(0.0, count - (1 if correction is None else correction))
-    return elementary.divided(total(centred * centred, dims, keepdim=keepdim), divisor).to(x.dtype)
+    return elementary.divided(total(centred * centred, dim, keepdim=keepdim), divisor).to(x.dtype)
 
 
 def _vector_norm(
@@ -137,7 +136,7 @@ def _vector_norm(
     if order != 2:
         raise NotImplementedError
     wide = x.float()
-    return elementary.sqrt(total(wide * wide, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
+    return elementary.sqrt(total(wide * wide, dim, keepdim=keepdim).float()).to(dtype or x.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     outputs, _, *sides = weight.parts.shape[1:]
     seen = weight.parts[0, 0].numel()
     is_long = seen > MOST_CONVOLUTION_TERMS
-    is_depthwise = at.groups == outputs == x.parts.shape[2] and not is_long
+    is_depthwise = at.groups == outputs == x.parts.shape[2] and not is_long  # and so one convolution
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
     if at.groups > 1 and not is_depthwise:
         # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
@@ -181,12 +181,12 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
         part, channel, image, row, column = padded.stride()
         shape = 2, *sides, channels, batch, *size
         strides = part, row_step * row, column_step * column, channel, image, down * row, right * column
-        return padded.as_strided(shape, strides).reshape(2, sides[0] * sides[1] * channels, -1).mT
+        return padded.as_strided(shape, strides).flatten(4).flatten(1, 3).mT
     padded = functional.pad(parts.permute(0, 1, 3, 4, 2), [0, 0, *padding]).contiguous()
     part, image, row, column, channel = padded.stride()
     shape = 2, batch, *size, *sides, channels
     strides = part, image, down * row, right * column, row_step * row, column_step * column, channel
-    return padded.as_strided(shape, strides).reshape(2, -1, sides[0] * sides[1] * channels)
+    return padded.as_strided(shape, strides).flatten(4).flatten(1, 3)
 
 
 def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Geometry) -> Tensor:
