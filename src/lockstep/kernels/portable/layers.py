@@ -192,41 +192,38 @@ def sgd_(
         parameter.sub_(gradient * lr)
 
 
-def adam_(decoupled: bool) -> Any:
-    """Return the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
-
-    def update(
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        largest: list[Tensor],
-        steps: list[Tensor],
-        *,
-        lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        **others: Any,
-    ) -> None:
-        if amsgrad or maximize:
-            raise NotImplementedError
-        count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
-        first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
-        for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
-            if weight_decay and decoupled:
-                parameter.mul_(1.0 - lr * weight_decay)
-            elif weight_decay:
-                gradient = gradient + parameter * weight_decay
-            mean.mul_(beta1).add_(gradient * (1.0 - beta1))
-            square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
-            divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
-            parameter.sub_((mean / divisor).mul_(lr / first))
-
-    return update
+def adam_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    largest: list[Tensor],
+    steps: list[Tensor],
+    *,
+    decoupled: bool,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    **others: Any,
+) -> None:
+    """Make the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
+    if amsgrad or maximize:
+        raise NotImplementedError
+    count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
+    first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
+    for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
+        if weight_decay and decoupled:
+            parameter.mul_(1.0 - lr * weight_decay)
+        elif weight_decay:
+            gradient = gradient + parameter * weight_decay
+        mean.mul_(beta1).add_(gradient * (1.0 - beta1))
+        square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
+        divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
+        parameter.sub_((mean / divisor).mul_(lr / first))
 
 
 def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

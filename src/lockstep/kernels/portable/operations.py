@@ -266,8 +266,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "native_dropout_backward": _dropout_backward, "sort": _sorted, "topk": _topk,
     "_linalg_eigh": lambda x, lower="L", vectors=True: elementary.eigh(x),
     "_upsample_bilinear2d_aa": _upsampled, "_upsample_bilinear2d_aa_backward": _upsampled_backward,
-    "_fused_sgd": layers.sgd_, "_fused_adam": layers.adam_(decoupled=False),
-    "_fused_adamw": layers.adam_(decoupled=True),
+    "_fused_sgd": layers.sgd_, "_fused_adam": partial(layers.adam_, decoupled=False),
+    "_fused_adamw": partial(layers.adam_, decoupled=True),
 }  # fmt: skip
 IN_PLACE = {"_foreach_add", "_fused_sgd", "_fused_adam", "_fused_adamw", "uniform", "normal", "bernoulli"}
 _WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute nothing
