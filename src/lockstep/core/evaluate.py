@@ -149,8 +149,7 @@ def _moved(network: Forward, images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
     moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
-    logits: Tensor = sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[assignment]
-    return logits
+    return sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[return-value]
 
 
 def predicted(logits: Tensor, classes: int) -> Tensor:
