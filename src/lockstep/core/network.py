@@ -56,7 +56,10 @@ class Network:
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy in float32 parameters by name, rounding to the network's dtype."""
-        torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+        torch._foreach_copy_(
+            list(self.parameters.values()),
+            [parameters[name] for name in self.parameters],
+        )
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:

@@ -38,7 +38,8 @@ class Reduction:
         """Reduce over the processes of `group`."""
         self.exact = kind != "allreduce"
         self.owned = owned(towers, group.processes, group.process)
-        self._group, self._towers = group, towers
+        self._group = group
+        self._towers = towers
         nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
         self._nodes = nodes[group.process]
         hosts = group.hosts()
@@ -125,14 +126,18 @@ class Reduction:
 
     def _own(self, vector: Tensor, part: slice) -> list[Tensor]:
         """Return this part of each node of this process, in place. `vector` is its last tower's."""
-        return [*(node[part] for node in self._sums), self._node.with_last(vector, part)]
+        return [
+            *(node[part] for node in self._sums),
+            self._node.with_last(vector, part),
+        ]
 
     def _exchange(self, step: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
         """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n], from a level on."""
         if step == len(self._levels):
             total.copy_(add_nodes((0, self._towers), values))
             return
-        level, transport = self._levels[step], self._transports[step]
+        level = self._levels[step]
+        transport = self._transports[step]
         own = level.slices(total.numel())[level.place]
         slices = {node: value[own] for node, value in values.items()}
         slices |= transport.collect(level, part, list(values.values()))

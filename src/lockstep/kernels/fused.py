@@ -71,7 +71,9 @@ class _Chunks(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
     ) -> Tensor:
-        ctx.convolution, ctx.epilogue, ctx.saved = _Convolution(x, weight, padding, bias), epilogue, []
+        ctx.convolution = _Convolution(x, weight, padding, bias)
+        ctx.epilogue = epilogue
+        ctx.saved = []
         ctx.shape = x.shape[1:]
         result = _forward(ctx.convolution, x, epilogue, ctx.saved)
         ctx.save_for_backward(result)
@@ -126,7 +128,8 @@ class _Pool(_Epilogue):
 
     def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         upper_left, upper_right, lower_left, lower_right = _corners(y.permute(0, 2, 3, 1))
-        upper, lower = torch.maximum(upper_left, upper_right), torch.maximum(lower_left, lower_right)
+        upper = torch.maximum(upper_left, upper_right)
+        lower = torch.maximum(lower_left, lower_right)
         torch.maximum(upper, lower, out=out.permute(0, 2, 3, 1))
         pairs = (upper_left, upper_right), (lower_left, lower_right), (upper, lower)
         return tuple(_at_least(*pair) for pair in pairs)
@@ -207,7 +210,8 @@ class _Convolution:
         left, right, above, below = padding
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
-        self._weight, self._bias = weight, bias
+        self._weight = weight
+        self._bias = bias
         # Torch's convolution pads both sides of an axis equally. The rest of the padding is added beforehand.
         rows, columns = self._equal = [min(above, below), min(left, right)]
         self._rest = (left - columns, right - columns, above - rows, below - rows)

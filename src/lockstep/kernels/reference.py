@@ -12,7 +12,13 @@ def is_used() -> bool:
     return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined, no-untyped-call]
 
 
-def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False, bias: Tensor | None = None) -> Tensor:
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    padding: Padding,
+    pool: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return the convolution of `x` [b, C, H, W] with stride 1, and its 2x2 max-pool if `pool` is true."""
     left, right, above, below = padding
     if (left, above) == (right, below):

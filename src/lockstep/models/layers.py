@@ -103,7 +103,10 @@ class Whitening(nn.Module):
         filters = torch.eye(values)[:most].view(-1, channels, patch_px, patch_px)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
         reach = values**-0.5
-        self.register_buffer("whitening_bias", torch.empty(2 * len(filters)).uniform_(-reach, reach))
+        self.register_buffer(
+            "whitening_bias",
+            torch.empty(2 * len(filters)).uniform_(-reach, reach),
+        )
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:

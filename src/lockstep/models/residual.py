@@ -42,7 +42,8 @@ class _Stage(nn.Module):
         super().__init__()
         self.first, self.first_norm = _convolution(inputs, width), unscaled_norm(width)
         self.second, self.second_norm = _convolution(width, width), unscaled_norm(width)
-        self.pool, self.activation = nn.MaxPool2d(2), nn.SiLU()
+        self.pool = nn.MaxPool2d(2)
+        self.activation = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [b, width, H // 2, W // 2] from x [b, inputs, H, W]."""

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from lockstep.kernels.portable.integers import memory_order
 
-_LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # of the natural logarithm of 2
+_LOG2_HIGH = 0.693147180369123816490  # of the natural logarithm of 2
+_LOG2_LOW = 1.90821492927058770002e-10
 _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ in its last bit.
-_TABLE_SIZE, _TABLE_STEPS = 1 << 14, 1 << 10  # Tables have so many values on each side of 0, and so many for 1.
+_TABLE_SIZE = 1 << 14  # values of a table on each side of 0
+_TABLE_STEPS = 1 << 10  # of them from 0 to 1
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 

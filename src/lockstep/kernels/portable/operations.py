@@ -236,9 +236,12 @@ def _resizing(old: int, new: int) -> Tensor:
 
 
 PORTABLE: dict[str, Callable[..., Any]] = {
-    "add": _add, "sub": lambda x, y, alpha: _add(x, y, -alpha), "rsub": lambda x, y, alpha: _add(y, x, -alpha),
+    "add": _add,
+    "sub": lambda x, y, alpha: _add(x, y, -alpha),
+    "rsub": lambda x, y, alpha: _add(y, x, -alpha),
     "lerp": lambda x, end, weight: x + (end - x) * weight, "addcmul": _addcmul, "addcdiv": _addcdiv,
-    "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
+    "pow": _pow, "square": lambda x: x * x,
+    "sqrt": elementary.sqrt,
     "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(), "exp": _of_float64(elementary.exp),
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
