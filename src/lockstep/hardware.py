@@ -109,11 +109,12 @@ def cpu() -> dict[str, str]:
 
 def cpuinfo(key: str) -> str:
     """Return what Linux states of the first CPU as `key`; "" where it is unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == key), "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return ""
 
 
 def memory_bytes(device: "torch.device") -> int:

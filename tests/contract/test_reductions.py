@@ -136,7 +136,7 @@ def child(folder: str) -> None:
     table = members.gather(torch.full((2, 3), float(process), dtype=torch.float64))
     found["gather"] = table[:, 0, 0].tolist()
     texts = (b"from process 0", b"")
-    found["broadcast"] = [members.broadcast(text if process == 0 else None).decode() for text in texts]
+    found["broadcast"] = [members.broadcast(text if process == 0 else b"").decode() for text in texts]
     if process == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     members.close()

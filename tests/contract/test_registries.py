@@ -88,7 +88,7 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
     def stepped(decay):
         w = torch.ones(3, 2)
         w.grad = torch.full((3, 2), 0.5)
-        optimizer = OPTIMIZERS[name]().build(parameter_groups({"w": w}, decay))
+        optimizer = OPTIMIZERS[name]().build(parameter_groups({"w": w}, decay, {}))
         for group in optimizer.param_groups:
             group["lr"] = 0.1
         optimizer.step()

@@ -29,7 +29,7 @@ def parameters():
 
 
 def built(named, decay=None, **settings):
-    optimizer = Muon(**settings).build(parameter_groups(named, decay or {}))
+    optimizer = Muon(**settings).build(parameter_groups(named, decay or {}, {}))
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * group["scale"]
     return optimizer
@@ -118,7 +118,7 @@ def layers():
 def test_adamw_shrinks_the_weights_apart_from_the_gradient():
     found, expected = parameters(), parameters()
     decay = {"a": 0.1, "dense": 0.3}
-    optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(parameter_groups(found, decay))
+    optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(parameter_groups(found, decay, {}))
     slots = {name: (torch.zeros_like(p).double(), torch.zeros_like(p).double()) for name, p in expected.items()}
     values = {name: p.double() for name, p in expected.items()}
     for step in range(1, 4):

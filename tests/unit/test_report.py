@@ -40,7 +40,7 @@ def a_log(listeners, steps=25):
 
 
 def step_of(log, step, metrics=None, **state):
-    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), skipped=False)
+    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), [])
 
 
 class Recorder(Listener):
@@ -258,8 +258,7 @@ def test_running_averages_cover_every_step_and_each_term():
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    broken.non_finite[0] = 1.0
-    log.step(0, broken, STATE, 0.1, torch.zeros(0), skipped=True)
+    log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}

@@ -331,8 +331,7 @@ class Recipe(Settings):
     def differences(self, other: "Recipe") -> list[str]:
         """Return `setting: own value -> other value` for every setting that differs."""
         own, others = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
-        names = {**own, **others}
-        return [f"{n}: {own.get(n)} -> {others.get(n)}" for n in names if own.get(n) != others.get(n)]
+        return [f"{n}: {own.get(n)} -> {others.get(n)}" for n in own | others if own.get(n) != others.get(n)]
 
     def toml(self) -> str:
         """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None are left out.
@@ -383,7 +382,7 @@ class Course:
 
 def _non_default(settings: Settings) -> dict[str, Any]:
     """Return the kind and the settings that differ from their defaults, as JSON values."""
-    values: Mapping[str, Any] = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json")
     stated: dict[str, Any] = {}
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)

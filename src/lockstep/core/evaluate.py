@@ -1,6 +1,5 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from lockstep.core.group import Group
 from lockstep.core.network import Network
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
+from lockstep.files import finite
 from lockstep.kernels.portable import arithmetic
 
 Forward = Callable[[Tensor], Tensor]  # a network: from its input to logits
@@ -49,8 +49,12 @@ class Evaluation:
 
     def summary(self) -> dict[str, Any]:
         """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite is None."""
-        loss = self.loss if math.isfinite(self.loss) else None
-        facts = {"accuracy": self.accuracy, "examples": self.examples, "correct": self.correct, "loss": loss}
+        facts = {
+            "accuracy": self.accuracy,
+            "examples": self.examples,
+            "correct": self.correct,
+            "loss": finite(self.loss),
+        }
         if self.correct_one_view is not None:
             facts["accuracy_one_view"] = self.correct_one_view / self.examples
         return facts
@@ -100,10 +104,10 @@ def evaluate(
         counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
-    every_loss, every_count = group.gather(losses).cpu(), group.gather(counts).cpu()
+    every_loss, count = group.gather(losses).cpu(), group.gather(counts).sum(0).cpu()
     progress(1.0)
     total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
-    table, one_view_correct = every_count.sum(0)[:classes], int(every_count.sum(0)[classes, 0])
+    table, one_view_correct = count[:classes], int(count[classes, 0])
     confusion = table[:, :classes]
     return Evaluation(
         len(dataset),
@@ -135,8 +139,7 @@ def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor |
             return unmoved, one_view
         if "unsure" not in views:
             return (unmoved + _moved(network, images)) / 2, one_view
-        every = torch.ones(len(images), dtype=torch.bool, device=images.device)
-        chosen = _unsure(unmoved, every if counted is None else counted)
+        chosen = _unsure(unmoved, counted)
         logits = (unmoved[chosen] + _moved(network, images[chosen])) / 2
         return unmoved.index_copy(0, chosen, logits), one_view
 
@@ -146,8 +149,7 @@ def _moved(network: Forward, images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
     moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
-    logits: Tensor = sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[assignment]
-    return logits
+    return sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[return-value]
 
 
 def predicted(logits: Tensor, classes: int) -> Tensor:
@@ -155,11 +157,13 @@ def predicted(logits: Tensor, classes: int) -> Tensor:
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
-def _unsure(logits: Tensor, counted: Tensor) -> Tensor:
+def _unsure(logits: Tensor, counted: Tensor | None) -> Tensor:
     """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b // 4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """
     first, second = logits.softmax(1).topk(2).values.unbind(1)
-    margins = (first - second).masked_fill(~counted, torch.inf)
+    margins = first - second
+    if counted is not None:
+        margins.masked_fill_(~counted, torch.inf)
     return margins.argsort(stable=True)[: max(1, len(logits) // 4)]

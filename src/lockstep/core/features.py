@@ -7,7 +7,6 @@ dataset of features in place of images.
 
 import copy
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +44,7 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits [b, classes] of features [b, D, 1, views]."""
-        logits: Tensor = self.get_submodule(self._name)(features[:, :, 0, 0])
-        return logits
+        return self.get_submodule(self._name)(features[:, :, 0, 0])  # type: ignore[no-any-return]
 
 
 class Prefix:
@@ -72,7 +70,6 @@ class Prefix:
         freeze(self._network.parameters.values())
         self._augmentation, self._device = recipe.augmentation, device
         self._views = recipe.augmentation.views or 1
-        self._height, self._width, self._channels = shape[1], shape[2], shape[0]
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
 
@@ -155,14 +152,12 @@ class Prefix:
         parts = [owned(len(images), group.processes, process) for process in range(group.processes)]
         own = parts[group.process]
         block = torch.zeros(max(map(len, parts)), *self.shape, dtype=torch.uint8)
-        shown = progress(f"computing the features of {len(images):,} images", len(own)) if group.process == 0 else None
         pool = numerics.pool(threads, "features")
         try:
-            with shown or nullcontext() as advance:
+            with progress(f"computing the features of {len(images):,} images", len(own)) as advance:
                 for row, features in enumerate(pool.map(lambda i: self(images.pixels(slice(i, i + 1))), own)):
                     block[row] = features[0]
-                    if advance:
-                        advance(1)
+                    advance(1)
         finally:
             pool.shutdown(cancel_futures=True)
         everyone = group.gather(block.to(images.labels.device)).cpu()
@@ -170,8 +165,9 @@ class Prefix:
 
     def _noise(self) -> Tensor:
         """Return an image without meaning, uint8 [1, H, W, C], the same on every machine."""
-        numbers = torch.arange(self._height * self._width * self._channels)
-        return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, self._height, self._width, self._channels)
+        channels, height, width = self._network.shape
+        numbers = torch.arange(height * width * channels)
+        return (numbers * 2654435761 >> 13 & 255).to(torch.uint8).view(1, height, width, channels)
 
 
 class _LastPlaces(torch.fx.Interpreter):

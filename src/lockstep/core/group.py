@@ -79,9 +79,8 @@ class Group:
         if first:
             self.gather(torch.zeros(1))
 
-    def broadcast(self, data: bytes | None) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """Return process 0's `data` in every process."""
-        assert data is not None
         return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
@@ -121,15 +120,15 @@ def connect(
     with _lost_peers_reported():
         store.set_timeout(timedelta(seconds=limit_s))  # A store's own patience is shorter than that of the group.
         devices = _devices(process, processes, device, store)
-        first = {name: number for number, name in reversed([*enumerate(devices)])}
         for number, name in enumerate(devices):
-            if name and first[name] != number and not shares_gpu:
+            first = devices.index(name)
+            if name and first != number and not shares_gpu:
                 raise LockstepError(
-                    f"processes {first[name]} and {number} have one GPU: start one process for each GPU, or give "
+                    f"processes {first} and {number} have one GPU: start one process for each GPU, or give "
                     f"{option('device', 'cuda:0,0')} for two processes on GPU 0",
                     ENVIRONMENT,
                 )
-        own_gpus = len(first) == processes and "" not in first and dist.is_nccl_available()
+        own_gpus = len({*devices}) == processes and "" not in devices and dist.is_nccl_available()
         backend, gpu = ("nccl", device) if own_gpus else ("gloo", None)
         dist.init_process_group(
             backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
@@ -228,9 +227,9 @@ class Processes(Group):
             _all_gather(out.view(-1), table.view(-1), group=self._backend)
         return out
 
-    def broadcast(self, data: bytes | None) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
         """Return process 0's `data` in every process."""
-        length = torch.tensor([len(data or b"")], device=self._device)
+        length = torch.tensor([len(data)], device=self._device)
         self.send_from_first(length)
         payload = torch.empty(int(length), dtype=torch.uint8, device=self._device)
         if data and self.process == 0:

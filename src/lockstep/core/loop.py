@@ -28,9 +28,9 @@ class Observer:
         self.monitor.begin_step(measure=False)
 
     def step(
-        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, *, skipped: bool
+        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, non_finite: list[int]
     ) -> None:
-        """Learn of a step before its update with the mean `gradients`."""
+        """Learn of a step before its update with the mean `gradients`. It is skipped if towers are `non_finite`."""
         self.monitor.end_step()
 
     def updated(self, step: int, state: State) -> None:
@@ -91,7 +91,7 @@ def updates(
                 buffer_deltas.div_(recipe.towers)
             learning_rate = course.learning_rate(step)
             with monitor.doing("report"):
-                log.step(step, metrics, state, learning_rate, gradients, skipped=bool(non_finite))
+                log.step(step, metrics, state, learning_rate, gradients, non_finite)
             if non_finite:
                 state.skip()
             else:

@@ -156,7 +156,8 @@ def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, op
     of these, or takes any keyword and images do not have 3 channels. `name` is the model's name in messages.
     Raises: LockstepError if the function takes neither, or does not take the `options`.
     """
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     arguments: tuple[Any, ...] = ()
     implied: dict[str, Any] = {}
@@ -168,7 +169,7 @@ def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, op
             channels = _CHANNELS[0]
         implied = {"num_classes": classes} | ({channels: shape[0]} if channels else {})
     try:
-        inspect.signature(function).bind(*arguments, **implied, **options)
+        signature.bind(*arguments, **implied, **options)
         return function(*arguments, **implied, **options)
     except TypeError as error:
         # A function of any keyword passes them on to another one, which may not know them. Other errors are a model's.
@@ -176,7 +177,7 @@ def call(name: str, function: Callable[..., Any], shape: Shape, classes: int, op
             raise
         given = ", ".join(f"{key}={value!r}" for key, value in {**implied, **options}.items())
         raise LockstepError(
-            f"model {name}{inspect.signature(function)} cannot be built with ({given}): {error}. Give a function of "
+            f"model {name}{signature} cannot be built with ({given}): {error}. Give a function of "
             f"(shape [C, H, W], classes), or one that takes num_classes=, as in timm and torchvision, and all other "
             f"arguments without a default as {option('settings', 'model_options.NAME=...')}"
         ) from None

@@ -61,7 +61,7 @@ class HeartbeatFile:
     @property
     def beat(self) -> Beat:
         """The heartbeat as it is now."""
-        return Beat(*_FORMAT.unpack(bytes(self._bytes[: _FORMAT.size])))
+        return Beat(*_FORMAT.unpack_from(self._bytes))
 
 
 class Mark(NamedTuple):
@@ -111,7 +111,8 @@ class Monitor(HeartbeatFile):
 
         A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may take any time.
         """
-        self._step = self._step if step is None else step
+        if step is not None:
+            self._step = step
         return self._entered(None if self._part is None else part, endless=part == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:

@@ -15,7 +15,6 @@ from lockstep.errors import LockstepError, unknown
 Shape = tuple[int, int, int]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-_CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
 class Network:
@@ -41,7 +40,7 @@ class Network:
         self.module = module.to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
-            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, _CONVOLUTIONS):
+            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, nn.modules.conv._ConvNd):
                 part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
                 part.register_forward_hook(lambda _, inputs, output: output.half())
             elif not isinstance(part, _NORMS):
@@ -57,7 +56,10 @@ class Network:
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy in float32 parameters by name, rounding to the network's dtype."""
-        torch._foreach_copy_(list(self.parameters.values()), [parameters[name] for name in self.parameters])
+        torch._foreach_copy_(
+            list(self.parameters.values()),
+            [parameters[name] for name in self.parameters],
+        )
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
@@ -78,8 +80,7 @@ class Network:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
-        logits: Tensor = self.module(images.to(self.dtype)).float()
-        return logits
+        return self.module(images.to(self.dtype)).float()  # type: ignore[no-any-return]
 
     def gradients(self, loss: Tensor, each: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
         """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.

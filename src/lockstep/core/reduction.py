@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lockstep.core.group import Group
-from lockstep.core.transports import Level, Messages, SharedMemory, Transport, levels
+from lockstep.core.transports import Messages, SharedMemory, Transport, levels
 from lockstep.core.tree import Node, NodeSum, add_nodes, cover, owned
 from lockstep.kernels.portable import native
 
@@ -38,17 +38,15 @@ class Reduction:
         """Reduce over the processes of `group`."""
         self.exact = kind != "allreduce"
         self.owned = owned(towers, group.processes, group.process)
-        self._group, self._towers = group, towers
+        self._group = group
+        self._towers = towers
         nodes = [cover(towers, owned(towers, group.processes, p)) for p in range(group.processes)]
         self._nodes = nodes[group.process]
-        self._by_tree = self.exact and group.processes > 1
-        self._levels: list[Level] = []
-        self.in_parts = False
-        if self._by_tree:
-            hosts = group.hosts()
-            # Between the processes of one host, an exchange beside the computation would take its cores.
-            self.in_parts = group.overlaps and len({*hosts}) > 1
-            self._levels = levels(group.process, hosts, nodes, towers)
+        hosts = group.hosts()
+        # There are none in one process.
+        self._levels = levels(group.process, hosts, nodes, towers) if self.exact else []
+        # Between the processes of one host, an exchange beside the computation would take its cores.
+        self.in_parts = self.exact and group.overlaps and len({*hosts}) > 1
         self._rows = max(map(len, nodes)) + 1  # of shared memory: the nodes of a process, and the sum
         self._transports: list[Transport] = []  # of each level
         self._total: Tensor | None = None
@@ -84,7 +82,7 @@ class Reduction:
         vector = self._last
         assert vector is not None
         whole = slice(0, vector.numel())
-        if self._by_tree:
+        if self._levels:
             if not self._begun:
                 self.begin_part(vector, whole)
             for wait in self._begun:
@@ -120,8 +118,7 @@ class Reduction:
         """Choose the transports, before the first exchange."""
         # New memory in each step would cost a page fault for each 4 KiB.
         self._total = vector.new_zeros(vector.shape)
-        messages = Messages(self._group)
-        self._transports = [messages for _ in self._levels]
+        self._transports = [Messages(self._group)] * len(self._levels)
         with native():  # The first part of a vector may come in portable arithmetic.
             shared = self._group.share(self._rows * vector.numel())
         if shared and shared.vectors.keys() >= {*self._levels[0].members}:
@@ -129,14 +126,18 @@ class Reduction:
 
     def _own(self, vector: Tensor, part: slice) -> list[Tensor]:
         """Return this part of each node of this process, in place. `vector` is its last tower's."""
-        return [*(node[part] for node in self._sums), self._node.with_last(vector, part)]
+        return [
+            *(node[part] for node in self._sums),
+            self._node.with_last(vector, part),
+        ]
 
     def _exchange(self, step: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
         """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n], from a level on."""
         if step == len(self._levels):
             total.copy_(add_nodes((0, self._towers), values))
             return
-        level, transport = self._levels[step], self._transports[step]
+        level = self._levels[step]
+        transport = self._transports[step]
         own = level.slices(total.numel())[level.place]
         slices = {node: value[own] for node, value in values.items()}
         slices |= transport.collect(level, part, list(values.values()))

@@ -70,7 +70,7 @@ class State:
     def fresh(self) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this one."""
         marked = {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
-        return State(self._recipe, marked, self.buffers, self._flat.device, self.frozen)
+        return State(self._recipe, marked, self.buffers, self.device, self.frozen)
 
     @property
     def device(self) -> torch.device:
@@ -198,7 +198,7 @@ class State:
             if name.startswith("optimizer/"):
                 _, slot, parameter = name.split("/", 2)
                 slots = self.optimizer.state[self.parameters[parameter]]
-                slots[slot] = tensors[name].to(self._flat.device, copy=True)
+                slots[slot] = tensors[name].to(self.device, copy=True)
 
     def _require_form_of(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""

@@ -99,12 +99,12 @@ class Tower:
                     # For all buffers together, as two operations for a GPU. Portable arithmetic has no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
-                flags, tower = torch.split(marks, [len(marks) - recipe.towers, recipe.towers])
+                tower = marks[-recipe.towers :]
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
                 metrics.correct.copy_((logits.argmax(1) == labels).sum())
-                metrics.requests.copy_(flags)
+                metrics.requests.copy_(marks[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values
 

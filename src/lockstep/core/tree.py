@@ -26,10 +26,11 @@ def cover(towers: int, owned: Collection[int]) -> list[Node]:
         if inner == high - low:
             yield low, high
         elif inner:
-            yield from inside(low, middle(low, high))
-            yield from inside(middle(low, high), high)
+            between = middle(low, high)
+            yield from inside(low, between)
+            yield from inside(between, high)
 
-    return list(inside(0, towers)) if owned else []
+    return list(inside(0, towers))
 
 
 def owned(towers: int, processes: int, process: int) -> range:
@@ -75,5 +76,6 @@ def add_nodes(node: Node, values: "dict[Node, Tensor]") -> "Tensor":
     if node in values:
         return values[node]
     low, high = node
-    left = add_nodes((low, middle(low, high)), values)
-    return left.add_(add_nodes((middle(low, high), high), values))
+    between = middle(low, high)
+    left = add_nodes((low, between), values)
+    return left.add_(add_nodes((between, high), values))

@@ -40,6 +40,7 @@ class Requests:
 
 
 _FLAGS = len(Requests().flags())
+_SUMS = 3  # values of metrics before the flags
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,16 @@ class Metrics:
     non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
 
     @staticmethod
-    def sizes(towers: int) -> list[int]:
-        """Return the number of values of each field, in order."""
-        return [1, 1, 1, _FLAGS, towers]
+    def length(towers: int) -> int:
+        """Return the number of values of all fields."""
+        return _SUMS + _FLAGS + towers
 
     @staticmethod
-    def views(sums: Tensor, towers: int) -> "Metrics":
-        """Return the fields as views of `sums` [sum of `sizes`]."""
-        loss, last, correct, requests, non_finite = torch.split(sums, Metrics.sizes(towers))
-        return Metrics(loss[0], last[0], correct[0], requests, non_finite)
+    def views(values: Tensor) -> "Metrics":
+        """Return the fields as views of `values` [length], in which they lie one after the other."""
+        loss, last, correct = values[:_SUMS].unbind()
+        flags = values[_SUMS:]
+        return Metrics(loss, last, correct, flags[:_FLAGS], flags[_FLAGS:])
 
     def read(self) -> tuple[Requests, list[int]]:
         """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
@@ -88,9 +90,8 @@ class Layout:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
-        self._towers = towers
         self._counts, buffer_counts = ([t.numel() for t in group.values()] for group in (parameters, buffer_deltas))
-        self.metric_length = sum(Metrics.sizes(towers))
+        self.metric_length = Metrics.length(towers)
         self._sections = [self.metric_length, sum(buffer_counts), sum(self._counts)]
         self.length = sum(self._sections)
         self.parts = list(self._cut())
@@ -112,8 +113,8 @@ class Layout:
 
     def unpack(self, total: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Return (gradient sums, buffer_deltas sums, metrics) as views of `total` [length]."""
-        sums, buffer_deltas, gradients = torch.split(total, self._sections)
-        return gradients, buffer_deltas, Metrics.views(sums, self._towers)
+        metrics, buffer_deltas, gradients = torch.split(total, self._sections)
+        return gradients, buffer_deltas, Metrics.views(metrics)
 
 
 class VectorBuilder:

@@ -71,7 +71,9 @@ class _Chunks(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
     ) -> Tensor:
-        ctx.convolution, ctx.epilogue, ctx.saved = _Convolution(x, weight, padding, bias), epilogue, []
+        ctx.convolution = _Convolution(x, weight, padding, bias)
+        ctx.epilogue = epilogue
+        ctx.saved = []
         ctx.shape = x.shape[1:]
         result = _forward(ctx.convolution, x, epilogue, ctx.saved)
         ctx.save_for_backward(result)
@@ -126,7 +128,8 @@ class _Pool(_Epilogue):
 
     def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
         upper_left, upper_right, lower_left, lower_right = _corners(y.permute(0, 2, 3, 1))
-        upper, lower = torch.maximum(upper_left, upper_right), torch.maximum(lower_left, lower_right)
+        upper = torch.maximum(upper_left, upper_right)
+        lower = torch.maximum(lower_left, lower_right)
         torch.maximum(upper, lower, out=out.permute(0, 2, 3, 1))
         pairs = (upper_left, upper_right), (lower_left, lower_right), (upper, lower)
         return tuple(_at_least(*pair) for pair in pairs)
@@ -159,7 +162,7 @@ def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _at_least(a: Tensor, b: Tensor) -> Tensor:
     """Return 1 where a >= b, else 0, in their dtype: on a CPU, booleans and their products take five times as long."""
-    return torch.ge(a, b, out=torch.empty(a.shape, dtype=a.dtype, device=a.device))
+    return torch.ge(a, b, out=a.new_empty(a.shape))
 
 
 class _PoolRelu(_Epilogue):
@@ -192,10 +195,9 @@ class _PoolRelu(_Epilogue):
         like = _empty(gradient, shape)
         size, stride = ([n, n] for n in self._pool)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        result: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        return torch.ops.aten.max_pool2d_with_indices_backward(  # type: ignore[no-any-return]
             gradient, like, size, stride, [0, 0], [1, 1], True, saved[0]
         )
-        return result
 
 
 class _Convolution:
@@ -208,7 +210,8 @@ class _Convolution:
         left, right, above, below = padding
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
-        self._weight, self._bias = weight, bias
+        self._weight = weight
+        self._bias = bias
         # Torch's convolution pads both sides of an axis equally. The rest of the padding is added beforehand.
         rows, columns = self._equal = [min(above, below), min(left, right)]
         self._rest = (left - columns, right - columns, above - rows, below - rows)
@@ -263,12 +266,9 @@ class _Convolution:
             gradient, padded, self._weight, [len(self._weight)] if has_bias else None, [1, 1], self._equal, [1, 1],
             False, [0, 0], 1, [needs_input_grad, True, has_bias],
         )  # fmt: skip
-        cropped = (
-            functional.pad(grad_padded, [-n for n in self._rest])
-            if needs_input_grad and any(self._rest)
-            else grad_padded
-        )
-        return cropped, [grad_weight, grad_bias] if has_bias else [grad_weight]
+        if needs_input_grad and any(self._rest):
+            grad_padded = functional.pad(grad_padded, [-n for n in self._rest])
+        return grad_padded, [grad_weight, grad_bias] if has_bias else [grad_weight]
 
 
 def _empty(x: Tensor, shape: tuple[int, ...]) -> Tensor:

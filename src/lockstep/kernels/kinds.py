@@ -33,9 +33,11 @@ class Kind(NamedTuple):
 
     def __str__(self) -> str:
         filters = sorted(f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in self.winograd)
-        libraries = ["oneDNN" if chosen else "MKL" for chosen in (self.dense, self.onednn)]
-        float32 = "float32 dense layers by {}, Winograd's products by {}".format(*libraries)
-        return f"{float32}, Winograd's scheme for {', '.join(filters)}"
+        dense, products = ("oneDNN" if chosen else "MKL" for chosen in (self.dense, self.onednn))
+        return (
+            f"float32 dense layers by {dense}, Winograd's products by {products}, Winograd's scheme for "
+            f"{', '.join(filters)}"
+        )
 
 
 @cache
@@ -90,5 +92,4 @@ class _Linear(torch.autograd.Function):
 
 def _onednn(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
     """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed by oneDNN."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")
-    return product
+    return torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")  # type: ignore[no-any-return]

@@ -9,11 +9,16 @@ Padding = tuple[int, int, int, int]  # zeros to the left and right of each image
 
 def is_used() -> bool:
     """Return whether a model is being exported or traced, so that the result may have only torch's own operators."""
-    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return tracing or torch.compiler.is_exporting()
+    return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined, no-untyped-call]
 
 
-def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False, bias: Tensor | None = None) -> Tensor:
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    padding: Padding,
+    pool: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Return the convolution of `x` [b, C, H, W] with stride 1, and its 2x2 max-pool if `pool` is true."""
     left, right, above, below = padding
     if (left, above) == (right, below):

@@ -237,11 +237,12 @@ class Supervisor:
     def _first_cause(self, failures: Mapping[int, End]) -> End:
         """Return why the job failed: the error of a worker that failed by itself; else the signal that killed one."""
 
-        def rank(end: End) -> tuple[bool, bool, float]:  # A worker that aborts has usually lost one that was killed.
-            return end.lost or not end.message, end.code > 0, end.time
+        def rank(failure: tuple[int, End]) -> tuple[bool, bool, float]:
+            _, end = failure
+            return end.lost or not end.message, end.code > 0, end.time  # One that aborts has often lost a killed one.
 
-        process = min(failures, key=lambda number: rank(failures[number]))
-        if (end := failures[process]).message:
+        process, end = min(failures.items(), key=rank)
+        if end.message:
             return end
         towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
         how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"

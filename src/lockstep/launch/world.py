@@ -122,7 +122,7 @@ def _connect(world: World, serves: bool) -> Store:
     """Return the store at the address of the job, which process 0 `serves`. Raises: OSError, DistError."""
     import torch.distributed as dist
 
-    found: Future[Store] = Future()
+    found = Future[Store]()
     wait, until = timedelta(seconds=ANSWER_S), time.monotonic() + JOIN_S
     while not serves:
         try:

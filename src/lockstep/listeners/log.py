@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,9 +54,9 @@ class Log(Observer):
             listener.begin(step)
 
     def step(
-        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, *, skipped: bool
+        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, non_finite: list[int]
     ) -> None:
-        """Report `step` before its update with the mean `gradients`.
+        """Report `step` before its update with the mean `gradients`. It is skipped if towers are `non_finite`.
 
         Metrics are read from the device only if a listener is due. The running averages stay on it, so that a step that
         no listener wants waits for nothing.
@@ -69,9 +69,8 @@ class Log(Observer):
         terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
         if self._running is None:
             self._running = torch.zeros_like(terms)
-        if skipped:
-            towers = [tower for tower, flag in enumerate(metrics.non_finite.tolist()) if flag]
-            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(towers[:1])}"
+        if non_finite:
+            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite[:1])}"
             self.note(f"step {step}: skipped, {scale}")
         else:
             self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
@@ -85,31 +84,31 @@ class Log(Observer):
         loss_average, cross_entropy_average, *decay_averages = (
             self._running / (1 - _KEPT**self._averaged_steps)
         ).tolist()
-        common: dict[str, Any] = {
-            "time": time.time(),
-            "step": step,
-            "steps": self.course.steps,
-            "epoch": self.course.epoch(step),
-            "loss": loss,
-            "loss_average": loss_average,
-            "last_tower_loss": float(sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)),
-            "cross_entropy": float(cross_entropy),
-            "cross_entropy_average": cross_entropy_average,
-            "decay": dict(zip(decay, decay_terms, strict=True)),
-            "decay_average": dict(zip(decay, decay_averages, strict=True)),
-            "accuracy": float(metrics.correct) / recipe.batch,
-            "learning_rate": learning_rate,
-            "memory_bytes": memory_bytes(self._device),
-            "gpus": self.gpus.read(now.seconds),
-            "loss_scale": state.loss_scale if recipe.precision == "float16" else None,
-            "skipped": skipped,
-        }
+        event_with = partial(
+            StepEvent,
+            time=time.time(),
+            step=step,
+            steps=self.course.steps,
+            epoch=self.course.epoch(step),
+            loss=loss,
+            loss_average=loss_average,
+            last_tower_loss=float(sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)),
+            cross_entropy=float(cross_entropy),
+            cross_entropy_average=cross_entropy_average,
+            decay=dict(zip(decay, decay_terms, strict=True)),
+            decay_average=dict(zip(decay, decay_averages, strict=True)),
+            accuracy=float(metrics.correct) / recipe.batch,
+            learning_rate=learning_rate,
+            memory_bytes=memory_bytes(self._device),
+            gpus=self.gpus.read(now.seconds),
+            loss_scale=state.loss_scale if recipe.precision == "float16" else None,
+            skipped=bool(non_finite),
+        )
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for listener in due:
             since, self._marks[listener] = self._marks.get(listener, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
-            event = StepEvent(
-                **common,
+            event = event_with(
                 s_per_step=s_per_step,
                 images_per_s=None if recipe.head else recipe.batch / s_per_step if s_per_step else 0.0,
                 split=mean_parts(since, now),

@@ -12,7 +12,8 @@ _GROUPS = (
     (4, 5, 2, 6, 112, 192), (1, 3, 1, 6, 192, 320),
 )  # fmt: skip
 _FEATURES = 1280
-_EPSILON, _MOMENTUM = 1e-3, 0.01  # of all norm layers
+_EPSILON = 1e-3  # of all norm layers, as is the next
+_MOMENTUM = 0.01
 _LEAST_PX = 32  # The stem and the strides divide a side by 32.
 
 
@@ -55,8 +56,7 @@ class _EfficientNet(nn.Module):
         for block in self._blocks:
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
-        logits: Tensor = self._fc(self._dropout(x.mean((2, 3))))
-        return logits
+        return self._fc(self._dropout(x.mean((2, 3))))  # type: ignore[no-any-return]
 
 
 class _Block(nn.Module):
@@ -74,7 +74,8 @@ class _Block(nn.Module):
         self._bn1 = norm(inner, _EPSILON, _MOMENTUM)
         self._project_conv = _conv(inner, after, 1)
         self._bn2 = norm(after, _EPSILON, _MOMENTUM)
-        self._expands, self._residual = expansion > 1, stride == 1 and before == after
+        self._expands = expansion > 1
+        self._residual = stride == 1 and before == after
         self._depthwise = side, stride
 
     def forward(self, images: Tensor) -> Tensor:
@@ -82,8 +83,7 @@ class _Block(nn.Module):
         if self._expands:
             x = functional.relu6(self._bn0(self._expand_conv(x)), inplace=True)
         x = functional.relu6(self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True)
-        x = self._project_conv(x)
-        x = self._bn2(x)
+        x = self._bn2(self._project_conv(x))
         return images + x if self._residual else x
 
 

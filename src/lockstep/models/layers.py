@@ -103,7 +103,10 @@ class Whitening(nn.Module):
         filters = torch.eye(values)[:most].view(-1, channels, patch_px, patch_px)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
         reach = values**-0.5
-        self.register_buffer("whitening_bias", torch.empty(2 * len(filters)).uniform_(-reach, reach))
+        self.register_buffer(
+            "whitening_bias",
+            torch.empty(2 * len(filters)).uniform_(-reach, reach),
+        )
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
@@ -111,8 +114,7 @@ class Whitening(nn.Module):
 
         They are the principal directions of all patches with the greatest deviation, each divided by the deviation.
         """
-        channels, patch_px = self.whitening.shape[1:3]
-        patches = functional.unfold(images, patch_px).transpose(1, 2).reshape(-1, channels * patch_px**2)
+        patches = functional.unfold(images, self.whitening.shape[-1]).transpose(1, 2).flatten(0, 1)
         variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))  # the greatest one is last
         filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
         filters = filters[-(len(self.whitening) // 2) :]

@@ -1,6 +1,7 @@
 """A residual network for images of any content and size, in plain torch: the network of the recipe `folder`."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -22,9 +23,7 @@ class Residual(Whitening):
         super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
         self.activation = nn.SiLU()
-        self.stages = nn.ModuleList(
-            _Stage(before, width) for before, width in zip([len(self.whitening), *widths], widths, strict=False)
-        )
+        self.stages = nn.ModuleList(_Stage(before, width) for before, width in pairwise([len(self.whitening), *widths]))
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         nn.init.normal_(self.logits.weight)
 
@@ -43,7 +42,8 @@ class _Stage(nn.Module):
         super().__init__()
         self.first, self.first_norm = _convolution(inputs, width), unscaled_norm(width)
         self.second, self.second_norm = _convolution(width, width), unscaled_norm(width)
-        self.pool, self.activation = nn.MaxPool2d(2), nn.SiLU()
+        self.pool = nn.MaxPool2d(2)
+        self.activation = nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [b, width, H // 2, W // 2] from x [b, inputs, H, W]."""

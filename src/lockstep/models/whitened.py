@@ -1,6 +1,7 @@
 """A small fast network for small images: a whitening first layer, then groups of convolutions."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ class Whitened(Whitening):
         super().__init__(shape[0], _PATCH_PX)
         kind = ACTIVATIONS[activation]
         self.activation = kind()
-        inputs = [len(self.whitening), *widths]
-        self.groups = nn.ModuleList(_Group(before, width, kind) for before, width in zip(inputs, widths, strict=False))
+        channels = [len(self.whitening), *widths]
+        self.groups = nn.ModuleList(_Group(before, width, kind) for before, width in pairwise(channels))
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         with torch.no_grad():
             self.logits.weight.div_(self.logits.weight.std())

@@ -7,7 +7,6 @@ coefficient for each parameter group. It is the gradient of coefficient / 2 * ||
 
 import inspect
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -172,7 +171,7 @@ def decay_by_name(
 
 
 def parameter_groups(
-    parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], factors: Mapping[str, float] = MappingProxyType({})
+    parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], factors: Mapping[str, float]
 ) -> list[ParameterGroup]:
     """Return one group for each weight decay and factor on the learning rate (`scale`), in the model's order.
 

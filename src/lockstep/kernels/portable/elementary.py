@@ -15,9 +15,11 @@ from torch import Tensor
 
 from lockstep.kernels.portable.integers import memory_order
 
-_LOG2_HIGH, _LOG2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # of the natural logarithm of 2
+_LOG2_HIGH = 0.693147180369123816490  # of the natural logarithm of 2
+_LOG2_LOW = 1.90821492927058770002e-10
 _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ in its last bit.
-_TABLE_REACH, _TABLE_STEPS = 16, 1 << 10  # Tables cover [-16, 16) in steps of 2**-10.
+_TABLE_SIZE = 1 << 14  # values of a table on each side of 0
+_TABLE_STEPS = 1 << 10  # of them from 0 to 1
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
 
 
@@ -29,7 +31,7 @@ def divided(x: Tensor, divisor: Any) -> Tensor:
 def on_device(number: Any, x: Tensor) -> Tensor:
     """Return `number` as a tensor [] beside `x`, in the dtype that the quotient of both has."""
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    return torch.full((), float(number), dtype=dtype, device=x.device)
+    return x.new_full((), float(number), dtype=dtype)
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -95,8 +97,7 @@ def gaussian(x: Tensor) -> Tensor:
     for n in range(1, _SERIES):
         term = divided(term * square, 2 * n + 1.0)
         total = total + term
-    half = total * density(x)
-    return 0.5 + torch.copysign(half, x)
+    return 0.5 + torch.copysign(total * density(x), x)
 
 
 def density(x: Tensor) -> Tensor:
@@ -127,19 +128,18 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
     It is 0 below.
     """
-    size = _TABLE_REACH * _TABLE_STEPS
-    index = (x * _TABLE_STEPS).clamp_(-size, size - 1).round_().nan_to_num_().add_(size).int()
+    index = (x * _TABLE_STEPS).clamp_(-_TABLE_SIZE, _TABLE_SIZE - 1).round_().nan_to_num_().add_(_TABLE_SIZE).int()
     values = _table(function, x.device).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
     values = values.view([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
     return values.masked_fill(x.isnan(), torch.nan)
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Return the sum of `x` [b, n] over n, as [b, 1], added in pairs in a fixed order."""
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        added = x[:, :half] + x[:, half : 2 * half]
-        x = torch.cat((added, x[:, 2 * half :]), 1)
+    """Return the sum of `x` [..., n] over n, as [..., 1], added in pairs in a fixed order."""
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        added = x[..., :half] + x[..., half : 2 * half]
+        x = torch.cat((added, x[..., 2 * half :]), -1)
     return x
 
 
@@ -148,7 +148,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     The largest component of each eigenvector is positive. Source: Golub and Van Loan, section 8.5.
     """
-    a = matrix.detach().double().cpu().numpy().copy()
+    a = matrix.double().numpy(force=True)
     a = (a + a.T) / 2.0
     n = len(a)
     vectors = np.eye(n)
@@ -179,8 +179,7 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 
 @cache
 def _table(function: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
-    size = _TABLE_REACH * _TABLE_STEPS
-    table = function(torch.arange(-size, size).double() / _TABLE_STEPS).float()
+    table = function(torch.arange(-_TABLE_SIZE, _TABLE_SIZE).double() / _TABLE_STEPS).float()
     # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by numbers of any size.
     table[0], table[-1] = 0.0, table[-1].round()
     return table.to(device)

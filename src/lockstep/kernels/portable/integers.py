@@ -113,9 +113,8 @@ def sliced(x: Tensor) -> Slices | None:
     """Return the slices, uint8 [2, ...], of float32 `x`, in its order of memory; None if an element is not finite."""
     if x not in _frozen:
         return _sliced(x)
-    found: Slices | None = _frozen[x] or _sliced(x)
-    _frozen[x] = found
-    return found
+    _frozen[x] = _frozen[x] or _sliced(x)
+    return _frozen[x]  # type: ignore[no-any-return]
 
 
 def _sliced(x: Tensor) -> Slices | None:
@@ -124,9 +123,8 @@ def _sliced(x: Tensor) -> Slices | None:
     exponent = exponent_of(values, SLICED_BITS)
     if exponent is None:
         return None
-    parts = torch.empty((2, *values.shape), dtype=torch.uint8, device=x.device)
-    chunks = in_chunks((values.reshape(-1), parts[0].view(-1), parts[1].view(-1)), _CHUNK)
-    for part, high, low in chunks:
+    parts = x.new_empty((2, *values.shape), dtype=torch.uint8)
+    for part, high, low in in_chunks((values.reshape(-1), parts[0].view(-1), parts[1].view(-1)), _CHUNK):
         # The sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
         bits = _added(_ROUNDER + 128 * _OFFSET + _OFFSET, part, power_of_two(exponent)).view(torch.int32)
@@ -142,7 +140,7 @@ def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
 
 def _added(number: float, x: Tensor, scale: float | Tensor) -> Tensor:
     """Return `number` + float32 `x` * `scale`, a power of two."""
-    rounder = torch.full((), number, dtype=torch.float32, device=x.device)
+    rounder = x.new_full((), number)
     # The product is exact, so it makes no difference whether a device rounds it before the addition.
     if isinstance(scale, Tensor):
         return torch.addcmul(rounder, x, scale.float())

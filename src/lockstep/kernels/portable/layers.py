@@ -104,15 +104,13 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
     wide = x.movedim(dim, -1).double()
     shifted = wide - wide.amax(-1, keepdim=True)
-    flat = elementary.exp(shifted).reshape(-1, wide.shape[-1])
-    return shifted, elementary.tree_sum(flat).view(*wide.shape[:-1], 1)
+    return shifted, elementary.tree_sum(elementary.exp(shifted))
 
 
 def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
     wide = gradient.movedim(dim, -1).double()
-    sums = elementary.tree_sum(wide.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
-    result = wide - elementary.exp(output.movedim(dim, -1).double()) * sums
+    result = wide - elementary.exp(output.movedim(dim, -1).double()) * elementary.tree_sum(wide)
     return result.to(dtype).movedim(-1, dim)
 
 
@@ -120,8 +118,7 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     """Return the gradient of the argument of `softmax`, whose result is `output`."""
     wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
     product = wide * y
-    sums = elementary.tree_sum(product.reshape(-1, wide.shape[-1])).view(*wide.shape[:-1], 1)
-    return (product - y * sums).to(dtype).movedim(-1, dim)
+    return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
 def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
@@ -129,8 +126,9 @@ def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, i
     if x.ndim != 2:
         raise NotImplementedError
     counted = labels != ignored
-    weights = counted.to(x.dtype) if weight is None else weight[labels.where(counted, 0)] * counted
-    losses = -x.gather(1, labels.where(counted, 0)[:, None])[:, 0] * weights
+    known = labels.where(counted, 0)
+    weights = counted.to(x.dtype) if weight is None else weight[known] * counted
+    losses = -x.gather(1, known[:, None])[:, 0] * weights
     if reduction == 0:
         return losses, x.new_zeros(())
     weight_sum, loss = counted.sum().double() if weight is None else total(weights), total(losses)
@@ -194,41 +192,38 @@ def sgd_(
         parameter.sub_(gradient * lr)
 
 
-def adam_(decoupled: bool) -> Any:
-    """Return the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
-
-    def update(
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        largest: list[Tensor],
-        steps: list[Tensor],
-        *,
-        lr: Any,
-        beta1: float,
-        beta2: float,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        maximize: bool,
-        **others: Any,
-    ) -> None:
-        if amsgrad or maximize:
-            raise NotImplementedError
-        count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
-        first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
-        for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
-            if weight_decay and decoupled:
-                parameter.mul_(1.0 - lr * weight_decay)
-            elif weight_decay:
-                gradient = gradient + parameter * weight_decay
-            mean.mul_(beta1).add_(gradient * (1.0 - beta1))
-            square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
-            divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
-            parameter.sub_((mean / divisor).mul_(lr / first))
-
-    return update
+def adam_(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    means: list[Tensor],
+    squares: list[Tensor],
+    largest: list[Tensor],
+    steps: list[Tensor],
+    *,
+    decoupled: bool,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    **others: Any,
+) -> None:
+    """Make the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
+    if amsgrad or maximize:
+        raise NotImplementedError
+    count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
+    first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
+    for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
+        if weight_decay and decoupled:
+            parameter.mul_(1.0 - lr * weight_decay)
+        elif weight_decay:
+            gradient = gradient + parameter * weight_decay
+        mean.mul_(beta1).add_(gradient * (1.0 - beta1))
+        square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
+        divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
+        parameter.sub_((mean / divisor).mul_(lr / first))
 
 
 def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
@@ -249,4 +244,4 @@ def _unrows(rows: Tensor, x: Tensor) -> Tensor:
 
 def _inverse_root(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x) of float64 `x` as float32."""
-    return (1.0 / elementary.sqrt(x.float())).float()
+    return 1.0 / elementary.sqrt(x.float())

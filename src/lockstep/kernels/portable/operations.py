@@ -112,23 +112,22 @@ def _sum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, 
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
         return torch.sum(x, list(dim or []), keepdim, dtype=dtype)
-    return total(x, dim or [], keepdim=keepdim).to(x.dtype)
+    return total(x, dim, keepdim=keepdim).to(x.dtype)
 
 
 def _mean(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    sums = total(x, dim or [], keepdim=keepdim)
+    sums = total(x, dim, keepdim=keepdim)
     return elementary.divided(sums, x.numel() // max(1, sums.numel())).to(dtype or x.dtype)
 
 
 def _variance(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    dims = dim or []
-    sums = total(x, dims, keepdim=True)
+    sums = total(x, dim, keepdim=True)
     count = x.numel() // max(1, sums.numel())
     centred = x - elementary.divided(sums, count).to(x.dtype)
     divisor = max(0.0, count - (1 if correction is None else correction))
-    return elementary.divided(total(centred * centred, dims, keepdim=keepdim), divisor).to(x.dtype)
+    return elementary.divided(total(centred * centred, dim, keepdim=keepdim), divisor).to(x.dtype)
 
 
 def _vector_norm(
@@ -137,7 +136,7 @@ def _vector_norm(
     if order != 2:
         raise NotImplementedError
     wide = x.float()
-    return elementary.sqrt(total(wide * wide, dim or [], keepdim=keepdim).float()).to(dtype or x.dtype)
+    return elementary.sqrt(total(wide * wide, dim, keepdim=keepdim).float()).to(dtype or x.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -182,8 +181,7 @@ def _dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
 
 def _sorted(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, Tensor]:
     """Return `x` sorted, and the places. Equal values keep their order, which torch promises only if asked."""
-    values, places = torch.sort(x, dim=dim, descending=descending, stable=True)
-    return values, places
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
 def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
@@ -191,16 +189,6 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         raise NotImplementedError
     values, places = _sorted(x, dim, largest)
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
-
-
-def _cudnn_batch_norm_backward(
-    x: Tensor, gradient: Tensor, weight: Tensor, mean: Tensor | None, variance: Tensor | None,
-    batch_mean: Tensor | None, inverse: Tensor | None, epsilon: float, reserve: Tensor,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    all_needed = [True] * 3
-    return layers.batch_norm_backward(
-        gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, all_needed
-    )
 
 
 def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
@@ -244,16 +232,16 @@ def _resizing(old: int, new: int) -> Tensor:
     centres = (torch.arange(new).double() + 0.5) * step
     distance = (torch.arange(old).double() + 0.5 - centres[:, None]).abs() / reach
     weights = (1.0 - distance).clamp_min(0.0)
-    sums = torch.zeros(new, 1, dtype=torch.float64)
-    for column in range(old):
-        sums = sums + weights[:, column : column + 1]
-    return (weights / sums).float()
+    return (weights / sum(torch.split(weights, 1, 1))).float()  # The order in which these are added is fixed.
 
 
 PORTABLE: dict[str, Callable[..., Any]] = {
-    "add": _add, "sub": lambda x, y, alpha: _add(x, y, -alpha), "rsub": lambda x, y, alpha: _add(y, x, -alpha),
+    "add": _add,
+    "sub": lambda x, y, alpha: _add(x, y, -alpha),
+    "rsub": lambda x, y, alpha: _add(y, x, -alpha),
     "lerp": lambda x, end, weight: x + (end - x) * weight, "addcmul": _addcmul, "addcdiv": _addcdiv,
-    "pow": _pow, "square": lambda x: x * x, "sqrt": elementary.sqrt,
+    "pow": _pow, "square": lambda x: x * x,
+    "sqrt": elementary.sqrt,
     "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(), "exp": _of_float64(elementary.exp),
     "log": _of_float64(elementary.log), "sigmoid": _of_float64(elementary.sigmoid),
     "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
@@ -267,7 +255,11 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "native_batch_norm": layers.batch_norm, "native_batch_norm_backward": layers.batch_norm_backward,
     "cudnn_batch_norm": lambda x, *args: (*layers.batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)),
-    "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+    "cudnn_batch_norm_backward": lambda x, gradient, weight, mean, variance, batch_mean, inverse, epsilon, reserve: (
+        layers.batch_norm_backward(
+            gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, [True] * 3
+        )
+    ),
     "_softmax": layers.softmax, "_softmax_backward_data": layers.softmax_backward,
     "_log_softmax": layers.log_softmax, "_log_softmax_backward_data": layers.log_softmax_backward,
     "nll_loss_forward": layers.nll_loss,
@@ -277,8 +269,8 @@ PORTABLE: dict[str, Callable[..., Any]] = {
     "native_dropout_backward": _dropout_backward, "sort": _sorted, "topk": _topk,
     "_linalg_eigh": lambda x, lower="L", vectors=True: elementary.eigh(x),
     "_upsample_bilinear2d_aa": _upsampled, "_upsample_bilinear2d_aa_backward": _upsampled_backward,
-    "_fused_sgd": layers.sgd_, "_fused_adam": layers.adam_(decoupled=False),
-    "_fused_adamw": layers.adam_(decoupled=True),
+    "_fused_sgd": layers.sgd_, "_fused_adam": partial(layers.adam_, decoupled=False),
+    "_fused_adamw": partial(layers.adam_, decoupled=True),
 }  # fmt: skip
 IN_PLACE = {"_foreach_add", "_fused_sgd", "_fused_adam", "_fused_adamw", "uniform", "normal", "bernoulli"}
 _WITHOUT_BITS = ("profiler", "prim")  # namespaces of operations that compute nothing

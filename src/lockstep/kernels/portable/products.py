@@ -67,13 +67,13 @@ def convolution_backward(
     grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] and filters else None
     upstream = upstream.signed()
     grad_weight = None
-    if needed[1] and images and x.is_cuda and at.groups == len(weight) == x.shape[1]:
-        signed = images.signed().parts
-        grad_weight = _depthwise_gradient(upstream.parts, signed, weight.shape[2:], at, _power(upstream, images))
-    elif needed[1] and images:
-        pairs = zip(upstream.parts.chunk(at.groups, 2), images.signed().parts.chunk(at.groups, 2), strict=True)
-        power = _power(upstream, images)
-        grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
+    if needed[1] and images:
+        seen, power = images.signed().parts, _power(upstream, images)
+        if x.is_cuda and at.groups == len(weight) == x.shape[1]:
+            grad_weight = _depthwise_gradient(upstream.parts, seen, weight.shape[2:], at, power)
+        else:
+            pairs = zip(upstream.parts.chunk(at.groups, 2), seen.chunk(at.groups, 2), strict=True)
+            grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
@@ -106,15 +106,16 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     """Return the convolution of slices [2, b, C, H, W] by slices [2, K, C / groups, h, w]."""
     outputs, _, *sides = weight.parts.shape[1:]
     seen = weight.parts[0, 0].numel()
-    is_long, is_depthwise = seen > MOST_CONVOLUTION_TERMS, at.groups == outputs == x.parts.shape[2]
-    if at.groups > 1 and is_depthwise and x.parts.is_cuda and not is_long:
-        return _depthwise(x, weight, at.output_size(x.parts.shape[1:], weight.parts.shape[1:]), at)
-    if at.groups > 1 and (is_long or x.parts.is_cuda or not is_depthwise):
+    is_long = seen > MOST_CONVOLUTION_TERMS
+    is_depthwise = at.groups == outputs == x.parts.shape[2] and not is_long  # and so one convolution
+    size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
+    if at.groups > 1 and not is_depthwise:
         # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
         pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
         one = at._replace(groups=1)
         return torch.cat([_convolution(replace(x, parts=a), replace(weight, parts=b), one) for a, b in pairs], 1)
-    size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
+    if at.groups > 1 and x.parts.is_cuda:
+        return _depthwise(x, weight, size, at)
     batch, positions = x.parts.shape[1], size[0] * size[1]
     few = batch * positions * max(outputs, seen // 4) <= _FEW_OUTPUTS
     if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS or x.parts.is_cuda):
@@ -132,10 +133,9 @@ def _depthwise(x: Slices, weight: Slices, size: Sequence[int], at: Geometry) -> 
     """Return the convolution of each channel by a filter of its own, of `size`. A GPU has no matrix product for it."""
     high_filters, low_filters = weight.signed().parts.int()[..., None, None, :, :]  # [C, 1, 1, 1, h, w]
     joined = 128 * high_filters + low_filters
-    total = torch.zeros((), dtype=torch.int32, device=x.parts.device)
+    total = joined.new_zeros(())
     for row, column, (high, low) in _seen(x.signed().parts, weight.parts.shape[3:], size, at):
-        whole = high * joined[:, 0, ..., row, column] + low * high_filters[:, 0, ..., row, column]
-        total = total + whole
+        total = total + high * joined[:, 0, ..., row, column] + low * high_filters[:, 0, ..., row, column]
     return scaled(total.float(), _power(x, weight))
 
 
@@ -181,12 +181,12 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
         part, channel, image, row, column = padded.stride()
         shape = 2, *sides, channels, batch, *size
         strides = part, row_step * row, column_step * column, channel, image, down * row, right * column
-        return padded.as_strided(shape, strides).reshape(2, sides[0] * sides[1] * channels, -1).mT
+        return padded.as_strided(shape, strides).flatten(4).flatten(1, 3).mT
     padded = functional.pad(parts.permute(0, 1, 3, 4, 2), [0, 0, *padding]).contiguous()
     part, image, row, column, channel = padded.stride()
     shape = 2, batch, *size, *sides, channels
     strides = part, image, down * row, right * column, row_step * row, column_step * column, channel
-    return padded.as_strided(shape, strides).reshape(2, -1, sides[0] * sides[1] * channels)
+    return padded.as_strided(shape, strides).flatten(4).flatten(1, 3)
 
 
 def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Geometry) -> Tensor:
@@ -207,9 +207,9 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
         whole = parts.new_full((*parts.shape[:2], *size, parts.shape[2]), upstream.offset).permute(0, 1, 4, 2, 3)
         (rows, columns), (height, width) = at.stride, parts.shape[3:]
         whole[..., : rows * height : rows, : columns * width : columns] = parts
-        upstream = Slices(whole, upstream.exponent, upstream.offset)
+        upstream = replace(upstream, parts=whole)
     backwards = Geometry((1, 1), padding, at.dilation, at.groups)
-    return _convolution(upstream, Slices(turned, filters.exponent, filters.offset), backwards)
+    return _convolution(upstream, replace(filters, parts=turned), backwards)
 
 
 def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent) -> Tensor:
@@ -267,7 +267,7 @@ def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
 def _position_sums(upstream: Slices) -> Tensor:
     """Return the sums of int8 slices [2, b, K, H, W] over images and positions: float32 [K]."""
     rows = upstream.parts.permute(0, 1, 3, 4, 2).flatten(1, 3)
-    sums = torch.zeros(2, rows.shape[2], dtype=torch.float64, device=rows.device)
+    sums = rows.new_zeros(2, rows.shape[2], dtype=torch.float64)
     for some in torch.split(rows, MOST_INT32_TERMS, 1):
         ones = rows.new_ones(1, some.shape[1])
         for row, part in zip(sums, some, strict=True):

@@ -16,11 +16,11 @@ _windows = WeakIdKeyDictionary()  # band -> 1 for each pair of neighbours, and t
 _MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**53
 
 
-def total(x: Tensor, dims: Sequence[int] = (), *, keepdim: bool = False) -> Tensor:
-    """Return the sum of float `x` over `dims` (none: over all), as float64; see `column_sums`."""
+def total(x: Tensor, dims: Sequence[int] | None = None, *, keepdim: bool = False) -> Tensor:
+    """Return the sum of float `x` over `dims` (None or none: over all), as float64; see `column_sums`."""
     if not x.ndim:
         return x.to(torch.float64, copy=True)
-    dims = sorted({range(x.ndim)[d] for d in dims}) or list(range(x.ndim))
+    dims = sorted({range(x.ndim)[d] for d in dims or ()}) or list(range(x.ndim))
     if len(dims) == x.ndim:
         return _whole(x.float()).view([1] * x.ndim if keepdim else [])
     kept = [d for d in range(x.ndim) if d not in dims]
@@ -55,7 +55,7 @@ def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
     a, n, c = x.shape
     assert n <= _MOST, f"a sum of {n} elements"
     if not x.numel():
-        return torch.zeros(a, c, dtype=torch.float64, device=x.device)
+        return x.new_zeros(a, c, dtype=torch.float64)
     if largest is None:
         largest = torch.maximum(x.amax(1), -x.amin(1))
     up, down = scales_for(largest, _BITS)

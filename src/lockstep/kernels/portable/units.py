@@ -9,6 +9,7 @@ import math
 import timeit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from operator import attrgetter
 from typing import NamedTuple
@@ -70,7 +71,7 @@ class Int8:
             # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
             (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
             padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
-            x, at = Slices(padded.permute(0, 1, 4, 2, 3), x.exponent, x.offset), at._replace(padding=(0, 0))
+            x, at = replace(x, parts=padded.permute(0, 1, 4, 2, 3)), at._replace(padding=(0, 0))
         if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
             mixed = self._convolved(torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside)
         else:  # Each product is exact in float32, so their sum is rounded once.
@@ -84,17 +85,15 @@ class Int8:
     ) -> Tensor:
         """Return the convolution of uint8 `x` with an `offset` by one `part` of the int8 `weight`, times 2**power."""
         shape, one = (at.stride, at.padding, at.dilation, at.groups), torch.ones(1)
-
-        def pack(signed: Slices) -> Tensor:
-            packed: Tensor = torch.ops.onednn.qconv_prepack(part(signed), one, 1.0, offset, *shape, list(x.shape))
-            return packed
-
-        packed, scale = weight.once((part, at, offset, x.shape), pack), torch.tensor([2.0**power], dtype=torch.float32)
+        packed = weight.once(
+            (part, at, offset, x.shape),
+            lambda signed: torch.ops.onednn.qconv_prepack(part(signed), one, 1.0, offset, *shape, list(x.shape)),
+        )
+        scale = torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
-        result: Tensor = torch.ops.onednn.qconv2d_pointwise(
+        return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
             x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
         )
-        return result
 
 
 class OfGpu:
