@@ -25,7 +25,7 @@ OF_SHELL = {"Option", "Typer", "Field", "command"}
 EXCEPTIONS = {
     "classify/serve.py": {"--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
-    "commands/program.py": {"--help", "--help-all"},
+    "commands/program.py": {"--help"},
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
