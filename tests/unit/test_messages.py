@@ -128,11 +128,13 @@ def load():
 @pytest.mark.parametrize(
     ("given", "shell", "python"),
     [
-        ({"processes": 99}, "Choose --processes 1 to", "Choose processes=1 to"),
-        ({"processes": 2, "dataset": "own:load"}, "leave out --data x", 'leave out data="x"'),
+        pytest.param({"processes": 99}, "Choose --processes 1 to", "Choose processes=1 to", id="launcher"),
+        pytest.param(
+            {"processes": 2, "dataset": "own:load"}, "leave out --data x", 'leave out data="x"',
+            id="thread of a worker", marks=pytest.mark.slow,  # three programs, twice
+        ),
     ],
-    ids=["launcher", "thread of a worker"],
-)
+)  # fmt: skip
 def test_every_part_of_a_job_knows_the_reader(tmp_path, monkeypatch, given, shell, python):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
