@@ -20,7 +20,8 @@ from lockstep.config.placement import Placement
 ALONE = ("--steps", STEPS, "--processes", 1)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_of_its_children(tmp_path, processes):
     """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes them for 0."""
     crash = f"if os.environ.get('RANK') == '{processes - 1}': raise RuntimeError('no such weights')"
@@ -49,6 +50,7 @@ def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(start
     assert sha256(out) == trained_once(*ALONE)[1]["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path):
     write_model(
         tmp_path, "mine", "self.training",

@@ -35,6 +35,7 @@ def photos(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_data_check_lists_exchanged_labels_first_and_writes_a_page_once(here, photos):
     words = ("data", "check", photos, "--labels", "--html", "page.html")
     checked = here(*words, "--json")

@@ -370,7 +370,7 @@ def test_groups_stay_on_one_side(photos, by):
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        ("(([a-z]|[a-z/])+)+[.]never", "the search takes too long"),
+        pytest.param("(([a-z]|[a-z/])+)+[.]never", "the search takes too long", marks=pytest.mark.slow),
         ("(" * 500, "maximum recursion depth exceeded"),
         ("a{99999999999}", "repetition number is too large"),
     ],
