@@ -381,18 +381,19 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
     from PIL import Image
 
-    width: float
-    height: float
     _require_size(image, PIXEL_LIMIT)
-    width, height = image.size
     coarse = int(_REDUCING_GAP * image_px)
-    if draft and min(image.size) >= 2 * coarse and (scaled := image.draft(None, (coarse, coarse))):
-        width, height = scaled[1][2:]  # not image.size, which is rounded up
-    image.load()
-    if image.format == "TIFF":
-        width, height = image.size  # Pillow applies the orientation of a TIFF while it loads it.
+    shrinks = draft and min(image.size) >= 2 * coarse
+    scaled = image.draft(None, (coarse, coarse)) if shrinks else None
+    image.load()  # which applies the orientation of a TIFF
+    width, height = scaled[1][2:] if scaled else image.size  # The size of a draft is rounded up.
     side = min(width, height)
-    box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+    box = (
+        (width - side) / 2,
+        (height - side) / 2,
+        (width + side) / 2,
+        (height + side) / 2,
+    )
     # The margins of fit=pad; at least one pixel of the image remains.
     free = image_px / 2 if fit == "pad" else 0
     across, down = (
