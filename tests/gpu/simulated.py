@@ -73,7 +73,8 @@ SEVERAL = {
     },
     f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
 }
-LONG = {"photos-tuned"}  # in portable arithmetic: they get smaller images
+TUNED = f"photos-tuned{PORTABLE}"  # with small images
+BY_NAME = {TUNED, f"digits{PORTABLE}, three processes on one GPU"}  # They take minutes: only if they are asked for.
 RESUMED = f"digits{PORTABLE}, resumed on a CPU and on a GPU again"
 MEMBER = "--member"
 DRIVER = {
@@ -177,7 +178,7 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
     name, portable, _ = name.partition(PORTABLE)
     changes["arithmetic"] = "portable" if portable else "native"
     base = get_recipe(name if name in RECIPES else "digits").model_dump(mode="json")
-    if portable and name in LONG:
+    if name + PORTABLE == TUNED and portable:
         changes |= {"image_px": 32, "batch": 4}
     # The first step with another size of images also waits for the weights that resize them.
     changes |= {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
@@ -245,13 +246,8 @@ def main() -> None:
         GPU.set_as_cuda(True)
         member(int(number), name, Path(folder))
         return
-    for name in sys.argv[2:] or [
-        *RECIPES,
-        *SETTINGS,
-        *(f"{name}{PORTABLE}" for name in RECIPES),
-        *SEVERAL,
-        RESUMED,
-    ]:
+    every = [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL, RESUMED]
+    for name in sys.argv[2:] or [name for name in every if name not in BY_NAME]:
         GPU.set_as_cuda(PORTABLE in name)
         Graph.replays = 0
         line = {"case": name, "equal": False, "waits": [], "error": ""}
