@@ -43,7 +43,9 @@ def called(compute, inputs=INPUTS, **options):
         return compute(x)
 
     once_captured = Captured(counted, **{"exact": True, **options})
-    return [once_captured(seed, None, x) for x in inputs], calls
+    results = [once_captured(seed, None, x) for x in inputs]
+    assert (once_captured._output.numel() == 0) == once_captured._refused  # What is refused holds no memory.
+    return results, calls
 
 
 def test_the_first_call_is_captured_and_from_the_third_on_only_the_graph_computes(told):

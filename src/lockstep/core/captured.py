@@ -66,7 +66,11 @@ class Captured:
         return self._output.clone()
 
     def _refuse(self, why: str) -> None:
-        self._graph, self._refused = None, True
+        self._refused = True
+        self._graph = None
+        # They hold memory of the GPU, the result all of the graph's.
+        self._inputs = []
+        self._output = torch.empty(0)
         logger.warning(f"towers are computed kernel by kernel, not as a CUDA graph: {why}")
 
 
