@@ -27,7 +27,7 @@ from benchmarks.kinds import kind, slug
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
 from lockstep.runs.folder import Run
-from lockstep.settings import dotted
+from lockstep.schema import dotted
 
 Figures = dict[str, float]
 TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")

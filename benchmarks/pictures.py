@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
     (("pages", "reports as HTML: a run, doubtful labels"),),
     (("runs", "the folder of a run on the disk"),),
     (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
+    (("head", "what is known around a trained head: features, confidence, outliers"),),
     (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
     (("recipes", "functions that return a recipe"),),
     (("config", "recipe, placement, schedules, overrides"),),
@@ -56,8 +57,9 @@ LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
         ("models", "networks"),
         ("optim", "SGD, Adam(W), Muon, EMA"),
     ),
+    (("pictures", "a folder's files and labels, the decoder, the file of pixels"),),
     (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),
-    (("top-level modules", "errors, files, hardware, messages, numerics, rng, settings, words"),),
+    (("top-level modules", "errors, files, hardware, messages, numerics, rng, schema, text"),),
 )
 
 STYLE = """<style>

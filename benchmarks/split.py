@@ -22,7 +22,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from lockstep.models import mnist, tutorial  # noqa: E402
-from lockstep.models.layers import conv_relu, flatten_hwc  # noqa: E402
+from lockstep.models.modules import conv_relu, flatten_hwc  # noqa: E402
 
 IMAGES = 128
 Layer = tuple[str, Callable[[Tensor], Tensor], list[Any]]  # name, function, modules with weights

@@ -24,12 +24,12 @@ from torch.distributed import FileStore  # noqa: E402
 
 from lockstep import Reduction, Tower  # noqa: E402
 from lockstep.config import overrides  # noqa: E402
-from lockstep.core.evaluate import evaluate  # noqa: E402
+from lockstep.core.evaluation import evaluate  # noqa: E402
 from lockstep.core.group import Group, connect  # noqa: E402
 from lockstep.core.model import Model  # noqa: E402
 from lockstep.core.monitor import Monitor  # noqa: E402
 from lockstep.data import DATASETS  # noqa: E402
-from lockstep.settings import load_object  # noqa: E402
+from lockstep.schema import load_object  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lockstep.data import photos
+from lockstep.data import folder
+from lockstep.pictures import photos
 
 
 @cache
@@ -51,4 +52,4 @@ def grey_folder(root: Path, count: int) -> Path:
 def load_folder(root: Path, *, image_px: int = 32, test_share: float = 0.2, grey: bool = False, fit="crop", **how):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey`."""
     found = photos.survey(root, test_share, fit=fit, **how)
-    return photos.load(found, image_px=image_px, grey=grey, fit=fit)
+    return folder.load(found, image_px=image_px, grey=grey, fit=fit)

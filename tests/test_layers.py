@@ -21,12 +21,14 @@ LAYERS = [
     {"pages"},
     {"runs"},
     {"listeners"},
+    {"head"},
     {"core"},
     {"recipes"},
     {"config"},
     {"data", "models", "optim"},
+    {"pictures"},
     {"kernels"},
-    {"errors", "files", "hardware", "messages", "numerics", "rng", "settings", "words"},
+    {"errors", "files", "hardware", "messages", "numerics", "rng", "schema", "text"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
 TOP_LEVEL_MODULES = 10  # A reader sees them all at once.

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lockstep.kernels import fused, reference
 from lockstep.kernels.portable import sums
-from lockstep.models import layers, whitened
+from lockstep.models import modules, whitened
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def operators_of_a_gpu() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
         stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
-        stack.enter_context(mock.patch.object(layers, "linear", functional.linear))
+        stack.enter_context(mock.patch.object(modules, "linear", functional.linear))
         for module in (fused, whitened):
             stack.enter_context(mock.patch.object(module, "conv", reference.conv))
         yield

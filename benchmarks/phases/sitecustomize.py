@@ -107,7 +107,7 @@ def _tower(module: Any) -> None:
 
 
 def _features(module: Any) -> None:
-    module.Prefix.dataset = before("features", module.Prefix.dataset)
+    module.features_of = before("features", module.features_of)
 
 
 def _group(module: Any) -> None:
@@ -125,7 +125,7 @@ def _supervisor(module: Any) -> None:
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
     "lockstep.jobs.session": _session, "lockstep.jobs.train": _train, "lockstep.runs.folder": _folder,
-    "lockstep.runs.saver": _saver, "lockstep.core.tower": _tower, "lockstep.core.features": _features,
+    "lockstep.runs.saver": _saver, "lockstep.core.tower": _tower, "lockstep.head.features": _features,
     "lockstep.core.group": _group, "lockstep.launch.supervisor": _supervisor,
 }  # fmt: skip
 

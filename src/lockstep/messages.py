@@ -1,4 +1,4 @@
-"""Messages for the user: Python's logger "lockstep", and the commands that messages name.
+"""Messages for the user: Python's logger "lockstep", the commands that messages name, and the progress of long work.
 
 A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it sends them. The
 command line and the worker processes handle them with `handled`.
@@ -8,13 +8,17 @@ import logging
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from lockstep.errors import printable
+from lockstep.text import duration
 
 logger = logging.getLogger("lockstep")
+_SILENT_S = 1.0  # Shorter work shows no progress.
+_LINE_S = 10.0  # between two lines of progress
 
 
 def program() -> str:
@@ -74,3 +78,26 @@ def handled(write: Callable[[str], None], later: bool = False) -> Iterator[_Hand
 def muted(quiet: bool) -> AbstractContextManager[object]:
     """If `quiet`, drop all messages within the context."""
     return handled(lambda text: None) if quiet else nullcontext()
+
+
+@contextmanager
+def progress(description: str, total: int, *, at_once: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that counts done pieces.
+
+    With `at_once`, the first line comes before any piece is done.
+    """
+    began = time.monotonic()
+    all_done, due = 0, began + _SILENT_S
+    if at_once:
+        logger.warning(description, extra={"progress": True})
+
+    def advance(done: int) -> None:
+        nonlocal all_done, due
+        all_done += done
+        now = time.monotonic()
+        if now >= due and all_done:
+            left = duration((now - began) * (total - all_done) / all_done)
+            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left", extra={"progress": True})
+            due = now + _LINE_S
+
+    yield advance

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep import hardware
-from lockstep.kernels.portable import units
+from lockstep.kernels.portable import backends
 
 doctor = import_module("lockstep.commands.doctor")  # the package has the command by this name
 
@@ -27,7 +27,7 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]})
     monkeypatch.setattr(hardware, "gpu_problem", lambda: "the driver is too old")
     kinds = {"8-bit integers": ["matrix products"], "float32": ["convolutions"]}
-    monkeypatch.setattr(units, "kinds_by_unit", lambda: kinds)
+    monkeypatch.setattr(backends, "kinds_by_unit", lambda: kinds)
     done = here("doctor")
     assert done.returncode == 4
     assert "computes other bits" in done.stderr

@@ -11,7 +11,7 @@ from tests.conftest import _outside
 from tests.serving import Server, archive, blank_mnist
 
 from lockstep.data.catalog import SOURCES, Source
-from lockstep.words import size
+from lockstep.text import size
 
 DATA = 3
 # The program, but for the sums of what it downloads: those of files that a test can make.

@@ -17,9 +17,9 @@ import lockstep
 from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
-from lockstep.data.decode import decode_image
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
 from lockstep.jobs import session
+from lockstep.pictures.decode import decode_image
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, facts_of, read_tensors
 
@@ -216,7 +216,7 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     written, tmp_path, here, monkeypatch
 ):
     path, _, record = written
-    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
+    monkeypatch.setattr("lockstep.pictures.progress._SILENT_S", 0.0)
     done = here("export", path / "model.safetensors")
     assert done.returncode == 0, done.stderr
     first, second, third, *_ = done.stderr.splitlines()

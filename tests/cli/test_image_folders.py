@@ -10,8 +10,8 @@ from tests.cli.test_mistakes import refused
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
 from lockstep.classify.predict import load
-from lockstep.data.decode import decode_image, decoder_versions
 from lockstep.pages.runs import page
+from lockstep.pictures.decode import decode_image, decoder_versions
 from lockstep.runs.folder import Run
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4

@@ -19,7 +19,7 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
-from lockstep.core.evaluate import Evaluation, evaluate
+from lockstep.core.evaluation import Evaluation, evaluate
 from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
@@ -31,7 +31,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
 from lockstep.recipes import get_recipe
-from lockstep.settings import validated
+from lockstep.schema import validated
 
 CPU = torch.device("cpu")
 SIDE, STEPS, TOWERS, BATCH = 16, 5, 3, 18

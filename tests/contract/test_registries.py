@@ -15,9 +15,9 @@ from lockstep.data import AUGMENTATIONS
 from lockstep.data.transforms import Keys, to_device
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.optim.settings import parameter_groups
+from lockstep.optim.optimizers import parameter_groups
 from lockstep.recipes import RECIPES
-from lockstep.settings import load_object, validated
+from lockstep.schema import load_object, validated
 
 SHAPES = {
     "digits": (1, 8, 8),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np, torch
 from lockstep.config.overrides import make, read_file
 from lockstep.data import readers
-from lockstep.data.decode import decode_image
+from lockstep.pictures.decode import decode_image
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile

@@ -23,13 +23,13 @@ from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.data import arrays, readers
-from lockstep.data.decode import _load_plugins, decode_image, inspect_image
-from lockstep.data.photos import survey
-from lockstep.data.scan import scan
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.pages.runs import page
+from lockstep.pictures.decode import _load_plugins, decode_image, inspect_image
+from lockstep.pictures.photos import survey
+from lockstep.pictures.scan import scan
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.folder import Run

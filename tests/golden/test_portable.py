@@ -16,8 +16,8 @@ from tests.runs import fit_here
 
 from lockstep import numerics
 from lockstep.config.overrides import make
-from lockstep.core.evaluate import evaluate
-from lockstep.core.features import Prefix
+from lockstep.core.backbone import Backbone
+from lockstep.core.evaluation import evaluate
 from lockstep.core.group import Group
 from lockstep.core.model import Model, build_model
 from lockstep.core.tower import Tower
@@ -65,7 +65,7 @@ def features_sha256() -> str:
     model = build_model(recipe, (3, 64, 64), 1000)
     model.load_state_dict(torch.load(known_weights(recipe), weights_only=True))
     images = invented.load(recipe.dataset, 2, 64)["train"].images
-    return hashlib.sha256(Prefix(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(Backbone(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
 
 
 def digits_sha256(path: Path) -> str:

@@ -22,8 +22,8 @@ from tests.conftest import NATIVE
 import lockstep
 from lockstep.classify import serve as application
 from lockstep.classify.decoder import Decoder
-from lockstep.data.decode import decode_image, stored_pixels
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.pictures.decode import decode_image, stored_pixels
 
 PICTURES = load.digits()[:40]
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.test_saver import Weights, save, steps
 
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.listeners.events import EvaluationEvent
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.runs import statefile

@@ -11,8 +11,8 @@ from PIL import Image
 from tests.images import encoded
 
 from lockstep.data import arrays as module
-from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, LockstepError
+from lockstep.pictures.decode import decode_image
 
 RNG = np.random.default_rng(1)
 PIXELS = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)

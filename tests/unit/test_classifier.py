@@ -18,7 +18,7 @@ from tests.conftest import NATIVE
 import lockstep
 from lockstep import numerics
 from lockstep.classify import predict
-from lockstep.classify.pictures import items
+from lockstep.classify.inputs import items
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.readers import load_digits as load

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config.placement import Placement
 from lockstep.data import AUGMENTATIONS, readers
 from lockstep.data.dataset import Dataset
-from lockstep.data.pixels import Rows
 from lockstep.data.transforms import to_device
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
+from lockstep.pictures.pixels import Rows
 from lockstep.recipes import get_recipe
 
 KINDS = ["mapped", "mapped in another order"]

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from lockstep.data.decode import UnreadableImageError, _load_plugins, decode_image, inspect_image
 from lockstep.errors import DATA
+from lockstep.pictures.decode import UnreadableImageError, _load_plugins, decode_image, inspect_image
 
 _load_plugins()  # so that Pillow writes HEIC too
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF", "PPM")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lockstep.classify.decoder import Decoder
-from lockstep.data.decode import UnreadableImageError, _load_plugins, decode_image, stored_pixels
+from lockstep.pictures.decode import UnreadableImageError, _load_plugins, decode_image, stored_pixels
 
 _load_plugins()  # so that Pillow writes HEIC too
 

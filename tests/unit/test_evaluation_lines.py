@@ -6,10 +6,10 @@ import re
 import pytest
 
 from lockstep.commands.evaluate import EvaluationRecord, WatchedRecord
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.errors import printable
 from lockstep.jobs.evaluate import record_of
-from lockstep.words import counted, wilson_interval
+from lockstep.text import counted, wilson_interval
 
 
 def evaluation(classes, confusion, lost=0, loss=0.5):

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from lockstep.config.overrides import make
-from lockstep.core.evaluate import classify
-from lockstep.core.features import Prefix, head_of
+from lockstep.core.backbone import Backbone, head_of
+from lockstep.core.evaluation import classify
 from lockstep.core.network import Network
+from lockstep.head.activation import class_activation_map
 from lockstep.models.efficientnet import efficientnet_lite0
 from lockstep.pages.page import spotlit
 from lockstep.recipes import get_recipe
@@ -35,10 +36,10 @@ def two_layers():
 def parts(model, head="4", **changes):
     """Return the recipe, the head's network, the layers before it, and a function from (image, label) to evidence."""
     recipe = make(PHOTOS, {"head": head, "image_px": 64, "precision": "float32", **changes})
-    prefix = Prefix(recipe, model, (3, 64, 64), CPU)
-    network = Network(recipe.replace(precision="float32"), head_of(head, model), prefix.output, CPU)
+    backbone = Backbone(recipe, model, (3, 64, 64), CPU)
+    network = Network(recipe.replace(precision="float32"), head_of(head, model), backbone.output, CPU)
     network.module.eval()
-    return recipe, network, prefix, partial(prefix.evidence, network)
+    return recipe, network, backbone, partial(class_activation_map, backbone, network)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +52,8 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
         for tensor in published.parameters():  # Random weights shrink an image to nothing within 50 layers.
             tensor.mul_(1.5)
     for model, head in ((averaged(), "4"), (published, "_fc")):
-        recipe, network, prefix, found = parts(model, head, test_views=views, precision=precision)
-        logits = classify(recipe, network, prefix(IMAGE))[0][0].tolist()
+        recipe, network, backbone, found = parts(model, head, test_views=views, precision=precision)
+        logits = classify(recipe, network, backbone(IMAGE))[0][0].tolist()
         bias = network.module.get_submodule(head).bias.tolist()
         for label in range(3):
             assert float(found(IMAGE, label).sum() + bias[label]) == pytest.approx(

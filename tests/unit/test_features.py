@@ -18,13 +18,15 @@ import lockstep
 from lockstep.commands.to_spec import placed
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core import features
-from lockstep.core.features import Prefix
+from lockstep.core import backbone as core_backbone
+from lockstep.core.backbone import Backbone
 from lockstep.core.group import Group
 from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.head import features as head_features
+from lockstep.head.features import features_of
 from lockstep.jobs import weights
 from lockstep.jobs.weights import find_weights, known_weights
 from lockstep.models.efficientnet import _padded, efficientnet_lite0
@@ -54,12 +56,12 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def prefix():
+def backbone():
     model = build_model(recipe(), SHAPE, 2)
     with torch.no_grad():
         for tensor in model.parameters():  # Random weights shrink an image to nothing within 50 layers.
             tensor.mul_(1.5)
-    return Prefix(recipe(), model, SHAPE, torch.device("cpu"))
+    return Backbone(recipe(), model, SHAPE, torch.device("cpu"))
 
 
 def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen constant
@@ -67,8 +69,8 @@ def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen con
     return fit_here(recipe, path, place).result
 
 
-def dataset_of(prefix, images, group, key="key"):
-    return prefix.dataset(images, group, key, first_of_host=group.process == 0, threads=2)
+def dataset_of(backbone, images, group, key="key"):
+    return features_of(backbone, images, group, key, first_of_host=group.process == 0, threads=2)
 
 
 def test_logits_are_those_of_the_published_package():
@@ -91,29 +93,31 @@ def test_fixed_statistics_do_not_move():
     assert model._dropout.training
 
 
-def test_features_do_not_depend_on_processes_and_cache(prefix, images, monkeypatch):
+def test_features_do_not_depend_on_processes_and_cache(backbone, images, monkeypatch):
     def found(group):
-        return dataset_of(prefix, images, group, str(group.processes)).pixels(slice(None)).numpy().tobytes()
+        return dataset_of(backbone, images, group, str(group.processes)).pixels(slice(None)).numpy().tobytes()
 
     alone = found(Group())
     for processes in (2, 3):
         assert equal_in_all(on_replicas(processes, found)) == alone
-    monkeypatch.setattr(Prefix, "_computed", None)  # All are in the cache.
+    monkeypatch.setattr(head_features, "_computed", None)  # All are in the cache.
     assert equal_in_all(on_replicas(2, found)) == alone
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_image_more_costs_one_image(prefix, images, monkeypatch, processes):
+def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes):
     def features(*rows):
         computed.clear()
         part = images.select(np.array(rows))
-        found = on_replicas(processes, lambda group: dataset_of(prefix, part, group).pixels(slice(None)).numpy())
+        found = on_replicas(processes, lambda group: dataset_of(backbone, part, group).pixels(slice(None)).numpy())
         assert all(np.array_equal(one, found[0]) for one in found)
         return found[0]
 
-    computed, original = [], Prefix._computed
+    computed, original = [], head_features._computed
     monkeypatch.setattr(
-        Prefix, "_computed", lambda self, part, *rest: computed.append(len(part)) or original(self, part, *rest)
+        head_features,
+        "_computed",
+        lambda backbone, part, *rest: computed.append(len(part)) or original(backbone, part, *rest),
     )
     some = features(0, 1, 2, 3, 5, 6)
     assert computed == [6] * processes
@@ -127,8 +131,8 @@ def test_one_image_more_costs_one_image(prefix, images, monkeypatch, processes):
 def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(images):
     model = efficientnet_lite0(SHAPE, 1000).eval()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
-    folded = Prefix(recipe(), model, SHAPE, torch.device("cpu"))
-    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded._network.module.modules())
+    folded = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
+    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded.network.module.modules())
     pixels = images.images[4:5]
     found = folded(pixels)
     assert torch.equal(found[0], dataset_of(folded, images, Group()).pixels(slice(4, 5))[0])
@@ -138,14 +142,14 @@ def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_
     require_close(Features().test(found)[:, :, 0], torch.stack(views, -1), 1e-3, 1e-4)
 
 
-def test_cache_of_other_arithmetic_is_not_used(prefix, images, monkeypatch):
-    dataset_of(prefix, images, Group())
+def test_cache_of_other_arithmetic_is_not_used(backbone, images, monkeypatch):
+    dataset_of(backbone, images, Group())
     computed = []
-    original = Prefix._computed
-    monkeypatch.setattr(Prefix, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest))
-    dataset_of(prefix, images, Group(), key="another machine")
-    monkeypatch.setattr(Prefix, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
-    dataset_of(prefix, images, Group())
+    original = head_features._computed
+    monkeypatch.setattr(head_features, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest))
+    dataset_of(backbone, images, Group(), key="another machine")
+    monkeypatch.setattr(Backbone, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
+    dataset_of(backbone, images, Group())
     assert len(computed) == 2
 
 
@@ -153,7 +157,7 @@ def test_features_that_are_not_finite_are_refused_in_all_processes(images):
     model = build_model(recipe(), SHAPE, 2)
     with torch.no_grad():
         model._conv_head.weight[0] = torch.nan
-    broken = Prefix(recipe(), model, SHAPE, torch.device("cpu"))
+    broken = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
     ends = on_replicas(2, lambda group: dataset_of(broken, images, group))
     assert all(re.search("the features of 11 of 11 images are not finite", str(end)) for end in ends), ends
 
@@ -162,7 +166,7 @@ def test_features_that_are_not_finite_are_refused_in_all_processes(images):
 def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     first = train(tmp_path / "runs/a", photos)
     assert first["accuracy"]["raw"] >= 0.8
-    monkeypatch.setattr(Prefix, "_computed", None)  # The second run finds the features in the cache.
+    monkeypatch.setattr(head_features, "_computed", None)  # The second run finds the features in the cache.
     assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
 
     whole = lockstep.load(tmp_path / "runs/a")
@@ -313,5 +317,5 @@ def test_network_that_cannot_be_traced_is_not_folded_and_says_so(caplog):
             return x if x.sum() > 0 else -x
 
     layers = Branching()
-    assert features._folded(layers) is layers
+    assert core_backbone._folded(layers) is layers
     assert "norms are not folded into convolutions" in caplog.text

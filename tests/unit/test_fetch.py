@@ -12,7 +12,7 @@ from tests.serving import TOY, Server, archive, listing, packed, refused, toy
 from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.words import size
+from lockstep.text import size
 
 
 @pytest.fixture(autouse=True)

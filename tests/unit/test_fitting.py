@@ -10,10 +10,10 @@ from tests.images import bright_and_dark, grey_folder, load_folder, write
 
 from lockstep.commands.to_spec import fitted, subject_of, train_spec
 from lockstep.config.placement import Placement
-from lockstep.data.decode import decode_image
-from lockstep.data.scan import Photo
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World
+from lockstep.pictures.decode import decode_image
+from lockstep.pictures.scan import Photo
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lockstep.classify.export import Graph, exported, graph_recipe, loaded
-from lockstep.core.evaluate import classify
+from lockstep.core.evaluation import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
-from lockstep.core.unlike import Unlike
 from lockstep.data import transforms
+from lockstep.head.outliers import Unlike
 from lockstep.recipes import RECIPES, get_recipe
 
 SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}

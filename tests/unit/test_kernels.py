@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep import hardware
-from lockstep.kernels import fused, kinds, portable, reference, winograd
+from lockstep.kernels import cpu_table, fused, portable, reference, winograd
 from lockstep.kernels.fused import conv, conv_relu
 from lockstep.kernels.local_response import local_response
 from lockstep.kernels.winograd import Winograd
 from lockstep.models import MODELS
-from lockstep.models.layers import Dense, LocalResponseNorm
-from lockstep.settings import load_object
+from lockstep.models.modules import Dense, LocalResponseNorm
+from lockstep.schema import load_object
 
 # Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products
 # and Winograd's transforms lose some of the 24 bits. In bfloat16 every value is rounded to 8 bits (0.4 %), more than
@@ -194,20 +194,20 @@ def of_kind(monkeypatch):
 
     def choose(name):
         monkeypatch.setattr(hardware, "cpuinfo", lambda key: KINDS[name][0].get(key, ""))
-        kinds.kind.cache_clear()
+        cpu_table.kind.cache_clear()
 
     yield choose
-    kinds.kind.cache_clear()
+    cpu_table.kind.cache_clear()
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_kind_of_a_cpu_decides_library_and_scheme(of_kind, name):
     of_kind(name)
     _, onednn, filters = KINDS[name]
-    assert (kinds.kind().dense, kinds.kind().onednn) == onednn
-    assert {f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in kinds.kind().winograd} == filters
+    assert (cpu_table.kind().dense, cpu_table.kind().onednn) == onednn
+    assert {f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in cpu_table.kind().winograd} == filters
     dense, products = ("oneDNN" if chosen else "MKL" for chosen in onednn)
-    assert f"dense layers by {dense}, Winograd's products by {products}," in str(kinds.kind())
+    assert f"dense layers by {dense}, Winograd's products by {products}," in str(cpu_table.kind())
     for side, dtype in ((3, torch.float32), (5, torch.float32), (3, torch.bfloat16), (5, torch.bfloat16)):
         x, weight = torch.empty(1, 64, 9, 10, dtype=dtype), torch.empty(64, 64, side, side, dtype=dtype)
         assert winograd.applies(x, weight) == (f"{dtype} {side}x{side}".removeprefix("torch.") in filters)

@@ -11,7 +11,7 @@ from lockstep.config.overrides import make
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.labels import joined
 from lockstep.launch.submit import submit
-from lockstep.pages.labels import lines_of, page
+from lockstep.pages.doubtful import lines_of, page
 from lockstep.recipes import RECIPES, get_recipe
 
 SMALL = {"image_px": 32, "precision": "float32", "towers": 1, "epochs": 1, "min_steps": 30, "lr": 0.02, "batch": 64}

@@ -25,7 +25,7 @@ from lockstep.launch.supervisor import End, Relay, Supervisor, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.statefile import file_name
-from lockstep.settings import validated
+from lockstep.schema import validated
 
 
 @pytest.mark.parametrize(

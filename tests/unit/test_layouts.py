@@ -11,9 +11,9 @@ import pytest
 from tests.images import encoded
 
 from lockstep.config.recipe import Recipe
-from lockstep.data.photos import survey
-from lockstep.data.table import Reading
 from lockstep.errors import DATA, LockstepError
+from lockstep.pictures.photos import survey
+from lockstep.pictures.table import Reading
 from lockstep.recipes import get_recipe
 
 

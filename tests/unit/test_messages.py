@@ -30,11 +30,11 @@ EXCEPTIONS = {
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
     "config/recipe.py": {"--batch", "--no-portable", "--json"},  # help texts of the shorthands; `toml` is for `show`
-    "data/check.py": {"--json"},
+    "pictures/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
     "jobs/verify.py": {"--from"},
-    "pages/labels.py": {"--json"},
+    "pages/doubtful.py": {"--json"},
 }
 
 

@@ -12,7 +12,7 @@ from lockstep.core.state import State
 from lockstep.errors import LockstepError
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.muon import orthogonalised
-from lockstep.optim.settings import DEFAULT, decay_by_name, eager, parameter_groups
+from lockstep.optim.optimizers import DEFAULT, decay_by_name, eager, parameter_groups
 from lockstep.recipes import get_recipe
 
 

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from tests.images import encoded, load_folder, write
 
-from lockstep.data import photos as module
-from lockstep.data.check import lines_of, record_of
-from lockstep.data.decode import _load_plugins, decode_image
-from lockstep.data.photos import index_file, read, survey
-from lockstep.data.scan import scan
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.pictures import photos as module
+from lockstep.pictures.check import lines_of, record_of
+from lockstep.pictures.decode import _load_plugins, decode_image
+from lockstep.pictures.photos import index_file, read, survey
+from lockstep.pictures.scan import scan
 
 
 @pytest.fixture
@@ -473,7 +473,7 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
 
 def test_one_photo_more_is_one_photo_decoded(photos, monkeypatch):
     decoded = []
-    monkeypatch.setattr(module, "decode_image", lambda *args: decoded.append(args) or decode_image(*args))
+    monkeypatch.setattr("lockstep.data.folder.decode_image", lambda *args: decoded.append(args) or decode_image(*args))
     load_folder(write(photos, {"a": range(8), "b": range(8, 16)}))
     decoded.clear()
     for change in (lambda: write(photos, {"b": [99]}), (photos / "a/3.png").unlink):
@@ -555,12 +555,12 @@ def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(six, exami
 
 def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(six, monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.data.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+        patch.setattr("lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(LockstepError, match="not enough memory") as caught:
             read(scan(six))
     assert caught.value.code == ENVIRONMENT
     monkeypatch.setenv("XDG_CACHE_HOME", __file__)
-    monkeypatch.setattr("lockstep.data.progress._SILENT_S", 0.0)
+    monkeypatch.setattr("lockstep.messages._SILENT_S", 0.0)
     assert [photo.cause for photo in read(scan(six))] == [""] * 5 + ["truncated"]
     assert f"reading the images in {six}: 100%" in caplog.text
 

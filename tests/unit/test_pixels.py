@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.data.pixels import Rows
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.pictures.pixels import Rows
 
 SHAPE = (8, 6, 3)
 IMAGES = np.random.default_rng(3).integers(0, 256, (50, *SHAPE), dtype=np.uint8)

@@ -13,10 +13,10 @@ from torch.nn import functional
 from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
 from lockstep.kernels import portable, rounding
-from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, elementary, native, products, units
+from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, backends, elementary, native, products
+from lockstep.kernels.portable.backends import Float32, Geometry, Int8
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
-from lockstep.kernels.portable.units import Float32, Geometry, Int8
 from lockstep.recipes import get_recipe
 
 
@@ -128,12 +128,12 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
 
     right = Int8._convolved
     monkeypatch.setattr(Int8, "_convolved", wrong_in_steps)
-    monkeypatch.setattr(units, "_by_speed", lambda convolves: UNITS[:2])
-    units._unit.cache_clear()
+    monkeypatch.setattr(backends, "_by_speed", lambda convolves: UNITS[:2])
+    backends._unit.cache_clear()
     try:
-        chosen = units.kinds_by_unit()
+        chosen = backends.kinds_by_unit()
     finally:
-        units._unit.cache_clear()
+        backends._unit.cache_clear()
     assert chosen == {
         "8-bit integers": ["matrix products", "convolutions"],
         "float32": ["strided convolutions", "grouped convolutions", "grouped strided convolutions"],
@@ -144,12 +144,12 @@ def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_t
     """Without VNNI, 8-bit integers are the slower unit for products and the faster one for convolutions."""
     seconds = {"convolution": {Int8: 1.0, Float32: 2.0}, "product": {Int8: 2.0, Float32: 1.0}}
     timed = lambda compute, **_: [seconds[compute.func.__name__][type(compute.func.__self__)]]  # noqa: E731
-    monkeypatch.setattr(units.timeit, "repeat", timed)
-    units._by_speed.cache_clear()
+    monkeypatch.setattr(backends.timeit, "repeat", timed)
+    backends._by_speed.cache_clear()
     try:
-        first = [units._by_speed(convolves)[0].name for convolves in (False, True)]
+        first = [backends._by_speed(convolves)[0].name for convolves in (False, True)]
     finally:
-        units._by_speed.cache_clear()
+        backends._by_speed.cache_clear()
     assert first == ["float32", "8-bit integers"]
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
-from lockstep.kernels.portable import NotPortableError, Portable, integers, products, units
+from lockstep.kernels.portable import NotPortableError, Portable, backends, integers, products
+from lockstep.kernels.portable.backends import Float32, Geometry
 from lockstep.kernels.portable.integers import assembled, sliced
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
-from lockstep.kernels.portable.units import Float32, Geometry
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32, torch.int64,
@@ -401,7 +401,7 @@ def test_no_sum_is_a_zero_below_0(monkeypatch, groups):
     """
     below, none = torch.full((5, 1), -1.0), torch.zeros(1, 5)
     images, filters = (sliced(torch.ones(shape)) for shape in ((2, 2, 1, 1), (2, 2 // groups, 1, 1)))
-    monkeypatch.setattr(units.functional, "conv2d", lambda *_: torch.full((2, 2, 1, 1), -0.0))
+    monkeypatch.setattr(backends.functional, "conv2d", lambda *_: torch.full((2, 2, 1, 1), -0.0))
     sums = (
         assembled(torch.tensor([-0.0]), torch.tensor([-0.0]), 0), products.matmul(below, none),
         products.matmul(below.double(), none.double()),
@@ -415,6 +415,6 @@ def test_no_sum_is_a_zero_below_0(monkeypatch, groups):
 def test_the_check_of_a_unit_refuses_longer_float32_sums(monkeypatch):
     """With four times as many terms, a float32 sum is above 2**24, so it would not be exact."""
     assert integers.MOST_TERMS * 2**12 == 2**24
-    assert units._is_exact(Float32(), None)
-    monkeypatch.setattr(units, "MOST_TERMS", 4 * units.MOST_TERMS)
-    assert not units._is_exact(Float32(), None)
+    assert backends._is_exact(Float32(), None)
+    monkeypatch.setattr(backends, "MOST_TERMS", 4 * backends.MOST_TERMS)
+    assert not backends._is_exact(Float32(), None)

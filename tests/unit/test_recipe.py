@@ -11,7 +11,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import USAGE, LockstepError, printable
 from lockstep.optim import SGD
 from lockstep.recipes import get_recipe
-from lockstep.settings import load_object, validated
+from lockstep.schema import load_object, validated
 
 TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
 DIGITS = get_recipe("digits").model_dump(mode="json")

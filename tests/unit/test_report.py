@@ -11,7 +11,7 @@ import rich.console
 import torch
 
 from lockstep.config.overrides import make
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
 from lockstep.listeners import console

@@ -6,8 +6,8 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.core.state import State
-from lockstep.core.sure import ANSWERS, FOLDS, Marks, facts, held_out, thresholds
 from lockstep.data.dataset import Dataset
+from lockstep.head.confidence import ANSWERS, FOLDS, Marks, facts, held_out, thresholds
 from lockstep.recipes import get_recipe
 
 RECIPE = make(get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64})

@@ -19,12 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import PARTS
 from lockstep.listeners.tensorboard import EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
-from lockstep.settings import load_object
+from lockstep.schema import load_object
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, "batch": 32, "portable": False})
 

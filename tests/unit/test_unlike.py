@@ -16,9 +16,9 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
-from lockstep.core.unlike import Unlike, divided, facts
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.head.outliers import Unlike, divided, facts
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.decode import decode_image, stored_pixels
 from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.pictures.decode import decode_image, stored_pixels
 
 Answer = NDArray[np.uint8] | LockstepError | None
 

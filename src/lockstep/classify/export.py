@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from lockstep import errors
 from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import classify
-from lockstep.core.unlike import NEIGHBOUR, Unlike
-from lockstep.data import decode
+from lockstep.core.evaluation import classify
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record, finite, open_to_read, read_bytes
-from lockstep.words import size
+from lockstep.head.outliers import NEIGHBOUR, Unlike
+from lockstep.pictures import decode
+from lockstep.text import size
 
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
 

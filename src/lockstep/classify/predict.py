@@ -15,22 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lockstep import hardware, numerics
-from lockstep.classify.pictures import Source, Sources, image_of, in_order, is_one, items
+from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import classify
+from lockstep.core.evaluation import classify
 from lockstep.core.model import Model
-from lockstep.core.sure import Answer, Marks
-from lockstep.core.unlike import divided
-from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
+from lockstep.head.activation import class_activation_map
+from lockstep.head.confidence import Answer, Marks
+from lockstep.head.outliers import divided
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
+from lockstep.pictures.decode import decode_image
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.statefile import StateFile, read, step_of
-from lockstep.settings import validated
+from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
 
@@ -108,10 +109,10 @@ class Classifier:
             raise _damaged(file, "its recipe does not fix the precision")
         model = self._build(recipe)
         model.place(device)
-        self._network, self._prefix = model.network, model.prefix
+        self._network, self._backbone = model.network, model.backbone
         self._network.module.eval()
         try:
-            features = self._prefix.shape[-1] // 4 if self._prefix else 0
+            features = self._backbone.shape[-1] // 4 if self._backbone else 0
             self.marks = Marks(facts, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
@@ -206,8 +207,8 @@ class Classifier:
                 return Prediction(name, error="the network's output is not finite")
             # Among equal probabilities the first class counts, as in evaluation.
             shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
-            if evidence and self._prefix is not None:
-                parts = self._prefix.evidence(self._network, torch.from_numpy(pixels)[None], labels[0])
+            if evidence and self._backbone is not None:
+                parts = class_activation_map(self._backbone, self._network, torch.from_numpy(pixels)[None], labels[0])
         ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
         (answer,) = self.marks(inputs, row[None])
         return Prediction(
@@ -228,7 +229,7 @@ class Classifier:
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
         image = torch.from_numpy(pixels)[None]
-        return image if self._prefix is None else self._prefix(image)
+        return image if self._backbone is None else self._backbone(image)
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from lockstep.classify.predict import Classifier, Prediction
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, spotlit, template
-from lockstep.words import size
+from lockstep.text import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from lockstep.data.decode import decode_image
 from lockstep.errors import DATA, LockstepError, printable
+from lockstep.pictures.decode import decode_image
 
 
 class Exported:

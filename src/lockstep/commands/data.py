@@ -72,7 +72,7 @@ def check(
     """
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
-    from lockstep.data.check import lines_of, record_of
+    from lockstep.pictures.check import lines_of, record_of
     from lockstep.recipes import get_recipe
 
     folder, recipe = given(photos), get_recipe("folder").replace(**options)
@@ -82,7 +82,7 @@ def check(
     record = record_of(found)
     yield from lines_of(record) if record["classes"] else ()
     if labels and not found.problems:
-        from lockstep.pages import labels as doubtful
+        from lockstep.pages import doubtful
 
         record["labels"] = record_of_job(labels_spec(folder.absolute(), options))
         yield from doubtful.lines_of(record["labels"])

@@ -13,7 +13,7 @@ from lockstep.files import Record
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch.submit import require_alone
 from lockstep.recipes import get_recipe
-from lockstep.words import plural
+from lockstep.text import plural
 
 _STEPS = 20
 # Of the weights of `digits` after these steps, in portable arithmetic. It changes only with tests/golden.
@@ -35,8 +35,8 @@ def doctor() -> Iterator[str | Record]:
     numerics.prepare(1)  # The next line imports torch.
     import torch
 
-    from lockstep.kernels.kinds import kind
-    from lockstep.kernels.portable.units import kinds_by_unit
+    from lockstep.kernels.cpu_table import kind
+    from lockstep.kernels.portable.backends import kinds_by_unit
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()

@@ -20,7 +20,7 @@ from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
 from lockstep.runs.statefile import checkpoints_in
-from lockstep.words import counted, loss_text
+from lockstep.text import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 

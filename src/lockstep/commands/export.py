@@ -12,11 +12,10 @@ import typer
 from lockstep import numerics
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
-from lockstep.data.progress import progress
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver
-from lockstep.messages import logger
-from lockstep.words import size
+from lockstep.messages import logger, progress
+from lockstep.text import size
 
 if TYPE_CHECKING:
     import numpy as np

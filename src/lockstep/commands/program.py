@@ -24,11 +24,11 @@ from lockstep.commands.train import train
 from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.data.table import Reading
 from lockstep.errors import CRASH, DATA, USAGE, LockstepError, printable
 from lockstep.files import given, require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
+from lockstep.pictures.table import Reading
 
 app = typer.Typer(
     name="lockstep",

@@ -11,7 +11,7 @@ from lockstep.commands.predict import load_in_own_program
 from lockstep.commands.shell import Checkpoint, Source, require_extra
 from lockstep.errors import SIGNAL_BASE
 from lockstep.messages import logger
-from lockstep.words import plural
+from lockstep.text import plural
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERY = ("0.0.0.0", "::")  # every address of this machine

@@ -17,17 +17,17 @@ from lockstep.config.placement import Placement, device_for
 from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
-from lockstep.data.scan import require_folder
 from lockstep.errors import DATA, LockstepError, option, unknown
 from lockstep.jobs.specs import LabelsSpec, TrainSpec
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import logger
+from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
-from lockstep.settings import dotted, validated
-from lockstep.words import few
+from lockstep.schema import dotted, validated
+from lockstep.text import few
 
 Fields = Mapping[str, Any]  # the values of settings or options, by name
 
@@ -411,14 +411,14 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
     The images are those of training if the folder is, or if the SHA-256 of the training images is the same. A message
     says what differs. Raises: LockstepError if the folder has no images of the run's classes, or other classes too.
     """
-    from lockstep.data.photos import ALL, digest
+    from lockstep.pictures.photos import ALL
 
     run, data = Run(path), placement.data
     known, classes = run.data(), run.classes
     if not (recipe.dataset == IMAGE_FOLDER and data and known and classes) or known.resolve() == data.resolve():
         return recipe.evaluated_split
     found, stated = recipe.survey(data), run.facts().get("data_sha256", {})
-    own = digest(found, "train", recipe.image_px, recipe.grey, recipe.fit) if "train" in found.splits else ""
+    own = found.digest("train", recipe.image_px, recipe.grey, recipe.fit) if "train" in found.splits else ""
     if own == stated.get("train"):
         return recipe.evaluated_split
     images = recipe.survey(data, classes).require_sound().splits[ALL]

@@ -11,7 +11,7 @@ from lockstep.commands.to_spec import fields_of_run
 from lockstep.errors import CRASH, LockstepError
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
-from lockstep.words import plural
+from lockstep.text import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
 

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
-from lockstep.settings import validated
+from lockstep.schema import validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from lockstep import hardware
 from lockstep.errors import ENVIRONMENT, LockstepError, option
-from lockstep.settings import Settings
+from lockstep.schema import Settings
 
 if TYPE_CHECKING:
     from lockstep.config.recipe import Recipe

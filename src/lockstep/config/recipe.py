@@ -17,17 +17,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from lockstep import errors
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
-from lockstep.data.table import Reading
 from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
-from lockstep.settings import Settings, choose, dotted
-from lockstep.words import listed
+from lockstep.pictures.table import Reading
+from lockstep.schema import Settings, choose, dotted
+from lockstep.text import listed
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
-    from lockstep.data.photos import Survey
+    from lockstep.pictures.photos import Survey
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
@@ -164,7 +164,7 @@ class Recipe(Settings):
         None,
         min_length=1,
         description="Name of the last layer, to train it alone, in float32, on features: the layers before it compute "
-        "each image and its mirror image once, with the weights of init_sha256 (core/features.py).",
+        "each image and its mirror image once, with the weights of init_sha256 (head/features.py).",
     )
     balanced: bool = Field(
         False,
@@ -267,7 +267,7 @@ class Recipe(Settings):
 
     def survey(self, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
         """Return the photos of a folder as the recipe divides them, or all of it as one split with the `classes`."""
-        from lockstep.data.photos import survey
+        from lockstep.pictures.photos import survey
 
         reading = Reading(*(getattr(self, name) for name in Reading._fields))
         return survey(folder, self.test_share, self.group, reading, classes, self.fit, {*self.left_out})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.kernels.rounding import cos, power
-from lockstep.settings import Settings, kinds
+from lockstep.schema import Settings, kinds
 
 if TYPE_CHECKING:
     from lockstep.config.recipe import Course

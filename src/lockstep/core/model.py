@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
-from lockstep.core.features import Prefix, head_of
+from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
 from lockstep.core.state import State
 from lockstep.data import DATASETS
@@ -19,7 +19,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS
-from lockstep.settings import load_object
+from lockstep.schema import load_object
 
 _WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
@@ -40,7 +40,7 @@ class Model:
         module: the whole network.
         trained: the part that is trained: the network, or its head under its own name.
         network: after `place`: `trained` on its device, in the recipe's precision.
-        prefix: after `place`: the layers before the head, or None if the whole network is trained.
+        backbone: after `place`: the layers before the head, or None if the whole network is trained.
     """
 
     network: Network
@@ -65,7 +65,7 @@ class Model:
             raise LockstepError(str(error)) from None
         self.module = build_model(recipe, self.shape, len(classes)) if tensors is None else self._with(tensors)
         self.trained = self.module if recipe.head is None else head_of(recipe.head, self.module)
-        self.prefix: Prefix | None = None
+        self.backbone: Backbone | None = None
 
     def _with(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the network with these weights. Raises: LockstepError if they are of another model."""
@@ -112,11 +112,11 @@ class Model:
         return State(self.computed, dict(self.trained.named_parameters()), buffers, device, frozen)
 
     def place(self, device: torch.device) -> None:
-        """Make `network` and `prefix` on `device`. This moves the module and casts it, in place."""
+        """Make `network` and `backbone` on `device`. This moves the module and casts it, in place."""
         shape = self.shape
         if self.recipe.head is not None:
-            self.prefix = Prefix(self.recipe, self.module, shape, device)
-            shape = self.prefix.output
+            self.backbone = Backbone(self.recipe, self.module, shape, device)
+            shape = self.backbone.output
         self.network = Network(self.computed, self.trained, shape, device)
 
 

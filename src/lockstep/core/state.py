@@ -16,8 +16,8 @@ from lockstep.core.network import lr_factors, untrained_layers
 from lockstep.core.vector import is_finite, named_views
 from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
+from lockstep.optim.optimizers import DEFAULT, decay_by_name, parameter_groups
 from lockstep.optim.scale import LossScale
-from lockstep.optim.settings import DEFAULT, decay_by_name, parameter_groups
 
 
 class State:

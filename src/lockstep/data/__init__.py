@@ -8,7 +8,7 @@ from lockstep.data.augmentations import (
     Plain as Plain,
     Shift as Shift,
 )
-from lockstep.settings import kinds
+from lockstep.schema import kinds
 
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
 # SOURCES in catalog.py lists the files of each dataset and where to download them.
@@ -18,7 +18,7 @@ DATASETS = {
     "mnist": "lockstep.data.readers:load_mnist",
 }
 
-# The dataset of a folder of images, which the placement names. `photos.py` reads it.
+# The dataset of a folder of images, which the placement names. `folder.py` reads it.
 IMAGE_FOLDER = "folder"
 MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `arrays.py` stores and reads it
 

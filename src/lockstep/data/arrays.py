@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.data.dataset import Dataset, first_other_class
-from lockstep.data.decode import UnreadableImageError, decode_image, upright
-from lockstep.data.pixels import Bytes, Rows, folder
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.settings import load_object
+from lockstep.pictures.decode import UnreadableImageError, decode_image, upright
+from lockstep.pictures.pixels import Bytes, Rows, folder
+from lockstep.schema import load_object
 
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from lockstep.settings import Settings
+from lockstep.schema import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -241,7 +241,7 @@ class Crop(_Normalised):
 class Features(_Augmentation):
     """What the head of a recipe with `head` sees: the features of an image's view. Not for recipes to choose.
 
-    "Images" are the bytes of float32 features, uint8 [b, 1, views, 4 * features] (core/features.py), and the result is
+    "Images" are the bytes of float32 features, uint8 [b, 1, views, 4 * features] (head/features.py), and the result is
     float32 [b, features, 1, views] with the chosen view first. So mirroring the result mirrors the image.
     """
 

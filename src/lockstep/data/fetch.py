@@ -13,11 +13,10 @@ from pathlib import Path
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
-from lockstep.data.progress import progress
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import locked, no_room
-from lockstep.messages import logger
-from lockstep.words import size
+from lockstep.messages import logger, progress
+from lockstep.text import size
 
 _TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _RETRIES = 2  # of each address

@@ -11,8 +11,8 @@ import torch
 
 from lockstep.core.group import Group
 from lockstep.core.monitor import Monitor
-from lockstep.data.progress import progress
 from lockstep.jobs.specs import Output
+from lockstep.messages import progress
 
 
 @dataclass
@@ -47,6 +47,6 @@ class Context:
         return self.group.process == 0
 
     def progress(self, description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show the progress of a job that is no training as `data.progress` does: in process 0, on a terminal."""
+        """Show the progress of a job that is no training as `messages.progress` does: in process 0, on a terminal."""
         shown = self.first and not self.output.quiet and sys.stderr.isatty()
         return progress(description, total) if shown else nullcontext(lambda done: None)

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.photos import ALL
 from lockstep.errors import LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session, read_splits
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
+from lockstep.pictures.photos import ALL
 from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.statefile import StateFile
-from lockstep.words import wilson_interval
+from lockstep.text import wilson_interval
 
 
 def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:

@@ -2,13 +2,13 @@
 
 import torch
 
-from lockstep.core import sure
 from lockstep.data.dataset import Dataset
-from lockstep.data.scan import SPLITS
 from lockstep.files import Record
+from lockstep.head import confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import LabelsSpec
+from lockstep.pictures.scan import SPLITS
 
 
 def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
@@ -28,7 +28,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         return None
     every = joined(splits)
     with ctx.progress("judging the labels", 1) as advance:
-        rows, probabilities = sure.held_out(recipe.bind(len(every)), session.state, every, sure.FOLDS)
+        rows, probabilities = confidence.held_out(recipe.bind(len(every)), session.state, every, confidence.FOLDS)
         advance(1)
     photos = [photo for name in names for photo in found[name]]
     own, better = every.labels.tolist(), probabilities.argmax(1).tolist()

@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from lockstep import hardware
-from lockstep.core.sure import SHARE
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
+from lockstep.head.confidence import SHARE
 from lockstep.jobs.context import Context
 from lockstep.jobs.due import Due
 from lockstep.jobs.result import Result

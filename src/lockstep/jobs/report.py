@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from lockstep.core.evaluate import predicted
+from lockstep.core.evaluation import predicted
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.data.photos import ALL
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
 from lockstep.jobs.context import Context
@@ -13,6 +12,7 @@ from lockstep.jobs.evaluate import judge, session_of
 from lockstep.jobs.session import Session
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
+from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
 from lockstep.runs.folder import Run
 

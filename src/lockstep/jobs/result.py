@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluate import Evaluation
-from lockstep.core.unlike import LEAST_IMAGES
+from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
+from lockstep.head.outliers import LEAST_IMAGES
 from lockstep.jobs.session import Session
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.folder import Run
-from lockstep.words import counted, gpu_text, noted, plural, rate_text, wilson_interval
+from lockstep.text import counted, gpu_text, noted, plural, rate_text, wilson_interval
 
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 4  # times the images of the smallest class that the largest one has

@@ -14,30 +14,32 @@ from torch import Tensor
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core import sure, unlike
 from lockstep.core.captured import obstacle
-from lockstep.core.evaluate import Evaluation, Progress, evaluate
+from lockstep.core.evaluation import Evaluation, Progress, evaluate
 from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
-from lockstep.core.sure import Marks
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
-from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, photos
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
 from lockstep.data.dataset import Dataset, first_other_class
-from lockstep.data.decode import decoder_versions
 from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.head import confidence, outliers
+from lockstep.head.activation import class_activation_map
+from lockstep.head.confidence import Marks
+from lockstep.head.features import features_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
+from lockstep.pictures.decode import decoder_versions
 from lockstep.runs.provenance import compare, fingerprint, releases, sources
 from lockstep.runs.statefile import StateFile, facts_if_valid
-from lockstep.settings import load_object
+from lockstep.schema import load_object
 
 
 class Session:
@@ -88,7 +90,7 @@ class Session:
         self.state = model.state(ctx.device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
         model.place(ctx.device)
-        self.network, self._prefix = model.network, model.prefix
+        self.network, self._backbone = model.network, model.backbone
 
     def _read(self) -> dict[str, Dataset]:
         """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
@@ -185,10 +187,10 @@ class Session:
         """
         recipe, state = self.recipe, self.state
         tensors = {**state.frozen, **state.parameters_of(recipe.own_weights), **state.buffers}
-        if self._prefix is not None:
-            tensors |= sure.facts(self.course, state, self.train_set)
+        if self._backbone is not None:
+            tensors |= confidence.facts(self.course, state, self.train_set)
             with arithmetic(recipe.arithmetic):
-                tensors |= unlike.facts(self.train_set)
+                tensors |= outliers.facts(self.train_set)
         facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
         return tensors, {**self.facts(), **facts}
 
@@ -199,8 +201,8 @@ class Session:
 
         "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
         """
-        features = self._prefix.shape[-1] // 4 if self._prefix else 0
-        marks = Marks(unlike.divided(tensors)[1], features, len(dataset.classes), share, self.recipe.balanced)
+        features = self._backbone.shape[-1] // 4 if self._backbone else 0
+        marks = Marks(outliers.divided(tensors)[1], features, len(dataset.classes), share, self.recipe.balanced)
         if marks.sure_from is None:
             return None
         sure = torch.tensor([mark == "sure" for mark in marks(dataset.pixels(slice(None)).cpu(), probabilities)])
@@ -222,12 +224,12 @@ class Session:
             if not 1 <= examples <= len(dataset):
                 raise LockstepError(f"{option('examples')}: got {examples}: give 1 to {len(dataset)}")
             dataset = dataset.spread(examples)
-        if self._prefix is None:
+        if self._backbone is None:
             return dataset.to(self.device)
         ctx = self._ctx
         key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
-        return self._prefix.dataset(
-            dataset, self._readers, key, first_of_host=not ctx.local,
+        return features_of(
+            self._backbone, dataset, self._readers, key, first_of_host=not ctx.local,
             threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
         ).to(self.device)  # fmt: skip
 
@@ -329,15 +331,15 @@ class Session:
         return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits)
 
     def evidence(self, image: Tensor, label: int) -> Tensor | None:
-        """Return `Prefix.evidence` by the weights that were evaluated last; None without a head."""
-        return None if self._prefix is None else self._prefix.evidence(self.network, image, label)
+        """Return the class activation map by the weights that were evaluated last; None without a head."""
+        return None if self._backbone is None else class_activation_map(self._backbone, self.network, image, label)
 
     def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
         """Evaluate every kind of weights that the run has, for a head with logits. The classifier's come first."""
         kinds, results = dict.fromkeys((self.recipe.own_weights, "raw")), dict[str, Evaluation]()
         for kind in kinds:
             results[kind] = self.evaluate(
-                dataset, kind, lambda share: progress((len(results) + share) / len(kinds)), self._prefix is not None
+                dataset, kind, lambda share: progress((len(results) + share) / len(kinds)), self._backbone is not None
             )
         return results
 
@@ -374,7 +376,7 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
         if recipe.dataset == IMAGE_FOLDER:
             assert recipe.image_px is not None
             found = recipe.survey(placement.data, classes)
-            return photos.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
+            return folder.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:

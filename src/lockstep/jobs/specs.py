@@ -9,7 +9,7 @@ from pydantic import Field
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.settings import Settings
+from lockstep.schema import Settings
 
 
 class _Spec(Settings):

@@ -13,8 +13,8 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.session import Session, exchange
 from lockstep.jobs.weights import PACKAGED
-from lockstep.settings import dotted
-from lockstep.words import plural
+from lockstep.schema import dotted
+from lockstep.text import plural
 
 Line = tuple[str, str]  # (label, text)
 

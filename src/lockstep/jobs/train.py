@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.tower import NonFiniteError
 from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError

@@ -147,7 +147,7 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     """
     import torch
 
-    from lockstep.core.unlike import divided
+    from lockstep.head.outliers import divided
 
     try:
         content = path.read_bytes()

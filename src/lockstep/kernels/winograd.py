@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.kernels import portable
-from lockstep.kernels.kinds import kind, matmul
+from lockstep.kernels.cpu_table import kind, matmul
 from lockstep.kernels.reference import Padding
 
 # By r and m; infinity is implied.

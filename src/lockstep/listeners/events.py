@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lockstep.core.evaluate import Evaluation
+    from lockstep.core.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

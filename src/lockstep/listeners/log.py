@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.recipe import Course
-from lockstep.core.evaluate import Evaluation
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_parts
 from lockstep.core.state import State

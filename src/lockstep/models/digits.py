@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.layers import at_least
+from lockstep.models.modules import at_least
 
 
 class Digits(nn.Module):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
-from lockstep.models.layers import Dense, at_least, conv_relu, flatten_hwc, glorot_uniform
+from lockstep.models.modules import Dense, at_least, conv_relu, flatten_hwc, glorot_uniform
 
 
 class Mnist(nn.Module):

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lockstep.models.layers import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
+from lockstep.models.modules import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
 
 _MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32

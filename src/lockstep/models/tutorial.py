@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.layers import Dense, LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
+from lockstep.models.modules import Dense, LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
 
 
 class Tutorial(nn.Module):

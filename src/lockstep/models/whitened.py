@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import LockstepError
 from lockstep.kernels.fused import conv
-from lockstep.models.layers import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
+from lockstep.models.modules import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
 
 _PATCH_PX = 2
 ACTIVATIONS = {"gelu": nn.GELU, "silu": nn.SiLU}

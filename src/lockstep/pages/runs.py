@@ -5,8 +5,8 @@ from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.folder import Run
-from lockstep.settings import dotted
-from lockstep.words import duration, gpu_text, loss_text, plural
+from lockstep.schema import dotted
+from lockstep.text import duration, gpu_text, loss_text, plural
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve

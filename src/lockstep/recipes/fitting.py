@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.errors import option
 from lockstep.messages import command
-from lockstep.words import listed
+from lockstep.text import listed
 
 if TYPE_CHECKING:
-    from lockstep.data.photos import Survey
+    from lockstep.pictures.photos import Survey
 
 PHOTOS, FOLDER = "photos", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for

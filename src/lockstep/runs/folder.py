@@ -39,7 +39,7 @@ from lockstep.files import (
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
-from lockstep.settings import validated
+from lockstep.schema import validated
 
 _NONE: Tensors = MappingProxyType({})
 

@@ -21,7 +21,7 @@ from lockstep import hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
 from lockstep.files import Record, sha256
-from lockstep.settings import dotted
+from lockstep.schema import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
 _VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")

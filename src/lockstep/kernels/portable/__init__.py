@@ -15,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.kernels.portable.backends import multiplier
 from lockstep.kernels.portable.integers import freeze as freeze
 from lockstep.kernels.portable.operations import NotPortableError as NotPortableError, dtypes_in, implementation
 from lockstep.kernels.portable.sums import neighbours as neighbours
-from lockstep.kernels.portable.units import multiplier
 
 _PRODUCTS_OF_CHECK = 3  # one forwards, two backwards
 _entered: dict[Any, Callable[..., Any]] = {}  # by operation and dtypes of its arguments

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError, option
 from lockstep.kernels.portable import draws, elementary, layers, products
+from lockstep.kernels.portable.backends import Geometry
 from lockstep.kernels.portable.sums import total
-from lockstep.kernels.portable.units import Geometry
 
 # Copies, conversions and views.
 _COPIES = """

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lockstep.kernels.portable.backends import MOST_CONVOLUTION_TERMS, Geometry, multiplier, unit
 from lockstep.kernels.portable.integers import (
     MOST_INT32_TERMS,
     Exponent,
@@ -19,7 +20,6 @@ from lockstep.kernels.portable.integers import (
     scaled,
     sliced,
 )  # fmt: skip
-from lockstep.kernels.portable.units import MOST_CONVOLUTION_TERMS, Geometry, multiplier, unit
 
 _SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
 _FLOAT64_BITS = 53

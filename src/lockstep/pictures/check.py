@@ -8,9 +8,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.data.photos import Survey
-from lockstep.data.scan import SPLITS, Photo
 from lockstep.files import Record
+from lockstep.pictures.photos import Survey
+from lockstep.pictures.scan import SPLITS, Photo
 
 # Two looks are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
 # the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others

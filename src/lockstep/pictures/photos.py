@@ -1,4 +1,4 @@
-"""Dataset "folder": the photos of a folder, what is known of each, their splits, and their pixels.
+"""Photos: the images of a folder, what is known of each, and their splits.
 
 `scan.py` lists the files. Each file is read and decoded once, and an index in the user's cache keeps what that tells.
 A later start compares sizes and times only, and reads the files that differ.
@@ -14,24 +14,20 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files
-from lockstep.data import decode
-from lockstep.data.decode import RULES, Fit, UnreadableImageError, decode_image, decoder_versions, read_image
-from lockstep.data.progress import in_threads
-from lockstep.data.scan import SPLITS, Photo, Scan, scan
-from lockstep.data.table import PLAIN, UNREAD_TABLES, Reading
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.messages import command, logger
-from lockstep.words import few, listed, noted, plural
-
-if TYPE_CHECKING:
-    from lockstep.data.dataset import Dataset
+from lockstep.messages import command
+from lockstep.pictures import decode
+from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decoder_versions, read_image
+from lockstep.pictures.scan import Photo, Scan, scan
+from lockstep.pictures.table import PLAIN, UNREAD_TABLES, Reading
+from lockstep.pictures.threads import in_threads
+from lockstep.text import few, listed, noted, plural
 
 ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
 _USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
@@ -75,6 +71,13 @@ class Survey:
         positions = {name: label for label, name in enumerate(self.classes)}
         return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
 
+    def digest(self, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
+        """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels, files and labels."""
+        digest = hashlib.sha256(json.dumps([RULES, image_px, self.classes, grey, fit]).encode())
+        digest.update(self.labels(split).tobytes())
+        digest.update(bytes.fromhex("".join(photo.sha256 for photo in self.splits[split])))
+        return digest.hexdigest()
+
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ` in a value.
 
@@ -86,72 +89,6 @@ class Survey:
                 groups[getattr(photo, same)].append(photo)
         several = (group for group in groups.values() if len({getattr(photo, differ) for photo in group}) > 1)
         return [[photo.path for photo in group] for group in several]
-
-
-def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop") -> "dict[str, Dataset]":
-    """Return the splits of the folder that was `found`, images [N, image_px, image_px, 3 or 1].
-
-    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, `fit`, and
-    the SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
-    into a file of pixels; later calls are fast.
-    Raises: LockstepError that names everything that is wrong with the folder.
-    """
-    import torch
-
-    from lockstep.data.dataset import Dataset
-    from lockstep.data.pixels import Rows
-
-    for note in found.require_sound().notes:
-        logger.warning(note)
-    names = [name for name in (*SPLITS, ALL) if name in found.splits]
-    photos = [photo for name in names for photo in found.splits[name]]
-    # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
-    # which a run may be resumed.
-    key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
-    ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
-    stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
-    what = f"the pixels of {len({*ids}):,} images"
-    rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
-    datasets = {}
-    first = 0
-    _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
-    for name in names:
-        labels = torch.from_numpy(found.labels(name))
-        own = slice(first, first + len(labels))
-        first += len(labels)
-        groups = torch.from_numpy(units[own]) if photos[0].group else None
-        datasets[name] = Dataset(
-            stored.images,
-            labels,
-            found.classes,
-            digest(found, name, image_px, grey, fit),
-            rows[own],
-            True,
-            groups=groups,
-            known=stored.ids,
-        )
-    return datasets
-
-
-def digest(found: Survey, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
-    """Return the SHA-256 of a split, in hex; see `load`."""
-    digest = hashlib.sha256(json.dumps([RULES, image_px, found.classes, grey, fit]).encode())
-    digest.update(found.labels(split).tobytes())
-    digest.update(bytes.fromhex("".join(photo.sha256 for photo in found.splits[split])))
-    return digest.hexdigest()
-
-
-def _pixels(root: Path, photo: Photo, image_px: int, grey: bool, fit: Fit) -> NDArray[np.uint8]:
-    """Return the pixels of a file. Raises: LockstepError if its SHA-256 is not that of the index."""
-    path = root / photo.path
-    try:
-        data = read_image(path)
-        if hashlib.sha256(data).hexdigest() != photo.sha256:
-            index_file(root).unlink(missing_ok=True)  # so that the next start reads all files
-            raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px, grey, fit)
-    except UnreadableImageError as error:
-        raise LockstepError(f"{path} cannot be read: {error}", DATA) from None
 
 
 def survey(

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.data.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
-from lockstep.words import listed, noted
+from lockstep.pictures.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
+from lockstep.text import listed, noted
 
 SPLITS = ("train", "validation", "test")
 # The word of each split in a folder's name such as seg_train, TrainImages or 2testing.

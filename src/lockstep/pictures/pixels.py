@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import hardware
-from lockstep.data.progress import in_threads
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger
-from lockstep.words import plural, size
+from lockstep.pictures.threads import in_threads
+from lockstep.text import plural, size
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, int, int]

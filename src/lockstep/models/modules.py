@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 from lockstep.kernels import fused
-from lockstep.kernels.kinds import linear
+from lockstep.kernels.cpu_table import linear
 from lockstep.kernels.local_response import local_response
 
 MAX_WIDTH = 1 << 14  # channels of a layer: options may come from somebody else's file

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError, option
 from lockstep.files import read_bytes
-from lockstep.words import few, listed, noted
+from lockstep.text import few, listed, noted
 
 TABLES = {"csv", "tsv"}
 UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from lockstep.data.decode import decode_image
 from lockstep.files import Record
 from lockstep.pages.page import Picture, Section, address, render
-from lockstep.words import plural
+from lockstep.pictures.decode import decode_image
+from lockstep.text import plural
 
 _LINES, _PICTURES = 20, 500  # --json has all
 _PICTURE_PX = 160

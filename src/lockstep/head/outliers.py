@@ -39,7 +39,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
 
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide the `tensors` of a model file into those of the model, and those of `facts` here and in core/sure.py."""
+    """Divide the `tensors` of a model file into those of the model, and those of this folder's `facts`."""
     own = {name: tensor for name, tensor in tensors.items() if name.startswith((_PREFIX, _SURE))}
     return {name: tensor for name, tensor in tensors.items() if name not in own}, own
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from lockstep.errors import LockstepError, option, unknown
-from lockstep.settings import Settings
+from lockstep.schema import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from lockstep.config.recipe import Course
 from lockstep.core.state import State
-from lockstep.core.unlike import LEAST_IMAGES, Unlike, every_view
 from lockstep.data.dataset import Dataset
+from lockstep.head.outliers import LEAST_IMAGES, Unlike, every_view
 from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
@@ -111,7 +111,7 @@ class Marks:
     """
 
     def __init__(self, facts: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool) -> None:
-        """Use the results of `facts` here and in core/unlike.py, for images of `features` values; see `thresholds`.
+        """Use the results of `facts` here and in head/outliers.py, for images of `features` values; see `thresholds`.
 
         Raises: ValueError if they are not sound.
         """

@@ -14,9 +14,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lockstep import numerics
-from lockstep.data.decode import FILE_LIMIT
-from lockstep.data.scan import UNSUPPORTED, is_foreign, is_image
 from lockstep.errors import DATA, LockstepError
+from lockstep.pictures.decode import FILE_LIMIT
+from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
 
 # One image, or the path of a file or of a folder.
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
