@@ -65,9 +65,9 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     model = Model(recipe, train_set.images.shape[1:], train_set.classes)
     model.fit(train_set)
     session.state = model.state(session.device)
-    course = recipe.bind(len(train_set))
-    log = Log(course, [], device=session.device)
-    for _ in updates(train_set, Tower(course, session.network), session.reduction, session.state, log):
+    bound = recipe.bind(len(train_set))
+    log = Log(bound, [], device=session.device)
+    for _ in updates(train_set, Tower(bound, session.network), session.reduction, session.state, log):
         pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)

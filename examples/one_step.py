@@ -43,7 +43,7 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     # The data, and the length of the run: which examples each tower sees at each step follows from the seed.
     splits = load_object(DATASETS[recipe.dataset])(data)
     dataset = splits["train"]
-    course = recipe.bind(len(dataset))
+    bound = recipe.bind(len(dataset))
 
     # The model, its weights drawn from the seed, and the state that is trained: weights, averages, the optimizer.
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
@@ -51,17 +51,17 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     state = model.state(CPU)
     model.place(CPU)
 
-    tower = Tower(course, model.network)  # one replica of the model; a process computes its towers one by one
+    tower = Tower(bound, model.network)  # one replica of the model; a process computes its towers one by one
     reduction = Reduction(group, recipe.towers)  # the sum over all towers, whose order of additions is fixed
 
-    for step in range(course.steps):
-        plan = course.plan(step)
+    for step in range(bound.steps):
+        plan = bound.plan(step)
         for number in reduction.owned:
             vector = tower(state, dataset.shard(plan, number), step)  # gradients, changes of buffers, loss
             reduction.add(vector)
         total = reduction.total()  # the same bits in every process, on any number of processes
         gradients, buffer_changes, metrics = tower.layout.unpack(total)
-        state.apply(gradients / recipe.batch, buffer_changes / recipe.towers, course.learning_rate(step))
+        state.apply(gradients / recipe.batch, buffer_changes / recipe.towers, bound.learning_rate(step))
         if process == 0 and step % 100 == 0:
             print(f"step {step}: loss {metrics.cross_entropy / recipe.batch:.3f}", flush=True)
 

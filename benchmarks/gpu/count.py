@@ -58,7 +58,7 @@ def counted(case: str, as_graph: bool = True) -> Facts:
     ):
         changes = {"arithmetic": "native", "steps": _BEFORE + 1}
         trained = session(case, torch.device("cpu"), 300, changes)
-        trained.tower = Tower(trained.course, trained.network, as_graph=as_graph)
+        trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
         updates = trained.updates(Observer())
         for _ in range(_BEFORE):
             next(updates)

@@ -101,16 +101,16 @@ class Trained(NamedTuple):
 
 def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     """Train one replica to `steps`, from the initial state or a copy of `first`."""
-    model, course = Model(of, dataset.images.shape[1:], dataset.classes), of.bind(len(dataset))
+    model, bound = Model(of, dataset.images.shape[1:], dataset.classes), of.bind(len(dataset))
     model.fit(dataset)
     state = model.state(CPU)
     if first is not None:
         state.load(first.named())
     model.place(CPU)
-    last = course.steps if steps is None else steps
+    last = bound.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
-    tower, reduction = Tower(course, model.network), Reduction(group, of.towers)
-    for _ in updates(dataset, tower, reduction, state, Log(course), poll_flags=poll) if last else ():
+    tower, reduction = Tower(bound, model.network), Reduction(group, of.towers)
+    for _ in updates(dataset, tower, reduction, state, Log(bound), poll_flags=poll) if last else ():
         pass
     assert state.step == last
     evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group)

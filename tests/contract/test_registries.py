@@ -78,8 +78,8 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
-    course = SimpleNamespace(steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5))
-    factors = [schedule.factor(step, course) for step in range(100)]
+    bound = SimpleNamespace(steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5))
+    factors = [schedule.factor(step, bound) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
 
 

@@ -47,14 +47,14 @@ def weights_sha256(case: str) -> str:
     dataset = invented.load(recipe.dataset, 40, recipe.image_px)["train"]
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
     model.fit(dataset)
-    state, course = model.state(CPU), recipe.bind(len(dataset))
+    state, bound = model.state(CPU), recipe.bind(len(dataset))
     model.place(CPU)
     network = model.network
-    tower = Tower(course, network)
+    tower = Tower(bound, network)
     for step in range(STEPS):
-        first, second = (tower(state, dataset.shard(course.plan(step), number), step) for number in range(2))
+        first, second = (tower(state, dataset.shard(bound.plan(step), number), step) for number in range(2))
         gradients, buffer_deltas, _ = tower.layout.unpack(first + second)
-        state.apply(gradients / recipe.batch, buffer_deltas / 2, course.learning_rate(step))
+        state.apply(gradients / recipe.batch, buffer_deltas / 2, bound.learning_rate(step))
     judged = evaluate(network, state.ema or state.parameters, state.buffers, dataset.first(8), Group())
     return hashlib.sha256(f"{state.weights_sha256()} {judged.loss.hex()}".encode()).hexdigest()
 

@@ -98,7 +98,7 @@ def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tow
     recipe = tutorial_recipe("tutorial", 2)
     plain, state, _ = parts(recipe)
     network = plain._network
-    as_graph = Tower(plain.course, network, as_graph=True)
+    as_graph = Tower(plain.bound, network, as_graph=True)
     dataset = cifar_like()
     for step in range(3):
         for tower in range(2):
@@ -116,7 +116,7 @@ def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tow
 def test_what_observes_the_network_sees_a_pass_that_is_not_a_graph():
     recipe = tutorial_recipe("tutorial", 2)
     tower, state, _ = parts(recipe)
-    as_graph = Tower(tower.course, tower._network, as_graph=True)
+    as_graph = Tower(tower.bound, tower._network, as_graph=True)
     shard = cifar_like().shard(plan(recipe, 0, 96), 0)
     seen = []
     for call in range(4):

@@ -88,10 +88,10 @@ class Copies(TorchDispatchMode):
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_a_shard_on_a_gpu_takes_one_copy_from_the_host(name):
     dataset = invented.load("cifar10", 300)["train"].to(META)
-    course = plan(augmentation=AUGMENTATIONS[name](), arithmetic="native")
-    dataset.shard(course, 0)  # This one also copies constants.
+    bound = plan(augmentation=AUGMENTATIONS[name](), arithmetic="native")
+    dataset.shard(bound, 0)  # This one also copies constants.
     with Copies() as copies:
-        dataset.shard(course, 1)
+        dataset.shard(bound, 1)
     assert copies.count == 1
 
 

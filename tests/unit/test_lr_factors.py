@@ -47,8 +47,8 @@ def stepped(recipe, steps=2):
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
     before = {name: t.clone() for name, t in {**state.parameters, **state.buffers}.items()}
     network = Network(recipe, model, SHAPE, CPU)
-    course = recipe.bind(100)
-    tower = Tower(course, network)
+    bound = recipe.bind(100)
+    tower = Tower(bound, network)
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
         shard = Shard(0, torch.randn(32, *SHAPE, generator=generator) + 1, torch.arange(32) % 10)

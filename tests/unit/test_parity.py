@@ -43,8 +43,8 @@ MNIST = get_recipe("mnist").model_dump(mode="json")
 
 def trained(recipe, dataset, tower, state, listeners=()):
     """Train `state` to the recipe's last step, in this process."""
-    tower.course = recipe.bind(len(dataset))
-    log = Log(tower.course, listeners)
+    tower.bound = recipe.bind(len(dataset))
+    log = Log(tower.bound, listeners)
     for _ in updates(dataset, tower, Reduction(Group(), recipe.towers), state, log):
         pass
 
@@ -85,7 +85,7 @@ def session_of(device, local_processes):
     recipe = make(TUTORIAL, {"towers": 4})
     gpus = dict.fromkeys(range(local_processes), 0) if device == "cuda" else {}
     return SimpleNamespace(
-        recipe=recipe, course=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
+        recipe=recipe, bound=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
         gpus=gpus, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
         initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
         without_graphs="--no-graphs",

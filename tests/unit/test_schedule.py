@@ -1,4 +1,4 @@
-"""Schedules of the learning rate, of the average's decay and of the image size; a course agrees with its recipe."""
+"""Schedules of the learning rate, of the average's decay and of the image size; a bound recipe agrees with its recipe."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from lockstep.recipes import get_recipe
 
 EXAMPLES = 1000
 RECIPE = get_recipe("digits").replace(batch=40, towers=4, epochs=2.0, lr=0.5)  # 50 steps of 40 examples, 25 an epoch
-COURSE = RECIPE.bind(EXAMPLES)
+BOUND = RECIPE.bind(EXAMPLES)
 
 
 @pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (3, 45_572), (8, 17_089)])
@@ -24,8 +24,8 @@ def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
 
 
 def test_triangle_rises_then_falls_to_zero_after_the_last_step():
-    course = RECIPE.replace(schedule=Triangle(start=0.2, warmup=0.5)).bind(EXAMPLES)
-    rates = [course.learning_rate(step) for step in range(50)]
+    bound = RECIPE.replace(schedule=Triangle(start=0.2, warmup=0.5)).bind(EXAMPLES)
+    rates = [bound.learning_rate(step) for step in range(50)]
     assert [rates[step] for step in (0, 25, 49)] == pytest.approx([0.1, 0.5, 0.5 / 25])
     assert rates[:26] == sorted(rates[:26])
     assert rates[25:] == sorted(rates[25:], reverse=True)
@@ -50,7 +50,7 @@ def test_cosine_rises_to_1_and_falls_to_its_end():
 
 
 def test_steps_come_from_the_recipes_steps_or_from_its_epochs():
-    assert COURSE.steps == 50
+    assert BOUND.steps == 50
     assert RECIPE.replace(epochs=None, steps=7).bind(EXAMPLES).steps == 7
     assert RECIPE.replace(epochs=2.03).bind(EXAMPLES).steps == 51
     assert RECIPE.replace(epochs=1e-6).bind(EXAMPLES).steps == 1  # at least one
@@ -64,9 +64,9 @@ def test_the_image_size_of_a_plan_follows_progressive():
 
 
 def test_a_plan_divides_the_batch_among_the_towers():
-    assert {COURSE.plan(step).examples.shape for step in (0, 24)} == {(4, 10)}
-    assert [COURSE.plan(step).epochs.max() for step in (0, 24, 25)] == [0, 0, 1]
-    assert (COURSE.plan(0).seed, COURSE.plan(0).pipeline.augmentation) == (RECIPE.seed, RECIPE.augmentation)
+    assert {BOUND.plan(step).examples.shape for step in (0, 24)} == {(4, 10)}
+    assert [BOUND.plan(step).epochs.max() for step in (0, 24, 25)] == [0, 0, 1]
+    assert (BOUND.plan(0).seed, BOUND.plan(0).pipeline.augmentation) == (RECIPE.seed, RECIPE.augmentation)
 
 
 def test_a_length_that_the_user_states_drops_min_steps():

@@ -1,4 +1,4 @@
-"""Recipe: the settings that decide the bits of a run. Course: a recipe with the size of its training set.
+"""Recipe: the settings that decide the bits of a run. BoundRecipe: a recipe with the size of its training set.
 
 All other settings are in `placement.py`.
 """
@@ -310,12 +310,12 @@ class Recipe(Settings):
         """Return which weights the classifier has, and training evaluates: the averaged ones if an average is kept."""
         return "raw" if self.ema is None else "ema"
 
-    def bind(self, num_examples: int) -> "Course":
-        """Return the course of a run on `num_examples` training examples."""
+    def bind(self, num_examples: int) -> "BoundRecipe":
+        """Return this recipe bound to `num_examples` training examples."""
         if self.steps is not None:
-            return Course(self, num_examples, self.steps)
+            return BoundRecipe(self, num_examples, self.steps)
         assert self.epochs is not None
-        return Course(self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch)))
+        return BoundRecipe(self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch)))
 
     def __repr__(self) -> str:
         return f"<Recipe {self.name}: {self.model} on {self.dataset}, digest {self.digest()[:12]}>"
@@ -346,7 +346,7 @@ class Recipe(Settings):
 
 
 @dataclass(frozen=True)
-class Course:
+class BoundRecipe:
     """The steps of a whole run: a pure function of the recipe and the number of training examples.
 
     Attributes:

@@ -13,7 +13,7 @@ from lockstep.kernels.rounding import cos, power
 from lockstep.schema import Settings, kinds
 
 if TYPE_CHECKING:
-    from lockstep.config.recipe import Course
+    from lockstep.config.recipe import BoundRecipe
 
 
 class Constant(Settings):
@@ -21,8 +21,8 @@ class Constant(Settings):
 
     kind: Literal["constant"] = "constant"
 
-    def factor(self, step: int, course: "Course") -> float:
-        """Return the factor on the base learning rate at `step` of the `course`."""
+    def factor(self, step: int, bound: "BoundRecipe") -> float:
+        """Return the factor on the base learning rate at `step` of the `bound` recipe."""
         return 1.0
 
 
@@ -39,10 +39,10 @@ class Staircase(Settings):
     every_epochs: float = Field(350.0, gt=0)
     per_tower: bool = False
 
-    def factor(self, step: int, course: "Course") -> float:
-        """Return the factor on the base learning rate at `step` of the `course`."""
-        batch = course.recipe.tower_batch if self.per_tower else course.recipe.batch
-        period = max(1, int(self.every_epochs * course.examples / batch))
+    def factor(self, step: int, bound: "BoundRecipe") -> float:
+        """Return the factor on the base learning rate at `step` of the `bound` recipe."""
+        batch = bound.recipe.tower_batch if self.per_tower else bound.recipe.batch
+        period = max(1, int(self.every_epochs * bound.examples / batch))
         return power(self.decay, step // period)
 
 
@@ -53,12 +53,12 @@ class Triangle(Settings):
     start: float = Field(0.2, ge=0, le=1)
     warmup: float = Field(0.2, ge=0, lt=1)
 
-    def factor(self, step: int, course: "Course") -> float:
+    def factor(self, step: int, bound: "BoundRecipe") -> float:
         """Return the factor on the base learning rate at `step`; it is above 0 before the end."""
-        peak = self.warmup * course.steps
+        peak = self.warmup * bound.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        return (course.steps - step) / (course.steps - peak)
+        return (bound.steps - step) / (bound.steps - peak)
 
 
 class Cosine(Settings):
@@ -72,12 +72,12 @@ class Cosine(Settings):
     warmup: float = Field(0.05, ge=0, lt=1)
     end: float = Field(0.0, ge=0, le=1)
 
-    def factor(self, step: int, course: "Course") -> float:
+    def factor(self, step: int, bound: "BoundRecipe") -> float:
         """Return the factor on the base learning rate at `step`; it is above `end` before the end."""
-        peak = self.warmup * course.steps
+        peak = self.warmup * bound.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
-        turn = math.pi * (step - peak) / (course.steps - peak)
+        turn = math.pi * (step - peak) / (bound.steps - peak)
         return self.end + (1.0 - self.end) * (1.0 + cos(turn)) / 2.0
 
 

@@ -46,22 +46,22 @@ def updates(
     *,
     poll_flags: Callable[[], Requests] = Requests,
 ) -> Generator[Requests]:
-    """Train `state`, in place, to the last step of the tower's course. Yield after every update.
+    """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every update.
 
     Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.
     `poll_flags` returns what this process requests now. `log.monitor` learns what is done, and adds up the seconds of
     each part of a step. Raises: NonFiniteError, in every process at the same step; `state` is then as before the step.
     """
-    course, recipe, monitor = tower.course, tower.course.recipe, log.monitor
+    bound, recipe, monitor = tower.bound, tower.bound.recipe, log.monitor
 
     prepared: Shard | None = None  # of this process's first tower
     first, last = reduction.owned[0], reduction.owned[-1]
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
-        for step in range(state.step, course.steps):
+        for step in range(state.step, bound.steps):
             log.begin(step)
             with monitor.doing("data", step):
-                plan = course.plan(step)
+                plan = bound.plan(step)
             for index in reduction.owned:
                 with monitor.doing("data"):
                     shard = prepared or dataset.shard(plan, index)
@@ -74,10 +74,10 @@ def updates(
             with monitor.doing("communication"):
                 total = reduction.total().to(state.device)
             gradients, buffer_deltas, metrics = tower.layout.unpack(total)
-            if state.device.type == "cuda" and step + 1 < course.steps:
+            if state.device.type == "cuda" and step + 1 < bound.steps:
                 # The host prepares the next step while the GPU still computes this one.
                 with monitor.doing("data"):
-                    prepared = dataset.shard(course.plan(step + 1), first)
+                    prepared = dataset.shard(bound.plan(step + 1), first)
             with monitor.doing("communication"):
                 # The only wait for the device in a step; the device may wait for other processes.
                 requested, non_finite = metrics.read()
@@ -89,7 +89,7 @@ def updates(
             with arithmetic(recipe.arithmetic):
                 gradients.div_(recipe.batch * state.loss_scale)
                 buffer_deltas.div_(recipe.towers)
-            learning_rate = course.learning_rate(step)
+            learning_rate = bound.learning_rate(step)
             with monitor.doing("report"):
                 log.step(step, metrics, state, learning_rate, gradients, non_finite)
             if non_finite:

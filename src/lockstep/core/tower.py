@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep import rng
-from lockstep.config.recipe import Course
+from lockstep.config.recipe import BoundRecipe
 from lockstep.core.captured import Captured
 from lockstep.core.network import Network
 from lockstep.core.state import State
@@ -19,20 +19,20 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Tower:
-    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`, for a run's `course`.
+    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`, for a `bound` recipe.
 
     All towers of a process share this object and its copy of the network. They run one after the other, and each
     starts from the same weights and buffers.
     """
 
-    def __init__(self, course: Course, network: Network, *, as_graph: bool = False) -> None:
+    def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:
         """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
-        self.course, self._network = course, network
+        self.bound, self._network = bound, network
         self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
         self._loaded_step: int | None = None
-        self._captured = Captured(self._compute, exact=course.recipe.exact) if as_graph else None
+        self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
         self._marks: dict[tuple[int, Requests], Tensor] = {}
-        self.layout = Layout(network.parameters, self._float_buffers, course.recipe.towers)
+        self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
 
     def __call__(
         self,
@@ -48,7 +48,7 @@ class Tower:
         The metrics also carry this process's `requests`. `on_part` is called during the backward pass, with the vector
         and one part after the other of `layout.parts`: it may change the values of a part.
         """
-        recipe, device = self.course.recipe, shard.images.device
+        recipe, device = self.bound.recipe, shard.images.device
         if self._loaded_step != step:  # Later towers of the step use the same weights.
             self._network.load_parameters(state.parameters)
             self._loaded_step = step
@@ -78,7 +78,7 @@ class Tower:
 
         `marks` is bool [flags of the requests + towers], of which one tower is marked.
         """
-        network, recipe = self._network, self.course.recipe
+        network, recipe = self._network, self.bound.recipe
         with arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()

@@ -1,4 +1,4 @@
-"""Sure: from which probability on a linear head is right as often as asked for, by training images that it left out.
+"""Confidence: from which probability on a linear head is right as often as asked for, by training images that it left out.
 
 A head is trained as the recipe says, without a fifth of the training images, and then classifies these. This is done
 for as many fifths as have 1,000 images together, for all at once; each class counts as many images as the smallest. A
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.config.recipe import Course
+from lockstep.config.recipe import BoundRecipe
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.head.outliers import LEAST_IMAGES, Unlike, every_view
@@ -29,35 +29,35 @@ _ENOUGH = 1_000
 _LEAST = 2 / 3  # A less probable answer is never sure: all other classes together are half as probable or more.
 
 
-def facts(course: Course, state: State, train_set: Dataset) -> dict[str, Tensor]:
+def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no linear head.
 
     `train_set` has features in place of images. The result depends on recipe and data alone, see `held_out`.
     """
-    names = [f"{course.recipe.head}.{kind}" for kind in ("weight", "bias")]
+    names = [f"{bound.recipe.head}.{kind}" for kind in ("weight", "bias")]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
     if len(train_set) < LEAST_IMAGES or not linear:
         return {}
     labels = train_set.labels
     counts = labels.bincount(minlength=len(train_set.classes))
     folds = -(-_ENOUGH * FOLDS // max(1, len(counts) * int(counts.min())))
-    rows, probabilities = held_out(course, state, train_set, min(FOLDS, folds))
+    rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
     found = probabilities.max(1)
     return {ANSWERS: torch.stack([labels[rows].float(), found.indices.float(), found.values], 1).cpu()}
 
 
-def held_out(course: Course, state: State, train_set: Dataset, folds: int) -> tuple[Tensor, Tensor]:
+def held_out(bound: BoundRecipe, state: State, train_set: Dataset, folds: int) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set` by heads that were trained without their fifth.
 
     Copies and groups are in one fifth. Of `state` only the names and shapes of the head's parameters count.
     Return the rows of the images, int64 [n], and their probabilities, float32 [n, classes]; 0 where not finite.
     """
-    recipe = course.recipe
+    recipe = bound.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
     rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
     found = []
     with arithmetic(recipe.arithmetic):
-        heads = _trained(course, state, train_set, fold_of, folds).parameters_of(recipe.own_weights).values()
+        heads = _trained(bound, state, train_set, fold_of, folds).parameters_of(recipe.own_weights).values()
         for row, weight, bias in zip(rows, *(part.chunk(folds) for part in heads), strict=True):
             views = every_view(train_set.pixels(row))[:, : 1 if recipe.test_views == "one" else 2]
             found.append(functional.linear(views.mean(1), weight, bias).softmax(1))
@@ -71,7 +71,7 @@ def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> T
     than half as many images as classes have on average, that must also be so among the answers that find this class.
     If `balanced`, every class counts alike, however many images it has. One more wrong answer is counted than there
     are: among all answers one that counts as much as any. So few answers promise little.
-    Raises: ValueError if `answers` cannot be those of `facts`.
+    Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
     most = torch.tensor([classes, classes, 1.001])
     if answers.dtype != torch.float32 or answers.shape[1:] != (3,) or not ((answers >= 0) & (answers < most)).all():
@@ -110,12 +110,14 @@ class Marks:
         unlike: tells the images that are unlike the training images; None if the model file has none of these.
     """
 
-    def __init__(self, facts: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool) -> None:
-        """Use the results of `facts` here and in head/outliers.py, for images of `features` values; see `thresholds`.
+    def __init__(
+        self, tensors: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool
+    ) -> None:
+        """Use the tensors of a model file, from here and head/outliers.py, for images of `features` values; see `thresholds`.
 
         Raises: ValueError if they are not sound.
         """
-        others = dict(facts)
+        others = dict(tensors)
         answers = others.pop(ANSWERS, None)
         self.sure_from = None if answers is None else thresholds(answers, classes, share, balanced)
         self.unlike = Unlike(others, features) if others else None
@@ -148,18 +150,18 @@ def _fold_of(train_set: Dataset) -> Tensor:
     return torch.from_numpy(folds[unit_of])
 
 
-def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> State:
+def _trained(bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained without its images.
 
     All begin with zeros and see the batches of the run, and each leaves its images out of them.
     """
-    recipe, labels = course.recipe, train_set.labels
+    recipe, labels = bound.recipe, train_set.labels
     outputs = folds * len(train_set.classes)
     initial = {name: p.new_zeros(outputs, *p.shape[1:]).requires_grad_() for name, p in state.parameters.items()}
     heads = State(recipe.replace(precision="float32"), initial, {}, labels.device)
     none, priors = torch.zeros(0, device=labels.device), train_set.priors if recipe.balanced else None
-    for step in range(course.steps):
-        plan = course.plan(step)
+    for step in range(bound.steps):
+        plan = bound.plan(step)
         rows, epochs = (torch.from_numpy(part.reshape(-1)).to(labels.device) for part in (plan.examples, plan.epochs))
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
@@ -175,5 +177,5 @@ def _trained(course: Course, state: State, train_set: Dataset, fold_of: Tensor, 
         kept = fold_of[rows, None] != torch.arange(folds, device=labels.device)
         loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
         gradients = torch.autograd.grad(loss, layer)
-        heads.apply(torch.cat([part.flatten() for part in gradients]), none, course.learning_rate(step))
+        heads.apply(torch.cat([part.flatten() for part in gradients]), none, bound.learning_rate(step))
     return heads

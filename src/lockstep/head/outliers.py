@@ -1,9 +1,12 @@
-"""Unlike: which images are unlike the training images, judged by the features of a network with a trained head.
+"""Outliers: which images are unlike the training images, judged by the features of a network with a trained head.
 
 A model file holds the features of a few hundred training images. The score of an image is the cosine similarity of its
 features to the third most similar ones. The threshold is the score that 99 % of the training images reach, each
 compared with the others only, but never the lowest score, which may be that of an odd image. A held-out image of the
 same kind is like a training image that was left out, so about 1 % of such images are below the threshold.
+
+Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution detection with deep
+nearest neighbors, ICML 2022.
 """
 
 from collections.abc import Mapping
@@ -21,7 +24,7 @@ _MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make th
 NEIGHBOUR, _SHARE = 3, 0.99
 
 
-def facts(train_set: Dataset) -> dict[str, Tensor]:
+def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell unlike images, or {} if there are too few training images.
 
     `train_set` has features in place of images. The result depends only on these.
@@ -39,7 +42,7 @@ def facts(train_set: Dataset) -> dict[str, Tensor]:
 
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide the `tensors` of a model file into those of the model, and those of this folder's `facts`."""
+    """Divide the `tensors` of a model file into those of the model, and those of this folder."""
     own = {name: tensor for name, tensor in tensors.items() if name.startswith((_PREFIX, _SURE))}
     return {name: tensor for name, tensor in tensors.items() if name not in own}, own
 
@@ -47,13 +50,13 @@ def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 class Unlike:
     """Tells whether images are unlike the training images."""
 
-    def __init__(self, facts: Mapping[str, Tensor], features: int) -> None:
-        """Use the result of `facts`; an image has `features` values. Raises: ValueError if it is not sound."""
-        found = {name: (tensor.dtype, tensor.ndim) for name, tensor in facts.items()}
+    def __init__(self, tensors: Mapping[str, Tensor], features: int) -> None:
+        """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError if it is not sound."""
+        found = {name: (tensor.dtype, tensor.ndim) for name, tensor in tensors.items()}
         sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
-        if not sound or len(facts[_REFERENCES]) < NEIGHBOUR or facts[_REFERENCES].shape[1] != features:
+        if not sound or len(tensors[_REFERENCES]) < NEIGHBOUR or tensors[_REFERENCES].shape[1] != features:
             raise ValueError(f"its tensors {_PREFIX}* are not those of a model with {features} features")
-        self.references, self.threshold = facts[_REFERENCES].double(), facts[_THRESHOLD].double()
+        self.references, self.threshold = tensors[_REFERENCES].double(), tensors[_THRESHOLD].double()
 
     def __call__(self, features: Tensor) -> list[bool]:
         """Return for each image whether it is unlike, by its `features`, float [n, D] on the CPU."""

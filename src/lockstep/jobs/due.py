@@ -4,7 +4,7 @@
 """
 
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Course
+from lockstep.config.recipe import BoundRecipe
 from lockstep.core.vector import Requests
 from lockstep.files import Record
 from lockstep.runs.statefile import EVALUATIONS
@@ -21,8 +21,8 @@ class Due:
             checkpoint is kept.
     """
 
-    def __init__(self, placement: Placement, course: Course) -> None:
-        self._placement, self._course = placement, course
+    def __init__(self, placement: Placement, bound: BoundRecipe) -> None:
+        self._placement, self._bound = placement, bound
         self.best_step: int | None = None
         self._best_correct = -1
         self._recorded = 0  # the number of updates at the last evaluation
@@ -36,7 +36,7 @@ class Due:
         if step in (0, self._recorded):
             return False
         every = self._placement.eval_every
-        return step == self._course.steps or (every is not None and step % every == 0)
+        return step == self._bound.steps or (every is not None and step % every == 0)
 
     def record(self, step: int, correct: int) -> None:
         """Take the evaluation after `step` updates, with `correct` images."""

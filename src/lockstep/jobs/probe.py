@@ -29,10 +29,10 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     """
     if recipe.arithmetic == "portable":
         portable.check(dataset.labels.device)
-    course = recipe.bind(len(dataset))
-    shard = dataset.shard(course.plan(0).first(_IMAGES), 0)
+    bound = recipe.bind(len(dataset))
+    shard = dataset.shard(bound.plan(0).first(_IMAGES), 0)
     _check_model(recipe, network, shard.images[:_IMAGES_OF_CHECK], len(dataset.classes))
-    tower = Tower(course, network)
+    tower = Tower(bound, network)
     first, vector = digest([tower(state, shard, 0)]), tower(state, shard, 0)
     if digest([vector]) != first and recipe.exact:
         raise LockstepError(
@@ -44,7 +44,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     updated = state.fresh()
     with arithmetic(recipe.arithmetic):
         gradients.div_(len(shard.labels) * state.loss_scale)
-    updated.apply(gradients, buffer_deltas, course.learning_rate(0))
+    updated.apply(gradients, buffer_deltas, bound.learning_rate(0))
     return digest([torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.named().values()]).hex()
 
 

@@ -47,7 +47,7 @@ class Session:
 
     Attributes:
         recipe, placement, group, device: what the session was made with.
-        course: the steps of the run.
+        bound: the steps of the run.
         reduction: adds the vectors of all towers.
         local_processes: how many of the processes are on this host.
         gpus: the number of each GPU on which these compute, with the number on this host of one that does; {} on CPUs.
@@ -77,7 +77,7 @@ class Session:
         self._readers = ctx.group.patient()
         self.splits = splits_of(recipe, splits or self._read())
         train_set = self.splits["train"]
-        self.course = recipe.bind(len(train_set))
+        self.bound = recipe.bind(len(train_set))
         model = Model(recipe, train_set.images.shape[1:], train_set.classes)
         model.fit(train_set)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
@@ -128,7 +128,7 @@ class Session:
     def tower(self) -> Tower:
         """The tower of this process."""
         on_gpu = self.device.type == "cuda"
-        return Tower(self.course, self.network, as_graph=on_gpu and self.without_graphs is None)
+        return Tower(self.bound, self.network, as_graph=on_gpu and self.without_graphs is None)
 
     @property
     def without_graphs(self) -> str | None:
@@ -188,9 +188,9 @@ class Session:
         recipe, state = self.recipe, self.state
         tensors = {**state.frozen, **state.parameters_of(recipe.own_weights), **state.buffers}
         if self._backbone is not None:
-            tensors |= confidence.facts(self.course, state, self.train_set)
+            tensors |= confidence.confidence_tensors(self.bound, state, self.train_set)
             with arithmetic(recipe.arithmetic):
-                tensors |= outliers.facts(self.train_set)
+                tensors |= outliers.outlier_tensors(self.train_set)
         facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
         return tensors, {**self.facts(), **facts}
 

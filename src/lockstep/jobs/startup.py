@@ -21,11 +21,11 @@ Line = tuple[str, str]  # (label, text)
 
 def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     """Return the start-up block."""
-    recipe, course, train_set = session.recipe, session.course, session.splits["train"]
+    recipe, bound, train_set = session.recipe, session.bound, session.splits["train"]
     data = str(session.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, train_set.images.shape[1:]))
     done = f", {session.state.step} of them done" if session.state.step else ""
-    epochs = course.epoch(course.steps)
+    epochs = bound.epoch(bound.steps)
     # The user has given a file of weights.
     given = session.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {session.placement.init}" if given else ""
@@ -40,7 +40,7 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
                  f"{len(train_set.classes)} classes"),
         ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
                     + (" to train, those of its last layer" if recipe.head else "") + origin),
-        ("time", f"{plural(course.steps, 'step')} of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
+        ("time", f"{plural(bound.steps, 'step')} of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
                  f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
         ("run", f"{run}, with all settings in its log.txt"),
     ]  # fmt: skip

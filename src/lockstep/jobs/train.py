@@ -46,10 +46,10 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
         # Where does it go?
         run = stack.enter_context(open_run(spec, ctx, session, facts))
-        due = Due(spec.placement, session.course)
+        due = Due(spec.placement, session.bound)
         due.load(session.restore(run.checkpoint))
         test_set = session.split(spec.recipe.evaluated_split)
-        log = Log(session.course, run.listeners, ctx.monitor, session.device, session.gpus)
+        log = Log(session.bound, run.listeners, ctx.monitor, session.device, session.gpus)
         run.begin(log, due, test_set)
         messages.write = log.note
         for text in notes:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lockstep.config.recipe import Course
+from lockstep.config.recipe import BoundRecipe
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_parts
@@ -32,15 +32,15 @@ class Log(Observer):
 
     def __init__(
         self,
-        course: Course,
+        bound: BoundRecipe,
         listeners: Sequence[Listener] = (),
         monitor: Monitor | None = None,
         device: torch.device = torch.device("cpu"),  # noqa: B008  a constant
         gpus: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(monitor)
-        self.course, self.listeners = course, list(listeners)
-        self._recipe, self._device = course.recipe, device
+        self.bound, self.listeners = bound, list(listeners)
+        self._recipe, self._device = bound.recipe, device
         self.gpus = Gpus(gpus or {})
         self._marks: dict[Listener, Mark] = {}  # the reading of the clock at each listener's last event
         self._running: Tensor | None = None  # average of the loss and its terms, before the correction for its start
@@ -88,8 +88,8 @@ class Log(Observer):
             StepEvent,
             time=time.time(),
             step=step,
-            steps=self.course.steps,
-            epoch=self.course.epoch(step),
+            steps=self.bound.steps,
+            epoch=self.bound.epoch(step),
             loss=loss,
             loss_average=loss_average,
             last_tower_loss=float(sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)),
@@ -141,7 +141,7 @@ class Log(Observer):
 
         A display is due if it has shown nothing yet, or not for its time. The last step is for all.
         """
-        last = step == self.course.steps - 1
+        last = step == self.bound.steps - 1
 
         def is_due(one: Listener) -> bool:
             if one.every is not None:

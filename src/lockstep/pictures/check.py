@@ -12,12 +12,12 @@ from lockstep.files import Record
 from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
 
-# Two looks are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
+# Two hashes are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
 # the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others
 # 0.33 or more.
 _ALIKE = 0.25
 _LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, are equal too often.
-_PLAIN = 16  # Two looks with fewer set bits are never alike.
+_PLAIN = 16  # Two hashes with fewer set bits are never alike.
 
 
 def record_of(found: Survey) -> Record:
@@ -58,9 +58,9 @@ def near_duplicates(found: Survey) -> list[list[str]]:
         if name in found.splits
     ]
     for known, others in combinations(filter(None, large), 2):
-        looks = _looks(known)
-        for photo, look in zip(others, _looks(others), strict=True):
-            differing, either = np.bitwise_count(looks ^ look).sum(1), np.bitwise_count(looks | look).sum(1)
+        dhashes = _dhashes(known)
+        for photo, dhash in zip(others, _dhashes(others), strict=True):
+            differing, either = np.bitwise_count(dhashes ^ dhash).sum(1), np.bitwise_count(dhashes | dhash).sum(1)
             shares = np.where(either < _PLAIN, 1.0, differing / either.clip(1))
             nearest = known[shares.argmin()]
             if shares.min() <= _ALIKE and nearest.sha256 != photo.sha256:
@@ -68,8 +68,8 @@ def near_duplicates(found: Survey) -> list[list[str]]:
     return [*map(list, pairs)]
 
 
-def _looks(photos: Sequence[Photo]) -> NDArray[np.uint64]:
-    return np.frombuffer(bytes.fromhex("".join(photo.look for photo in photos)), np.uint64).reshape(-1, 2)
+def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:
+    return np.frombuffer(bytes.fromhex("".join(photo.dhash for photo in photos)), np.uint64).reshape(-1, 2)
 
 
 def lines_of(record: Record) -> list[str]:

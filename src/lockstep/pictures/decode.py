@@ -124,14 +124,14 @@ def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
     return np.array(ImageOps.exif_transpose(plain))
 
 
-class Facts(NamedTuple):
+class Metadata(NamedTuple):
     """What is known of an image file.
 
     format: in Pillow's words.
     width, height: as stored, in pixels.
     grey: whether red, green and blue are equal in every pixel of the square in the middle.
-    look: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
-        whether the place below is.
+    dhash: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
+        whether the place below is. Source: N. Krawetz, "Kind of like that", The Hacker Factor Blog, 2013.
     seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are equal.
     """
 
@@ -139,11 +139,11 @@ class Facts(NamedTuple):
     width: int
     height: int
     grey: bool
-    look: str
+    dhash: str
     seen: str
 
 
-def inspect_image(data: bytes) -> Facts:
+def inspect_image(data: bytes) -> Metadata:
     """Return what is known of the bytes of an image file, by its small square in the middle.
 
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
@@ -153,10 +153,10 @@ def inspect_image(data: bytes) -> Facts:
     pixels, format, (width, height) = _decode(data, 32, "crop")
     small = _from_array(pixels).convert("L")
     right, below = (np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9)))
-    look = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
+    dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
     grey = bool((pixels == pixels[..., :1]).all())
     seen = "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
-    return Facts(format, width, height, grey, look, seen)
+    return Metadata(format, width, height, grey, dhash, seen)
 
 
 def stored_pixels(data: bytes, limit: int) -> int:

@@ -64,7 +64,7 @@ class Photo(NamedTuple):
     stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
         set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
-    format, width, height, grey, look, seen: see `decode.Facts`.
+    format, width, height, grey, dhash, seen: see `decode.Metadata`.
     cause: why the file cannot be decoded; "" if it can.
     """
 
@@ -78,7 +78,7 @@ class Photo(NamedTuple):
     width: int = 0
     height: int = 0
     grey: bool = False
-    look: str = ""
+    dhash: str = ""
     seen: str = ""
     cause: str = ""
 

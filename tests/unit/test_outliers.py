@@ -18,7 +18,7 @@ from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.head.outliers import Unlike, divided, facts
+from lockstep.head.outliers import Unlike, divided, outlier_tensors
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -43,7 +43,7 @@ def dataset(values):
 
 
 def test_one_held_out_image_in_a_hundred_is_marked_and_all_of_another_kind():
-    unlike = Unlike(facts(dataset(features(2_000, 1))), 32)
+    unlike = Unlike(outlier_tensors(dataset(features(2_000, 1))), 32)
     marked = sum(unlike(features(4_000, 2)))
     assert 20 <= marked <= 70  # 40 are expected
     assert all(unlike(features(100, 3) * torch.tensor([1.0, -1.0]).repeat(16)))
@@ -52,7 +52,7 @@ def test_one_held_out_image_in_a_hundred_is_marked_and_all_of_another_kind():
 
 def test_the_threshold_is_the_one_by_hand():
     values = features(99, 4)
-    found = facts(dataset(values))
+    found = outlier_tensors(dataset(values))
     unit = values.double() / values.double().norm(dim=1, keepdim=True)
     nearest = [sorted(row, reverse=True)[3] for row in (unit @ unit.T).tolist()]  # the first is the image itself
     assert float(found["unlike/threshold"]) == pytest.approx(sorted(nearest)[1], abs=1e-3)  # references are float16
@@ -61,8 +61,8 @@ def test_the_threshold_is_the_one_by_hand():
 
 @pytest.mark.parametrize(("images", "references"), [(6_001, 500), (50, 50)])
 def test_the_facts_stay_small_and_few_images_give_none(images, references):
-    assert facts(dataset(features(images, 5)))["unlike/references"].shape == (references, 32)
-    assert facts(dataset(features(49, 6))) == {}
+    assert outlier_tensors(dataset(features(images, 5)))["unlike/references"].shape == (references, 32)
+    assert outlier_tensors(dataset(features(49, 6))) == {}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
-from lockstep.head.confidence import ANSWERS, FOLDS, Marks, facts, held_out, thresholds
+from lockstep.head.confidence import ANSWERS, FOLDS, Marks, confidence_tensors, held_out, thresholds
 from lockstep.recipes import get_recipe
 
 RECIPE = make(get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64})
@@ -36,7 +36,7 @@ def state_of(recipe, size, module=None):
 def answers_of(values, labels, module=None, groups=None, **changes):
     recipe = RECIPE.replace(**changes)
     state = state_of(recipe, values.shape[1], module)
-    return facts(recipe.bind(len(values)), state, dataset_of(values, labels, groups)).get(ANSWERS)
+    return confidence_tensors(recipe.bind(len(values)), state, dataset_of(values, labels, groups)).get(ANSWERS)
 
 
 def right(answers):
