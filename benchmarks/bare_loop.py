@@ -1,9 +1,9 @@
 """The tutorial's training step as a bare PyTorch loop, for comparison with Lockstep's loop.
 
-Run it with torchrun. Network, distortions, SGD with weight decay and average of the weights are those of
-`cifar10-tutorial`; the network computes in bfloat16, with float32 master weights. One all_reduce adds the gradients.
-The loop has no fixed order of additions, no keyed randomness, no checks, no checkpoints and no log. Process 0 prints
-images per second.
+Run it with torchrun. Network, distortions, SGD with weight decay and average of the weights are
+those of `cifar10-tutorial`; the network computes in bfloat16, with float32 master weights. One
+all_reduce adds the gradients. The loop has no fixed order of additions, no keyed randomness, no
+checks, no checkpoints and no log. Process 0 prints images per second.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""A real browser: Chromium without a window, driven by Playwright. Pictures and tests of pages use it."""
+"""A real browser: Chromium without a window, driven by Playwright. Pictures and tests of pages use
+it.
+"""
 
 import contextlib
 import importlib.util
@@ -7,9 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 _ALONE = [  # A closed network refuses what Chromium asks for by itself.
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def executable() -> str | None:
@@ -20,7 +27,9 @@ def executable() -> str | None:
 
 @contextlib.contextmanager
 def chromium(*arguments: str) -> Iterator[Any]:
-    """Yield a Playwright browser, started with further `arguments`. Raises: SystemExit if none is installed."""
+    """Yield a Playwright browser, started with further `arguments`. Raises: SystemExit if none is
+    installed.
+    """
     path = executable()
     if path is None:
         raise SystemExit("Chromium and Playwright are needed: install them first")

@@ -1,4 +1,6 @@
-"""Shared by the benchmarks: run the real program, and save a record with the machine and the versions."""
+"""Shared by the benchmarks: run the real program, and save a record with the machine and the
+versions.
+"""
 
 import argparse
 import json
@@ -27,17 +29,25 @@ def options(description: str | None, data: str) -> argparse.ArgumentParser:
 
 
 def record_of(command: Sequence[object], **environment: str) -> Any:
-    """Run a program and return the JSON in the last line of its stdout. Raises: SystemExit with its error."""
+    """Run a program and return the JSON in the last line of its stdout. Raises: SystemExit with its
+    error.
+    """
     words = [str(word) for word in command]
-    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def lockstep(command: str, *args: object, data: Path | None) -> dict[str, Any]:
-    """Run `lockstep COMMAND ... --json` and return its record. Raises: SystemExit with its message if it fails."""
-    record: dict[str, Any] = record_of([sys.executable, "-m", "lockstep", command, *args, *data_option(data), "--json"])
+    """Run `lockstep COMMAND ... --json` and return its record. Raises: SystemExit with its message
+    if it fails.
+    """
+    record: dict[str, Any] = record_of(
+        [sys.executable, "-m", "lockstep", command, *args, *data_option(data), "--json"]
+    )
     return record
 
 
@@ -48,9 +58,20 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
 
 
 def step_s(*args: object, data: Path | None, processes: int = 1, timed: int = 50) -> float:
-    """Train with a tower in each process. Return the mean seconds of the `timed` steps after five others."""
+    """Train with a tower in each process. Return the mean seconds of the `timed` steps after five
+    others.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--processes", processes, "--towers", processes, "--steps", 6 + timed, "--log-every", 5]
+        words = [
+            "--processes",
+            processes,
+            "--towers",
+            processes,
+            "--steps",
+            6 + timed,
+            "--log-every",
+            5,
+        ]
         words += ["--summary-every", 0, "--runs", folder, *data_option(data), "--json"]
         run = record_of([sys.executable, "-m", "lockstep", "train", *args, *words])["run"]
         rows = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
@@ -60,9 +81,18 @@ def step_s(*args: object, data: Path | None, processes: int = 1, timed: int = 50
 def bare(data: Path | None, processes: int, steps: int) -> float:
     """Run benchmarks/bare_loop.py. Return its images/s over all processes."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes,
-        "-m", "benchmarks.bare_loop", "--steps", steps, *data_option(data),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        processes,
+        "-m",
+        "benchmarks.bare_loop",
+        "--steps",
+        steps,
+        *data_option(data),
+    ]
     return float(record_of(command, **numerics.environment(1)))
 
 
@@ -73,7 +103,12 @@ def data_option(data: Path | None) -> list[str]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return number, median, minimum and maximum."""
-    return {"n": len(values), "median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {
+        "n": len(values),
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+    }
 
 
 def ranged(found: dict[str, float], form: str = ",.0f") -> str:
@@ -82,14 +117,25 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write `record`, with the machine and the versions, to <name>.json in benchmarks/results/, or in another folder.
+    """Write `record`, with the machine and the versions, to <name>.json in benchmarks/results/, or
+    in another folder.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
-    machine = {"cpu": hardware.processor(), "cores": hardware.cores(), "system": platform.platform()}
-    versions = {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy")}}
-    program = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
-    words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]  # a folder of this machine says nothing
+    machine = {
+        "cpu": hardware.processor(),
+        "cores": hardware.cores(),
+        "system": platform.platform(),
+    }
+    versions = {
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy")},
+    }
+    program = (
+        Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
+    )
+    # a folder of this machine says nothing
+    words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]
     command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
     folder.mkdir(parents=True, exist_ok=True)
     head = {"command": command, **commit(), "machine": machine, "versions": versions}
@@ -98,8 +144,19 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
 
 
 def commit() -> dict[str, str]:
-    """Return the commit of this checkout as {"commit": ...}, "-dirty" if files were changed; {} elsewhere."""
-    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    """Return the commit of this checkout as {"commit": ...}, "-dirty" if files were changed; {}
+    elsewhere.
+    """
+    command = [
+        "git",
+        "-C",
+        str(RESULTS.parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=7",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:

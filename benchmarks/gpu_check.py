@@ -1,8 +1,8 @@
 """What Lockstep's tests cannot run without a GPU, in about ten minutes: `make gpu-check`.
 
-Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check that fails does not
-stop the others; the exit code is then 1. Without a GPU, the checks that need one are skipped, and the others run on the
-CPU. The images are random ones, made here.
+Each check prints a line, and all facts go to gpu-check.json, to be attached to a report. A check
+that fails does not stop the others; the exit code is then 1. Without a GPU, the checks that need
+one are skipped, and the others run on the CPU. The images are random ones, made here.
 """
 
 import argparse
@@ -42,7 +42,8 @@ TOLERANCE = 0.02  # of the norm of a tensor, after one update: CPUs and GPUs add
 KERNEL_TOLERANCE = 1e-4  # of the largest value, in float32
 # So that Lockstep finds the datasets of this module, and what the caller's path has.
 IMPORTS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-# In native arithmetic each kind of device draws other masks of dropout, which move some tensors by their whole norm.
+# In native arithmetic each kind of device draws other masks of dropout, which move some tensors by
+# their whole norm.
 WITHOUT_DROPOUT = {
     "digits": ("--model", "benchmarks.gpu_check:digits_without_dropout"),
     "mnist": ("--set", "model_options.dropout=0.0"),
@@ -71,15 +72,33 @@ class Machine:
         if self.gpus < count:
             raise SkippedError(f"needs {count} GPU{'s' * (count > 1)}, and torch sees {self.gpus}")
 
-    def train(self, name: str, recipe: str, *words: object, device: str | None = None) -> dict[str, Any]:
-        """Train the run `name` for STEPS steps, by default on GPUs if there are any. Return its result."""
-        record: dict[str, Any] = record_of(self.command(name, recipe, *words, device=device), **IMPORTS)
+    def train(
+        self, name: str, recipe: str, *words: object, device: str | None = None
+    ) -> dict[str, Any]:
+        """Train the run `name` for STEPS steps, by default on GPUs if there are any. Return its
+        result.
+        """
+        record: dict[str, Any] = record_of(
+            self.command(name, recipe, *words, device=device), **IMPORTS
+        )
         return record
 
-    def command(self, name: str, recipe: str, *words: object, device: str | None = None) -> list[str]:
+    def command(
+        self, name: str, recipe: str, *words: object, device: str | None = None
+    ) -> list[str]:
         """Return the command that trains the run `name`."""
         where = ("--runs", self.folder / "runs", "--name", name, "--device", device or self.device)
-        command = (sys.executable, "-m", "lockstep", "train", recipe, *self.images(recipe), *where, *words, "--json")
+        command = (
+            sys.executable,
+            "-m",
+            "lockstep",
+            "train",
+            recipe,
+            *self.images(recipe),
+            *where,
+            *words,
+            "--json",
+        )
         return [*map(str, command if "--steps" in words else (*command, "--steps", STEPS))]
 
     def images(self, recipe: str) -> tuple[object, ...]:
@@ -93,7 +112,9 @@ class Machine:
         return ("--dataset", f"benchmarks.gpu_check:{kind}")
 
     def differences(self, recipe: str) -> Any:
-        """Return the operations of a step that leave other bits on the GPU than on the CPU, or why they are unknown."""
+        """Return the operations of a step that leave other bits on the GPU than on the CPU, or why
+        they are unknown.
+        """
         words = ("-m", "benchmarks.gpu.bits", recipe, "--steps", "1", "--json")
         try:
             return record_of([sys.executable, *words], **IMPORTS)["differ"]
@@ -106,7 +127,9 @@ class Machine:
 
 
 def _random(side: int, channels: int) -> dict[str, Any]:
-    """Return 4,096 training and 200 test images of 10 classes, each class with its own brightness."""
+    """Return 4,096 training and 200 test images of 10 classes, each class with its own
+    brightness.
+    """
     drawn = np.random.default_rng(0)
 
     def split(count: int) -> tuple[Any, Any]:
@@ -149,10 +172,17 @@ def gpus(here: Machine) -> Any:
     """GPUs, their driver and the libraries."""
     here.need_gpus()
     query = "--query-gpu=name,driver_version,memory.total,compute_cap"
-    names = subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    names = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True, check=True
+    )
     nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return {"gpus": names.stdout.splitlines(), "cuda": torch.version.cuda, "nccl": nccl, "cudnn": cudnn}
+    return {
+        "gpus": names.stdout.splitlines(),
+        "cuda": torch.version.cuda,
+        "nccl": nccl,
+        "cudnn": cudnn,
+    }
 
 
 def doctor(here: Machine) -> Any:
@@ -178,8 +208,17 @@ def recipes(name: str) -> Callable[[Machine], Any]:
 def against_cpu(name: str) -> Callable[[Machine], Any]:
     def check(here: Machine) -> Any:
         here.need_gpus()
-        # One step: each further one amplifies the rounding, on an H100 from 0.005 to 0.05 of a tensor's norm in three.
-        words: tuple[object, ...] = ("--no-portable", "--processes", 1, "--precision", "float32", "--steps", 1)
+        # One step: each further one amplifies the rounding, on an H100 from 0.005 to 0.05 of a
+        # tensor's norm in three.
+        words: tuple[object, ...] = (
+            "--no-portable",
+            "--processes",
+            1,
+            "--precision",
+            "float32",
+            "--steps",
+            1,
+        )
         words += WITHOUT_DROPOUT.get(name, ())
         weights = []
         for device in ("cpu", "cuda"):
@@ -187,7 +226,9 @@ def against_cpu(name: str) -> Callable[[Machine], Any]:
             weights.append(read_tensors(here.folder / f"runs/{name}-on-{device}/model.safetensors"))
         far = {key: _distance(weights[1][key], value) for key, value in weights[0].items()}
         worst = max(far, key=lambda key: far[key])
-        assert far[worst] <= TOLERANCE, f"{worst} differs by {far[worst]:.2g} of its norm, {TOLERANCE} is allowed"
+        assert far[worst] <= TOLERANCE, (
+            f"{worst} differs by {far[worst]:.2g} of its norm, {TOLERANCE} is allowed"
+        )
         return {"farthest": worst, "difference": far[worst]}
 
     without = " without dropout" if name in WITHOUT_DROPOUT else ""
@@ -197,7 +238,11 @@ def against_cpu(name: str) -> Callable[[Machine], Any]:
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     norm = expected.double().norm()
-    return float((found.double() - expected.double()).norm() / norm) if norm else float(found.double().norm())
+    return (
+        float((found.double() - expected.double()).norm() / norm)
+        if norm
+        else float(found.double().norm())
+    )
 
 
 def kernels(here: Machine) -> Any:
@@ -206,22 +251,38 @@ def kernels(here: Machine) -> Any:
     numerics.configure(1, exact=True)  # as in training: torch's own flags let a GPU round to TF32
     torch.manual_seed(0)
     x, weight, bias = torch.randn(8, 16, 24, 24), torch.randn(32, 16, 5, 5) / 20, torch.randn(32)
-    band = (torch.arange(16)[:, None] - torch.arange(16)).abs().le(4).float()[:, :, None, None] * 1e-3
+    band = (torch.arange(16)[:, None] - torch.arange(16)).abs().le(4).float()[
+        :, :, None, None
+    ] * 1e-3
     cases: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[Any], tuple[Any, ...]]] = {
-        "conv_relu": (fused.conv_relu, reference.conv_relu, [x, weight, bias], ((2, 2, 2, 2), (3, 2))),
+        "conv_relu": (
+            fused.conv_relu,
+            reference.conv_relu,
+            [x, weight, bias],
+            ((2, 2, 2, 2), (3, 2)),
+        ),
         "local_response": (local_response.local_response, reference.local_response, [x, band], ()),
     }
     found = {}
     for name, (kernel, plain, tensors, more) in cases.items():
         results = []
-        for function, dtype, place in ((kernel, torch.float32, device), (plain, torch.float64, torch.device("cpu"))):
+        for function, dtype, place in (
+            (kernel, torch.float32, device),
+            (plain, torch.float64, torch.device("cpu")),
+        ):
             own = [tensor.to(place, dtype).requires_grad_() for tensor in tensors]
             value = function(*own, *more)
             results.append(
-                [value.detach(), *torch.autograd.grad(value.square().sum(), own[: 3 if name == "conv_relu" else 1])]
+                [
+                    value.detach(),
+                    *torch.autograd.grad(
+                        value.square().sum(), own[: 3 if name == "conv_relu" else 1]
+                    ),
+                ]
             )
         found[name] = max(
-            float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True)
+            float((a.cpu().double() - b).abs().max() / b.abs().max())
+            for a, b in zip(*results, strict=True)
         )
         assert found[name] <= KERNEL_TOLERANCE, f"{name} differs by {found[name]:.2g}"
     return found
@@ -233,7 +294,8 @@ def one_hash(here: Machine) -> Any:
     hashes = {}
     for count in range(1, (4 if here.gpus == 1 else min(most, 4)) + 1):
         words = ("--no-portable", "--towers", 4, "--processes", count)
-        shared = f"cuda:{','.join('0' * count)}" if here.gpus == 1 else None  # All processes are on the one GPU.
+        # All processes are on the one GPU.
+        shared = f"cuda:{','.join('0' * count)}" if here.gpus == 1 else None
         hashes[count] = here.train(f"hash-{count}", "digits", *words, device=shared)
     found = {count: result["weights_sha256"] for count, result in hashes.items()}
     assert len({*found.values()}) == 1, found
@@ -246,7 +308,10 @@ def graphs(here: Machine) -> Any:
     found = {}
     for name in ("digits", "cifar10"):
         words = ("--no-portable", "--processes", 1)
-        both = here.train(f"{name}-graphs", name, *words), here.train(f"{name}-kernels", name, *words, "--no-graphs")
+        both = (
+            here.train(f"{name}-graphs", name, *words),
+            here.train(f"{name}-kernels", name, *words, "--no-graphs"),
+        )
         found[name] = [result["weights_sha256"] for result in both]
         assert found[name][0] == found[name][1], found
     return found
@@ -257,11 +322,16 @@ def restart(here: Machine) -> Any:
     words = ("--no-portable", "--processes", 1, "--steps", 400, "--save-every", 20)
     whole = here.train("whole", "digits", *words)
     program = subprocess.Popen(
-        here.command("killed", "digits", *words), env={**os.environ, **IMPORTS}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        here.command("killed", "digits", *words),
+        env={**os.environ, **IMPORTS},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     metrics, deadline = here.folder / "runs/killed/metrics.jsonl", time.monotonic() + MOST_S
-    while not (metrics.exists() and '"step": 50,' in metrics.read_text()) and program.poll() is None:
+    while (
+        not (metrics.exists() and '"step": 50,' in metrics.read_text()) and program.poll() is None
+    ):
         assert time.monotonic() < deadline, "it does not reach step 50"
         time.sleep(0.02)
     killed = program.poll() is None
@@ -269,7 +339,10 @@ def restart(here: Machine) -> Any:
     program.wait()
     time.sleep(1)  # The worker notices that its launcher is gone.
     resumed = here.train("killed", "digits", *words, "--resume")
-    assert resumed["weights_sha256"] == whole["weights_sha256"], (resumed["weights_sha256"], whole["weights_sha256"])
+    assert resumed["weights_sha256"] == whole["weights_sha256"], (
+        resumed["weights_sha256"],
+        whole["weights_sha256"],
+    )
     return {"killed_in_time": killed, "weights_sha256": whole["weights_sha256"]}
 
 
@@ -285,7 +358,9 @@ def portable_on(name: str) -> Callable[[Machine], Any]:
         hashes = {}
         for device in ("cpu", "cuda"):
             one = ("--processes", 1) if device == "cuda" else ()
-            result = here.train(f"portable-{name}-on-{device}", name, "--portable", *one, device=device)
+            result = here.train(
+                f"portable-{name}-on-{device}", name, "--portable", *one, device=device
+            )
             hashes[device] = result["weights_sha256"]
         assert len({*hashes.values()}) == 1, f"{hashes}. Operations: {here.differences(name)}"
         return hashes
@@ -316,7 +391,11 @@ def checked(check: Callable[[Machine], Any], here: Machine) -> dict[str, Any]:
         result: dict[str, Any] = {"status": "PASS", "facts": check(here)}
     except SkippedError as reason:
         result = {"status": "SKIP", "facts": str(reason)}
-    except (SystemExit, AssertionError, Exception) as problem:  # record_of ends the program with the command's message
+    except (
+        SystemExit,
+        AssertionError,
+        Exception,
+    ) as problem:  # record_of ends the program with the command's message
         result = {"status": "FAIL", "facts": f"{type(problem).__name__}: {problem}"}
     return {**result, "seconds": round(time.monotonic() - began, 1)}
 
@@ -330,7 +409,10 @@ def main() -> None:
     numerics.prepare(1)  # cuBLAS refuses deterministic products without a variable.
     names = [name for name in CHECKS if args.only is None or args.only in name]
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-gpu-check-") as folder,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
         here = Machine(Path(folder), hardware.gpus())
         make_photos(here.folder / "photos")
         facts = {
@@ -348,13 +430,21 @@ def main() -> None:
             first = str(told).strip().splitlines()[0] if str(told).strip() else ""
             with writing:
                 results[name] = result
-                print(f"{result['status']}  {name:28} {result['seconds']:6.1f} s  {first}", flush=True)
+                print(
+                    f"{result['status']}  {name:28} {result['seconds']:6.1f} s  {first}", flush=True
+                )
                 args.out.write_text(json.dumps(facts | {"checks": results}, indent=1) + "\n")
 
         for _ in pool.map(note, names):  # Ctrl-C leaves out those that have not begun.
             pass
-    count = {status: sum(one["status"] == status for one in results.values()) for status in ("PASS", "SKIP", "FAIL")}
-    print(f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: {args.out.absolute()}")
+    count = {
+        status: sum(one["status"] == status for one in results.values())
+        for status in ("PASS", "SKIP", "FAIL")
+    }
+    print(
+        f"{count['PASS']} passed, {count['SKIP']} skipped, {count['FAIL']} failed: "
+        f"{args.out.absolute()}"
+    )
     sys.exit(bool(count["FAIL"]))
 
 

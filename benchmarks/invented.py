@@ -4,7 +4,8 @@ import numpy as np
 
 from lockstep.data.dataset import Dataset
 
-# dataset -> (height, width, channels, classes), so that the shape is known without the dataset's files
+# dataset -> (height, width, channels, classes), so that the shape is known without the dataset's
+# files
 SHAPES = {
     "digits": (8, 8, 1, 10),
     "cifar10": (32, 32, 3, 10),
@@ -12,13 +13,18 @@ SHAPES = {
 }
 
 
-def load(name: str, examples: int, image_px: int | None = None, grey: bool = False) -> dict[str, Dataset]:
-    """Return `examples` random images in the shape of dataset `name`, the same images in every process.
+def load(
+    name: str, examples: int, image_px: int | None = None, grey: bool = False
+) -> dict[str, Dataset]:
+    """Return `examples` random images in the shape of dataset `name`, the same images in every
+    process.
 
-    image_px: the side of the images of a dataset without a size of its own, which gets three channels, or one with
-    `grey`, and ten classes.
+    image_px: the side of the images of a dataset without a size of its own, which gets three
+    channels, or one with `grey`, and ten classes.
     """
-    *shape, classes = (image_px, image_px, 1 if grey else 3, 10) if image_px is not None else SHAPES[name]
+    *shape, classes = (
+        (image_px, image_px, 1 if grey else 3, 10) if image_px is not None else SHAPES[name]
+    )
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
     dataset = Dataset.of(images, np.arange(examples) % classes, tuple(map(str, range(classes))))
     return {"train": dataset, "test": dataset}

@@ -1,4 +1,6 @@
-"""The kind of a CPU: its generation and its fastest units. Measurements of unlike kinds are kept apart."""
+"""The kind of a CPU: its generation and its fastest units. Measurements of unlike kinds are kept
+apart.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,8 @@ UNITS = {  # The first of these flags that a CPU has names its units.
     "bf16": "bfloat16",  # on ARM
     "asimd": "no bfloat16",
 }
-MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel", "": "ARM"}  # Linux names no maker of an ARM CPU.
+# Linux names no maker of an ARM CPU.
+MAKERS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel", "": "ARM"}
 ZEN = (  # generation, family, models: as Linux has them in arch/x86/kernel/cpu/amd.c
     ("Zen 2", 23, (range(0x30, 0x50), range(0x60, 0x80), range(0x90, 0x92), range(0xA0, 0xB0))),
     ("Zen", 23, (range(0x30), range(0x50, 0x60))),
@@ -24,19 +27,32 @@ ZEN = (  # generation, family, models: as Linux has them in arch/x86/kernel/cpu/
 
 
 def kind(cpuinfo: str | None = None) -> str:
-    """Return the kind of the CPU that `cpuinfo` describes, or of this one: "AMD Zen 4 (AVX-512 with bfloat16)".
+    """Return the kind of the CPU that `cpuinfo` describes, or of this one: "AMD Zen 4 (AVX-512 with
+    bfloat16)".
 
-    cpuinfo: the text of /proc/cpuinfo. An AMD CPU has its generation, or its family if the generation is unknown.
+    cpuinfo: the text of /proc/cpuinfo. An AMD CPU has its generation, or its family if the
+    generation is unknown.
     """
     text = CPUINFO.read_text() if cpuinfo is None else cpuinfo
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
-    vendor, flags = found.get("vendor_id", ""), (found.get("flags") or found.get("Features", "")).split()
+    found = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
+    vendor, flags = (
+        found.get("vendor_id", ""),
+        (found.get("flags") or found.get("Features", "")).split(),
+    )
     name = MAKERS.get(vendor, vendor)
     if name == "AMD":
         family, model = int(found["cpu family"]), int(found["model"])
-        zen = (title for title, number, models in ZEN if number == family and any(model in some for some in models))
+        zen = (
+            title
+            for title, number, models in ZEN
+            if number == family and any(model in some for some in models)
+        )
         name = f"AMD {next(zen, f'family {family}')}"
-    return f"{name} ({next((units for flag, units in UNITS.items() if flag in flags), 'no vector units')})"
+    units = next((units for flag, units in UNITS.items() if flag in flags), "no vector units")
+    return f"{name} ({units})"
 
 
 def slug(kind: str) -> str:

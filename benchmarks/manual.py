@@ -1,4 +1,5 @@
-"""The manual's tables of options and settings: `python -m benchmarks.tables` writes them into docs/usage.md.
+"""The manual's tables of options and settings: `python -m benchmarks.tables` writes them into
+docs/usage.md.
 
 Options come from the command line's own parameters, settings from the fields of Recipe.
 """
@@ -29,7 +30,9 @@ Row = tuple[str, str, str]
 
 
 def every_command() -> Iterator[tuple[str, Any]]:
-    """Yield (words, command) for each command that has no commands of its own, as in "data fetch"."""
+    """Yield (words, command) for each command that has no commands of its own, as in "data
+    fetch".
+    """
 
     def below(words: str, command: Any) -> Iterator[tuple[str, Any]]:
         inner = getattr(command, "commands", {})
@@ -48,11 +51,17 @@ def text(name: str) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Yield the lines of the part on commands: their arguments, then every option that is no setting of a recipe."""
+    """Yield the lines of the part on commands: their arguments, then every option that is no
+    setting of a recipe.
+    """
     users: dict[Row, list[str]] = {}
     for words, command in every_command():
-        arguments = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
-        yield f"- **{words}** {' '.join(arguments)}".rstrip() + f": {command.get_short_help_str(120)}"
+        arguments = [
+            p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"
+        ]
+        yield (
+            f"- **{words}** {' '.join(arguments)}".rstrip() + f": {command.get_short_help_str(120)}"
+        )
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name not in Recipe.options:
                 users.setdefault(option(parameter), []).append(words)
@@ -64,11 +73,15 @@ def commands() -> Iterator[str]:
 def rows(cells: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """Yield the lines of a table."""
     for row in cells:
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |".replace("|  |", "| |")
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |".replace(
+            "|  |", "| |"
+        )
 
 
 def option(parameter: Any) -> Row:
-    """Return the row of an option. The default is the parameter's own, or stated in the help as `Default: X.`"""
+    """Return the row of an option. The default is the parameter's own, or stated in the help as
+    `Default: X.`
+    """
     first, *others = parameter.opts
     names = [f"{first} {value(parameter)}".strip(), *others]
     meaning, default = parameter.help, parameter.default
@@ -86,7 +99,10 @@ def value(parameter: Any) -> str:
     annotation = parameter.type_descriptor.annotation
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
-    return next((letter for kind, letter in VALUES.items() if kind in (annotation, *get_args(annotation))), "NAME")
+    return next(
+        (letter for kind, letter in VALUES.items() if kind in (annotation, *get_args(annotation))),
+        "NAME",
+    )
 
 
 def settings() -> Iterator[Row]:
@@ -102,4 +118,6 @@ def default(name: str) -> str:
     field = Recipe.model_fields[name]
     if field.is_required() or field.default == {}:
         return ""
-    return {"None": "none", "True": "true", "False": "false"}.get(str(field.default), str(field.default))
+    return {"None": "none", "True": "true", "False": "false"}.get(
+        str(field.default), str(field.default)
+    )

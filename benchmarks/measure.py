@@ -1,8 +1,10 @@
-"""Measurements of the real program: `python -m benchmarks.measure CASE [WHAT] [--rounds N] [--data DIR]`.
+"""Measurements of the real program: `python -m benchmarks.measure CASE [WHAT] [--rounds N] [--data
+DIR]`.
 
-A case is a function that runs its variants once, in turn, and returns their figures. It runs for several rounds; the
-record in benchmarks/results/ has each figure's median (of accuracies the mean), n and range, as the table that docs
-show. The name of a figure decides its unit. In a case over seeds, round n trains seed n.
+A case is a function that runs its variants once, in turn, and returns their figures. It runs for
+several rounds; the record in benchmarks/results/ has each figure's median (of accuracies the mean),
+n and range, as the table that docs show. The name of a figure decides its unit. In a case over
+seeds, round n trains seed n.
 """
 
 import argparse
@@ -22,7 +24,15 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 import lockstep
-from benchmarks.common import bare, data_option, lockstep as run_lockstep, record_of, save, spread, step_s
+from benchmarks.common import (
+    bare,
+    data_option,
+    lockstep as run_lockstep,
+    record_of,
+    save,
+    spread,
+    step_s,
+)
 from benchmarks.kinds import kind, slug
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
@@ -34,7 +44,9 @@ TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")
 
 
 class Call(NamedTuple):
-    """What a case gets: WHAT of the command line, the round, the folder of the data, and a folder for all rounds."""
+    """What a case gets: WHAT of the command line, the round, the folder of the data, and a folder
+    for all rounds.
+    """
 
     what: str
     number: int
@@ -43,17 +55,22 @@ class Call(NamedTuple):
 
 
 def train(call: Call, *words: object, **environment: str) -> dict[str, Any]:
-    """Run `lockstep train` into the folder of all rounds, which also has the cache. Return its result."""
+    """Run `lockstep train` into the folder of all rounds, which also has the cache. Return its
+    result.
+    """
     cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
     result: dict[str, Any] = record_of(
-        [sys.executable, "-m", "lockstep", "train", *words, "--runs", call.folder, "--json"], **cache | environment
+        [sys.executable, "-m", "lockstep", "train", *words, "--runs", call.folder, "--json"],
+        **cache | environment,
     )
     result["best"] = result["accuracy"]["ema"] or result["accuracy"]["raw"]
     return result
 
 
 def overhead(call: Call) -> Figures:
-    """The loop beside a bare PyTorch loop, the exact sum beside the backend's, two processes beside one."""
+    """The loop beside a bare PyTorch loop, the exact sum beside the backend's, two processes beside
+    one.
+    """
 
     def rate(processes: int, *more: str) -> float:
         seconds = step_s(*TUTORIAL, *more, data=call.data, processes=processes, timed=60)
@@ -73,7 +90,17 @@ def start(call: Call) -> Figures:
     """From the start of `lockstep train` to the line of step 0, and the seconds of two imports."""
 
     def first_step_s(*words: object) -> float:
-        command = [sys.executable, "-m", "lockstep", "train", *words, "--log-every", 1, "--runs", call.folder]
+        command = [
+            sys.executable,
+            "-m",
+            "lockstep",
+            "train",
+            *words,
+            "--log-every",
+            1,
+            "--runs",
+            call.folder,
+        ]
         began = time.perf_counter()
         program = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
         assert program.stdout is not None
@@ -85,14 +112,21 @@ def start(call: Call) -> Figures:
         return took
 
     def import_s(name: str) -> float:
-        code = f"import time; began = time.perf_counter(); import {name}; print(time.perf_counter() - began)"
+        code = (
+            f"import time; began = time.perf_counter(); import {name}; "
+            f"print(time.perf_counter() - began)"
+        )
         return float(record_of([sys.executable, "-c", code]))
 
     tutorial = (*TUTORIAL, *data_option(call.data))
     return {
         "start to first step, digits": first_step_s("digits"),
-        "start to first step, one process": first_step_s(*tutorial, "--towers", 1, "--processes", 1),
-        "start to first step, two processes": first_step_s(*tutorial, "--towers", 2, "--processes", 2),
+        "start to first step, one process": first_step_s(
+            *tutorial, "--towers", 1, "--processes", 1
+        ),
+        "start to first step, two processes": first_step_s(
+            *tutorial, "--towers", 2, "--processes", 2
+        ),
         "import lockstep": import_s("lockstep"),
         "`import torch` alone": import_s("torch"),
     }
@@ -101,7 +135,11 @@ def start(call: Call) -> Figures:
 def seeds(call: Call) -> Figures:
     """Accuracy and time of the recipe WHAT, a seed a round."""
     result = train(call, call.what, "--seed", call.number, *data_option(call.data))
-    one = {"test accuracy, one view per image": result["accuracy_one_view"]} if "accuracy_one_view" in result else {}
+    one = (
+        {"test accuracy, one view per image": result["accuracy_one_view"]}
+        if "accuracy_one_view" in result
+        else {}
+    )
     one |= {"total time, with evaluation": result["total_s"], "training time": result["train_s"]}
     return {"test accuracy": result["best"], **one}
 
@@ -110,23 +148,44 @@ def export(call: Call) -> Figures:
     """Images/s of an exported file of the recipe WHAT, and of Lockstep, on one thread."""
     run, data = call.folder / "exported", data_option(call.data)
     if not run.exists():
-        train(call, call.what, *(("--steps", 200) if call.what == TUTORIAL[0] else ()), *data, "--name", run.name)
+        train(
+            call,
+            call.what,
+            *(("--steps", 200) if call.what == TUTORIAL[0] else ()),
+            *data,
+            "--name",
+            run.name,
+        )
     record = run_lockstep("export", run, "-o", call.folder / f"{call.number}.onnx", data=call.data)
     found = {"ONNX": record["images_per_s"], "Lockstep": record["images_per_s_lockstep"]}
     return {f"{call.what}: {name}, images/s": value for name, value in found.items()}
 
 
 def photos(call: Call) -> Figures:
-    """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty caches."""
+    """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty
+    caches.
+    """
     result = train(call, call.what, "--seed", call.number)
-    error = float(lockstep.report(result["run"], quiet=True).html.split("calibration error: ")[1].split("%")[0]) / 100
+    error = (
+        float(
+            lockstep.report(result["run"], quiet=True)
+            .html.split("calibration error: ")[1]
+            .split("%")[0]
+        )
+        / 100
+    )
     name, start = Path(call.what).name, "with another seed" if call.number else "of the first start"
-    found = {f"{name}: test accuracy": result["best"], f"{name}: accuracy of probabilities (calibration error)": error}
+    found = {
+        f"{name}: test accuracy": result["best"],
+        f"{name}: accuracy of probabilities (calibration error)": error,
+    }
     return {**found, f"{name}: total time {start}": result["total_s"]}
 
 
 def fit(call: Call) -> Figures:
-    """The recipe `photos` on the folder WHAT, with each way to make a picture a square, a seed a round."""
+    """The recipe `photos` on the folder WHAT, with each way to make a picture a square, a seed a
+    round.
+    """
     name = Path(call.what).name
     return {
         f"{name}, fit={way}: test accuracy": train(
@@ -139,13 +198,19 @@ def fit(call: Call) -> Figures:
 def photos_tuned(call: Call) -> Figures:
     """The recipe `photos-tuned` on the folder WHAT, from a run of `photos`."""
     name, before = Path(call.what).name, train(call, call.what, "--name", f"start-{call.number}")
-    result = train(call, "photos-tuned", "--data", call.what, "--init", before["run"], "--seed", call.number)
-    first, then = (f"{name}: test accuracy {recipe}" for recipe in ("of `photos`", "after `photos-tuned`"))
+    result = train(
+        call, "photos-tuned", "--data", call.what, "--init", before["run"], "--seed", call.number
+    )
+    first, then = (
+        f"{name}: test accuracy {recipe}" for recipe in ("of `photos`", "after `photos-tuned`")
+    )
     return {first: before["best"], then: result["best"]}
 
 
 def unequal(call: Call) -> Figures:
-    """`photos` on the folder WHAT with training images of half of its classes left out, for three ratios."""
+    """`photos` on the folder WHAT with training images of half of its classes left out, for three
+    ratios.
+    """
     source, draw = Path(call.what).absolute(), random.Random(call.number)
     classes = sorted(path.name for path in (source / "train").iterdir())
     rare = draw.sample(classes, len(classes) // 2)
@@ -160,7 +225,16 @@ def unequal(call: Call) -> Figures:
                 (folder / "train" / name / path.name).symlink_to(path)
         (folder / "test").symlink_to(source / "test")
         for setting in ("true", "false"):
-            result = train(call, "photos", "--data", folder, "--set", f"balanced={setting}", "--seed", call.number)
+            result = train(
+                call,
+                "photos",
+                "--data",
+                folder,
+                "--set",
+                f"balanced={setting}",
+                "--seed",
+                call.number,
+            )
             command = [sys.executable, "-m", "lockstep", "eval", result["run"], "--json"]
             cache = {"XDG_CACHE_HOME": str(call.folder / "cache")}
             shares = [one["accuracy"] for one in record_of(command, **cache)["classes"]]
@@ -174,10 +248,15 @@ def unequal(call: Call) -> Figures:
 
 
 def labels(call: Call) -> Figures:
-    """What `data check --labels` finds of 5 % exchanged labels among the training images of the folder WHAT."""
+    """What `data check --labels` finds of 5 % exchanged labels among the training images of the
+    folder WHAT.
+    """
     source, draw = Path(call.what).absolute() / "train", random.Random(call.number)
     files = sorted(path for path in source.rglob("*") if path.is_file())
-    exchanged, classes = {*draw.sample(files, round(0.05 * len(files)))}, sorted({path.parent.name for path in files})
+    exchanged, classes = (
+        {*draw.sample(files, round(0.05 * len(files)))},
+        sorted({path.parent.name for path in files}),
+    )
     copy, wrong = call.folder / f"copy-{call.number}", set[str]()
     for number, path in enumerate(files):
         own = path.parent.name
@@ -191,17 +270,26 @@ def labels(call: Call) -> Figures:
     command = [sys.executable, "-m", "lockstep", "data", "check", copy, "--labels", "--json"]
     found = record_of(command, **cache)["labels"]
     first = {one["path"] for one in found["doubtful"][: found["images"] // 10]}
-    return {f"{Path(call.what).name}: exchanged labels in the first tenth (accuracy)": len(first & wrong) / len(wrong)}
+    return {
+        f"{Path(call.what).name}: exchanged labels in the first tenth (accuracy)": len(
+            first & wrong
+        )
+        / len(wrong)
+    }
 
 
 def unlike(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
-    classifier = lockstep.load(lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number))
+    classifier = lockstep.load(
+        lockstep.train("photos", data=call.what, runs=call.folder, quiet=True, seed=call.number)
+    )
     figures = {}
     for each in sorted(call.data.iterdir()):
         found = [one.answer == "unlike" for one in classifier.predict(each)]
-        figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = statistics.mean(found)
+        figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = (
+            statistics.mean(found)
+        )
     return figures
 
 
@@ -209,7 +297,10 @@ def folder(call: Call) -> Figures:
     """The recipe `folder` on the first WHAT training images of CIFAR-10 as JPEG files."""
     splits, place = load_cifar10(call.data), call.folder / "images"
     if not place.exists():
-        for name, dataset in {"train": splits["train"].first(int(call.what)), "test": splits["test"]}.items():
+        for name, dataset in {
+            "train": splits["train"].first(int(call.what)),
+            "test": splits["test"],
+        }.items():
             for title in dataset.classes:
                 (place / name / title).mkdir(parents=True)
             pairs = zip(dataset.pixels(slice(None)).numpy(), dataset.labels.tolist(), strict=True)
@@ -217,19 +308,28 @@ def folder(call: Call) -> Figures:
                 path = place / name / dataset.classes[label] / f"{number:05d}.jpg"
                 Image.fromarray(image).save(path, quality=95, subsampling=0)
     result = train(call, "folder", "--data", place, "--set", "image_px=32", "--seed", call.number)
-    return {f"{call.what} images: test accuracy": result["best"], f"{call.what} images: total time": result["total_s"]}
+    return {
+        f"{call.what} images: test accuracy": result["best"],
+        f"{call.what} images: total time": result["total_s"],
+    }
 
 
 def portable_accuracy(call: Call) -> Figures:
     """Accuracy of the recipe WHAT in both arithmetics, a seed a round."""
     words = (call.what, "--seed", call.number, "--precision", "float32", *data_option(call.data))
-    return {f"{name}: test accuracy": train(call, *words, switch)["best"] for name, switch in ARITHMETICS.items()}
+    return {
+        f"{name}: test accuracy": train(call, *words, switch)["best"]
+        for name, switch in ARITHMETICS.items()
+    }
 
 
 def portable_cost(call: Call) -> Figures:
-    """Milliseconds of a step of one tower of the recipe WHAT in both arithmetics, with one thread."""
+    """Milliseconds of a step of one tower of the recipe WHAT in both arithmetics, with one
+    thread.
+    """
     times = {
-        f"{call.what}: {name}, ms": 1e3 * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=5)
+        f"{call.what}: {name}, ms": 1e3
+        * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=5)
         for name, switch in ARITHMETICS.items()
     }
     portable, native = times.values()
@@ -253,20 +353,33 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
-    "overhead": (overhead, 5), "start": (start, 5), "seeds": (seeds, 10), "export": (export, 5), "photos": (photos, 5),
-    "fit": (fit, 5), "photos-tuned": (photos_tuned, 1), "unequal": (unequal, 5), "labels": (labels, 5),
-    "unlike": (unlike, 1), "folder": (folder, 1),
-    "portable-accuracy": (portable_accuracy, 10), "portable-cost": (portable_cost, 5),
+    "overhead": (overhead, 5),
+    "start": (start, 5),
+    "seeds": (seeds, 10),
+    "export": (export, 5),
+    "photos": (photos, 5),
+    "fit": (fit, 5),
+    "photos-tuned": (photos_tuned, 1),
+    "unequal": (unequal, 5),
+    "labels": (labels, 5),
+    "unlike": (unlike, 1),
+    "folder": (folder, 1),
+    "portable-accuracy": (portable_accuracy, 10),
+    "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
-}  # fmt: skip
+}
 
 
 def trains(folder: Path) -> dict[str, Any]:
-    """Return the recipe that the last run in `folder` trained, by what differs from the built-in one; {} for none."""
+    """Return the recipe that the last run in `folder` trained, by what differs from the built-in
+    one; {} for none.
+    """
     if not (runs := sorted(folder.glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)):
         return {}
     recipe = Run.open(runs[-1].parent).recipe().replace(seed=0)
-    own, built_in = (dotted(one.model_dump(mode="json")) for one in (recipe, get_recipe(recipe.name)))
+    own, built_in = (
+        dotted(one.model_dump(mode="json")) for one in (recipe, get_recipe(recipe.name))
+    )
     changes = {name: value for name, value in own.items() if value != built_in.get(name)}
     return {"trains": {"recipe": recipe.name, "changes": changes, "digest": recipe.digest()}}
 
@@ -281,15 +394,28 @@ def row(name: str, values: list[float]) -> list[str]:
     elif "/" in name:
         unit = " times"
     middle = statistics.mean(values) if unit == " %" else statistics.median(values)
-    span = f"{form.format(min(values))} to {form.format(max(values))}" if len(values) > 1 else "one run"
+    span = (
+        f"{form.format(min(values))} to {form.format(max(values))}"
+        if len(values) > 1
+        else "one run"
+    )
     return [name, f"{form.format(middle)}{unit}", str(len(values)), span]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("what", nargs="?", default="digits", help="a recipe, a folder of photos, or a number of images")
-    parser.add_argument("--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="digits",
+        help="a recipe, a folder of photos, or a number of images",
+    )
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA"
+    )
     parser.add_argument("--rounds", type=int)
     args = parser.parse_args()
     measured, count = CASES[args.case]
@@ -297,7 +423,9 @@ def main() -> None:
     place = Path(tempfile.mkdtemp())
     try:
         for number in range(args.rounds or count):
-            rounds.append(measured(Call(args.what, number, Path(args.data) if args.data else None, place)))
+            rounds.append(
+                measured(Call(args.what, number, Path(args.data) if args.data else None, place))
+            )
             print(number, rounds[-1], flush=True)
         of_recipe = trains(place)
     finally:
@@ -306,9 +434,16 @@ def main() -> None:
     values = {name: [each[name] for each in rounds if name in each] for name in names}
     own = "" if args.case in ("overhead", "start") else f"-{slug(Path(args.what).name)}"
     rows = [row(*item) for item in values.items()]
-    facts = {"kind": kind(), "figures": {name: spread(each) for name, each in values.items()}, "rounds": rounds}
+    facts = {
+        "kind": kind(),
+        "figures": {name: spread(each) for name, each in values.items()},
+        "rounds": rounds,
+    }
     facts |= of_recipe
-    save(f"{args.case}{own}", {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts})
+    save(
+        f"{args.case}{own}",
+        {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts},
+    )
     print(*map("  ".join, rows), sep="\n")
 
 

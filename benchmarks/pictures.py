@@ -1,9 +1,10 @@
-"""Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME ...]`.
+"""Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME
+...]`.
 
-`train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The photos
-are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step` are diagrams. `report` and
-`serve` are pages in Chromium. All are written to docs/pictures/, on a background of their own, so that they read on
-light and dark pages.
+`train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The
+photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step`
+are diagrams. `report` and `serve` are pages in Chromium. All are written to docs/pictures/, on a
+background of their own, so that they read on light and dark pages.
 """
 
 import contextlib
@@ -110,23 +111,35 @@ TERMINAL = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="h
 
 # Rich erases its line by a carriage return; at the end it breaks the line first and goes up again.
 _ERASED = re.compile(r"[^\n]*\r?\n\r?\x1b\[1A\r?\x1b\[2K|[^\n]*\r(?=[^\n])")
-_UNSEEN = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07")  # the cursor's visibility and the window's title
+# the cursor's visibility and the window's title
+_UNSEEN = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07")
 _LIVE = re.compile(r"(\d+)%.* step ")
 
 
 def shown(text: str) -> list[str]:
-    """Return the rows that a terminal shows after a program has written `text`, with escape codes for their styles."""
+    """Return the rows that a terminal shows after a program has written `text`, with escape codes
+    for their styles.
+    """
     rows = _ERASED.sub("", _UNSEEN.sub("", text)).replace("\x1b[2K", "").rstrip().splitlines()
     return [part for row in rows for part in _wrapped(row)]
 
 
 def _wrapped(row: str) -> list[str]:
-    """Return `row` in pieces of at most COLUMNS characters. A row with styles fits, as Rich has wrapped it."""
-    return [row] if "\x1b" in row or not row else [row[i : i + COLUMNS] for i in range(0, len(row), COLUMNS)]
+    """Return `row` in pieces of at most COLUMNS characters. A row with styles fits, as Rich has
+    wrapped it.
+    """
+    return (
+        [row]
+        if "\x1b" in row or not row
+        else [row[i : i + COLUMNS] for i in range(0, len(row), COLUMNS)]
+    )
 
 
-def in_terminal(words: Sequence[str], folder: Path, columns: int = COLUMNS, out: int | None = None) -> tuple[int, str]:
-    """Run a program's module with its arguments in a pseudo-terminal and in `folder`. Return exit code and output.
+def in_terminal(
+    words: Sequence[str], folder: Path, columns: int = COLUMNS, out: int | None = None
+) -> tuple[int, str]:
+    """Run a program's module with its arguments in a pseudo-terminal and in `folder`. Return exit
+    code and output.
 
     `out` is a file for stdout, in place of the terminal.
     """
@@ -135,9 +148,13 @@ def in_terminal(words: Sequence[str], folder: Path, columns: int = COLUMNS, out:
     hints = ("COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE")
     environment = {name: value for name, value in os.environ.items() if name not in hints}
     process = subprocess.Popen(
-        [sys.executable, "-m", *words], env={**environment, "TERM": "xterm-256color"},
-        cwd=folder, stdin=subprocess.DEVNULL, stdout=its if out is None else out, stderr=its,
-    )  # fmt: skip
+        [sys.executable, "-m", *words],
+        env={**environment, "TERM": "xterm-256color"},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=its if out is None else out,
+        stderr=its,
+    )
     os.close(its)
     output = b""
     with contextlib.suppress(OSError):  # Linux raises it when the program has closed its end
@@ -165,7 +182,10 @@ def own_images() -> str:
     """Return training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        trained = [line.replace(folder, "~") for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))]
+        trained = [
+            line.replace(folder, "~")
+            for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))
+        ]
         predicted = shown(run_in_terminal(PREDICT, Path(folder)))
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, predicted)])
 
@@ -173,7 +193,10 @@ def own_images() -> str:
 def report() -> bytes:
     """Return the top of the report of a run of `digits` as a browser shows it."""
     with tempfile.TemporaryDirectory() as folder:
-        run, path = lockstep.train("digits", name="first", runs=f"{folder}/runs", quiet=True), Path(folder, "r.html")
+        run, path = (
+            lockstep.train("digits", name="first", runs=f"{folder}/runs", quiet=True),
+            Path(folder, "r.html"),
+        )
         lockstep.report(run, quiet=True).save(path)
         with chromium() as browser:
             page = browser.new_page(viewport={"width": 1000, "height": 1660}, color_scheme="light")
@@ -183,8 +206,12 @@ def report() -> bytes:
 
 
 def serve() -> bytes:
-    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unlike the photos."""
-    digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize((256, 256))
+    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unlike the
+    photos.
+    """
+    digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize(
+        (256, 256)
+    )
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
         run_in_terminal(TRAIN_SERVED, Path(folder))
@@ -193,7 +220,9 @@ def serve() -> bytes:
         with served(Path(folder) / "runs/photos") as port, chromium() as browser:
             page = browser.new_page(viewport={"width": 860, "height": 400}, color_scheme="light")
             page.goto(f"http://127.0.0.1:{port}/")
-            page.set_input_files("#files", [Path(folder) / f"new/{name}.jpg" for name in ("frog", "five")])
+            page.set_input_files(
+                "#files", [Path(folder) / f"new/{name}.jpg" for name in ("frog", "five")]
+            )
             page.locator(".card:not([aria-busy]) >> nth=1").wait_for()
             page.locator("details").evaluate("node => node.remove()")
             shown: bytes = page.screenshot(full_page=True)
@@ -201,7 +230,9 @@ def serve() -> bytes:
 
 
 def composed(text: str) -> list[str]:
-    """Return the rows of a training run: those at its end, and where it was, the live line half-way."""
+    """Return the rows of a training run: those at its end, and where it was, the live line
+    half-way.
+    """
     for end in (match.end() for match in re.finditer(r"(?=\r\x1b\[2K)", text)):
         *above, line = shown(text[:end]) or [""]
         percent = _LIVE.search(Text.from_ansi(line).plain)
@@ -211,7 +242,9 @@ def composed(text: str) -> list[str]:
 
 
 def write_photos(folder: Path) -> Path:
-    """Write photos/<class>/, and new.jpg and more/ with pictures that are not in photos/. Return photos/."""
+    """Write photos/<class>/, and new.jpg and more/ with pictures that are not in photos/. Return
+    photos/.
+    """
     splits = load_cifar10(None)
     for name, count in PHOTOS.items():
         for split, parent, number in (("train", "photos", count), ("test", "new", 2)):
@@ -230,21 +263,32 @@ def write_photos(folder: Path) -> Path:
 def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
     """Return the picture `name`: commands, each with the rows below it, as an SVG of a terminal."""
     with open(os.devnull, "w") as nowhere:
-        console = Console(file=nowhere, record=True, width=COLUMNS, force_terminal=True, color_system="truecolor")
+        console = Console(
+            file=nowhere, record=True, width=COLUMNS, force_terminal=True, color_system="truecolor"
+        )
         for command, lines in commands:
             console.print(Text(f"$ {command}", "bold"))
             for line in [*lines, ""]:
                 console.print(Text.from_ansi(line), soft_wrap=True)
-        return console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name) + "\n"
+        return (
+            console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name)
+            + "\n"
+        )
 
 
 def element(name: str, text: str = "", **attributes: object) -> str:
-    """Return an SVG element around `text`. Attributes are named as in `text_anchor`, and as in `class_` for "class".
+    """Return an SVG element around `text`. Attributes are named as in `text_anchor`, and as in
+    `class_` for "class".
 
     An attribute whose value is "" is left out.
     """
-    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value != ""}
-    shown = (f' {key}="{f"{value:.5g}" if isinstance(value, float) else value}"' for key, value in given.items())
+    given = {
+        key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value != ""
+    }
+    shown = (
+        f' {key}="{f"{value:.5g}" if isinstance(value, float) else value}"'
+        for key, value in given.items()
+    )
     return f"<{name}{''.join(shown)}>{escape(text)}</{name}>"
 
 
@@ -266,7 +310,9 @@ def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
     return element("rect", class_=kind, x=x, y=y, width=width, height=height, rx=6)
 
 
-def label(x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = "") -> str:
+def label(
+    x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = ""
+) -> str:
     """Return a line of text."""
     return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor, transform=transform)
 
@@ -279,7 +325,9 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     """Return the file: `parts` on a card."""
     card = rect(0.5, 0.5, width - 1, height - 1, "card")
-    return document(width, height, [element("title", title), STYLE, card, *parts], f'role="img" width="{width}"')
+    return document(
+        width, height, [element("title", title), STYLE, card, *parts], f'role="img" width="{width}"'
+    )
 
 
 def layers() -> str:
@@ -302,26 +350,46 @@ def layers() -> str:
         arrow(26, 26, 26, y - 12),
         label(18, middle, "imports", anchor="middle", transform=f"rotate(-90 18 {middle})"),
     ]
-    return picture(width, y + 14, "The folders of src/lockstep: each imports only from those below it", parts)
+    return picture(
+        width, y + 14, "The folders of src/lockstep: each imports only from those below it", parts
+    )
 
 
 def step() -> str:
     """Return the flow of data through one step of four towers on two processes."""
     width, left, across, between = 840, 156, 138, 16
-    centres = [left + tower * (across + between) + across / 2 + (24 if tower > 1 else 0) for tower in range(4)]
+    centres = [
+        left + tower * (across + between) + across / 2 + (24 if tower > 1 else 0)
+        for tower in range(4)
+    ]
     middle = (centres[0] + centres[3]) / 2
     rows = {  # y, and what happens there; a slash breaks the line
-        "plan": (24, "of seed and step"), "shard": (112, "gather, augment"), "tower": (186, "forward, backward"),
-        "vector": (260, "gradient sums,/loss, flags"), "tree": (358, "add in one/fixed tree"),
-        "total": (432, "the same bits/in every process"), "update": (520, "one update, made/by every process"),
-    }  # fmt: skip
+        "plan": (24, "of seed and step"),
+        "shard": (112, "gather, augment"),
+        "tower": (186, "forward, backward"),
+        "vector": (260, "gradient sums,/loss, flags"),
+        "tree": (358, "add in one/fixed tree"),
+        "total": (432, "the same bits/in every process"),
+        "update": (520, "one update, made/by every process"),
+    }
     at = {name: y for name, (y, _) in rows.items()}
-    parts = [label(18, y + 20 + 16 * i, line) for y, text in rows.values() for i, line in enumerate(text.split("/"))]
-    parts += box(middle - 180, at["plan"], 360, 42, "plan", "which examples each tower sees in this step")
+    parts = [
+        label(18, y + 20 + 16 * i, line)
+        for y, text in rows.values()
+        for i, line in enumerate(text.split("/"))
+    ]
+    parts += box(
+        middle - 180, at["plan"], 360, 42, "plan", "which examples each tower sees in this step"
+    )
     for process in range(2):
         x, wide = centres[2 * process] - across / 2 - 8, 2 * across + between + 16
-        frame = element("rect", class_="frame", x=x, y=at["shard"] - 24, width=wide, height=222, rx=8)
-        parts += [frame, label(x + wide / 2, at["shard"] - 9, f"process {process}", anchor="middle")]
+        frame = element(
+            "rect", class_="frame", x=x, y=at["shard"] - 24, width=wide, height=222, rx=8
+        )
+        parts += [
+            frame,
+            label(x + wide / 2, at["shard"] - 9, f"process {process}", anchor="middle"),
+        ]
     for tower, x in enumerate(centres):
         parts.append(arrow(middle + (x - middle) * 0.6, at["plan"] + 42, x, at["shard"] - 2))
         for name in ("shard", "tower", "vector"):
@@ -334,15 +402,20 @@ def step() -> str:
         parts += box(x - 60, at["tree"], 120, 36, name)
         parts += [arrow(c, at["vector"] + 40, x + (c - x) * 0.4, at["tree"] - 2) for c in own]
         parts.append(arrow(x, at["tree"] + 36, middle + (x - middle) * 0.3, at["total"] - 2))
-        parts += box(x - 130, at["update"], 260, 42, "update", f"weights and average of process {process}")
+        parts += box(
+            x - 130, at["update"], 260, 42, "update", f"weights and average of process {process}"
+        )
         parts.append(arrow(middle + (x - middle) * 0.3, at["total"] + 36, x, at["update"] - 2))
     parts += box(middle - 110, at["total"], 220, 36, "total = (0 + 1) + (2 + 3)")
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    "train": train, "own-images": own_images, "layers": layers, "step": step
-}  # fmt: skip
+    "train": train,
+    "own-images": own_images,
+    "layers": layers,
+    "step": step,
+}
 SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report, "serve": serve}
 
 

@@ -1,8 +1,10 @@
-"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE|FILE.toml [--runs N]`.
+"""Seconds to train, by the rules of speed records: `python -m benchmarks.record RECIPE|FILE.toml
+[--runs N]`.
 
-One process on one device. The measured time begins with the training set on the device, covers initial weights,
-training and evaluation, and ends with the accuracy on the test set. The start of the program, reading the data, and a
-first run that warms up are not part of it. The record states the time of that first run.
+One process on one device. The measured time begins with the training set on the device, covers
+initial weights, training and evaluation, and ends with the accuracy on the test set. The start of
+the program, reading the data, and a first run that warms up are not part of it. The record states
+the time of that first run.
 """
 
 import argparse
@@ -34,11 +36,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data", type=Path, help="folder of the dataset (default: LOCKSTEP_DATA)")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as lockstep train takes it")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="as lockstep train takes it",
+    )
     args = parser.parse_args()
     recipe = subject_of(args.recipe, parse(args.set, {})).recipe
-    numerics.prepare(recipe.threads_per_tower)  # cuBLAS reads its workspace setting at its first product
-    device, placement = torch.device(args.device), Placement(data=args.data.absolute() if args.data else None)
+    # cuBLAS reads its workspace setting at its first product
+    numerics.prepare(recipe.threads_per_tower)
+    device, placement = (
+        torch.device(args.device),
+        Placement(data=args.data.absolute() if args.data else None),
+    )
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
     session = Session(recipe, placement, Context())
@@ -53,8 +65,15 @@ def main() -> None:
     figures = {name: spread([run[name] for run in runs]) for name in runs[0]}
     mean = sum(run["accuracy"] for run in runs) / len(runs)
     print(f"mean accuracy {mean:.3%}, median {figures['seconds']['median']:.3f} s, n {len(runs)}")
-    facts = {"device": fingerprint(device)["device"], "digest": recipe.digest(), "warm_up_s": first_s}
-    save(f"record-{recipe.name}-{device.type}", {**facts, "mean_accuracy": mean, "figures": figures, "runs": runs})
+    facts = {
+        "device": fingerprint(device)["device"],
+        "digest": recipe.digest(),
+        "warm_up_s": first_s,
+    }
+    save(
+        f"record-{recipe.name}-{device.type}",
+        {**facts, "mean_accuracy": mean, "figures": figures, "runs": runs},
+    )
 
 
 def run(recipe: Recipe, session: Session) -> dict[str, Any]:
@@ -67,12 +86,18 @@ def run(recipe: Recipe, session: Session) -> dict[str, Any]:
     session.state = model.state(session.device)
     bound = recipe.bind(len(train_set))
     log = Log(bound, [], device=session.device)
-    for _ in updates(train_set, Tower(bound, session.network), session.reduction, session.state, log):
+    for _ in updates(
+        train_set, Tower(bound, session.network), session.reduction, session.state, log
+    ):
         pass
     result = next(iter(session.evaluate_all(test_set).values()))
     _wait(session.device)
     one_view = result.summary().get("accuracy_one_view", result.accuracy)
-    return {"seconds": time.perf_counter() - started, "accuracy": result.accuracy, "accuracy_one_view": one_view}
+    return {
+        "seconds": time.perf_counter() - started,
+        "accuracy": result.accuracy,
+        "accuracy_one_view": one_view,
+    }
 
 
 def _wait(device: torch.device) -> None:

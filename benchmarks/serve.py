@@ -1,8 +1,8 @@
 """Requests to `lockstep serve` that arrive at once: `python -m benchmarks.serve [--data DIR]`.
 
-A run of digits, and with --data one of photos, is served by the real program. In each round, as many connections are
-opened at once as there are requests; each sends one picture and waits for the answer. A latency counts from the start
-of the round. Client and server share the machine's cores.
+A run of digits, and with --data one of photos, is served by the real program. In each round, as
+many connections are opened at once as there are requests; each sends one picture and waits for the
+answer. A latency counts from the start of the round. Client and server share the machine's cores.
 """
 
 import asyncio
@@ -28,7 +28,9 @@ REQUESTS = 500
 
 
 class Reply(NamedTuple):
-    """The answer to a request: status, JSON, and seconds since the start of all; status 0 if the connection broke."""
+    """The answer to a request: status, JSON, and seconds since the start of all; status 0 if the
+    connection broke.
+    """
 
     status: int
     body: Any
@@ -37,7 +39,10 @@ class Reply(NamedTuple):
 
 async def send(port: int, picture: bytes, started: float) -> Reply:
     """Send a picture over a connection of its own. Return the answer."""
-    head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: image/png\r\nConnection: close\r\n"
+    head = (
+        f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: "
+        f"image/png\r\nConnection: close\r\n"
+    )
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"{head}Content-Length: {len(picture)}\r\n\r\n".encode() + picture)
@@ -80,7 +85,9 @@ def _png(pixels: Any) -> bytes:
 
 
 def measured(run: Path, pictures: Sequence[bytes], rounds: int) -> dict[str, Any]:
-    """Return the spreads of p50, p99 and throughput over the rounds, after one that is not counted, and what failed."""
+    """Return the spreads of p50, p99 and throughput over the rounds, after one that is not counted,
+    and what failed.
+    """
     rows: dict[str, list[float]] = {"p50_s": [], "p99_s": [], "requests_per_s": []}
     failed = 0
     with served(run) as port:
@@ -90,9 +97,15 @@ def measured(run: Path, pictures: Sequence[bytes], rounds: int) -> dict[str, Any
                 seconds = sorted(reply.seconds for reply in replies)
                 failed += sum(reply.status != 200 for reply in replies)
                 cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-                for name, value in zip(rows, (cuts[49], cuts[98], len(seconds) / seconds[-1]), strict=True):
+                for name, value in zip(
+                    rows, (cuts[49], cuts[98], len(seconds) / seconds[-1]), strict=True
+                ):
                     rows[name].append(value)
-    return {"requests": len(pictures), "failed": failed, **{name: spread(values) for name, values in rows.items()}}
+    return {
+        "requests": len(pictures),
+        "failed": failed,
+        **{name: spread(values) for name, values in rows.items()},
+    }
 
 
 def main() -> None:
@@ -100,7 +113,12 @@ def main() -> None:
     cases: list[tuple[str, list[bytes]]] = [("digits", digits())]
     if args.data:
         files = sorted(path for path in args.data.rglob("*.jpg"))
-        cases.append(("photos", [files[number * len(files) // REQUESTS].read_bytes() for number in range(REQUESTS)]))
+        cases.append(
+            (
+                "photos",
+                [files[number * len(files) // REQUESTS].read_bytes() for number in range(REQUESTS)],
+            )
+        )
     record = {}
     for recipe, pictures in cases:
         with tempfile.TemporaryDirectory() as folder:

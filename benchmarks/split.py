@@ -1,9 +1,11 @@
-"""Where the time of a tower goes, on one core: `python -m benchmarks.split [--precision P] [--rounds N]`.
+"""Where the time of a tower goes, on one core: `python -m benchmarks.split [--precision P]
+[--rounds N]`.
 
-Computes the layers of the two original networks one by one, forward and backward, on 128 random images, and compares
-each with the speed of a matrix product of the same core and moment. The products of a layer are those of a direct
-computation, so Winograd's scheme can exceed the speed of a product. The remainder of a tower (distortions, mean loss,
-casts, the vector) is the difference to a step of `lockstep train`.
+Computes the layers of the two original networks one by one, forward and backward, on 128 random
+images, and compares each with the speed of a matrix product of the same core and moment. The
+products of a layer are those of a direct computation, so Winograd's scheme can exceed the speed of
+a product. The remainder of a tower (distortions, mean loss, casts, the vector) is the difference to
+a step of `lockstep train`.
 """
 
 import time
@@ -49,8 +51,16 @@ def mnist_layers(net: Any) -> list[Layer]:
     return [
         ("conv1, ReLU, pool", lambda x: conv_relu(x, net.conv1, act["conv1"], (2, 2)), [net.conv1]),
         ("conv2, ReLU", lambda x: conv_relu(x, net.conv2, act["conv2"]), [net.conv2]),
-        ("conv3, ReLU, pool", lambda x: flatten_hwc(conv_relu(x, net.conv3, act["conv3"], (2, 2))), [net.conv3]),
-        ("dense layers", lambda x: dense[2](net.dropout(dense[1](net.dropout(dense[0](x))))), dense),
+        (
+            "conv3, ReLU, pool",
+            lambda x: flatten_hwc(conv_relu(x, net.conv3, act["conv3"], (2, 2))),
+            [net.conv3],
+        ),
+        (
+            "dense layers",
+            lambda x: dense[2](net.dropout(dense[1](net.dropout(dense[0](x))))),
+            dense,
+        ),
     ]
 
 
@@ -72,7 +82,9 @@ def peak(dtype: torch.dtype, size: int = 1024) -> float:
 
 
 def products(x: Tensor, modules: Sequence[Any], first: bool) -> int:
-    """Return the multiplications for input `x`, forward and backward; the first layer needs no gradient of `x`."""
+    """Return the multiplications for input `x`, forward and backward; the first layer needs no
+    gradient of `x`.
+    """
     count = 0
     for module in modules:
         places = 1
@@ -82,7 +94,9 @@ def products(x: Tensor, modules: Sequence[Any], first: bool) -> int:
     return count
 
 
-def timed(function: Callable[[Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, float]:
+def timed(
+    function: Callable[[Tensor], Tensor], x: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, float]:
     """Return the result for `x`, and the seconds of a forward and a backward pass."""
     wanted = [t for t in (x, *weights) if t.requires_grad]
     y = function(x)
@@ -125,18 +139,35 @@ def main() -> None:
             peaks.append(peak(dtype))
             rounds.append(measured(model, dtype))
         layers: dict[str, Any] = {
-            name: {"ms": spread([each[name]["ms"] for each in rounds]), "products": rounds[0][name]["products"]}
+            name: {
+                "ms": spread([each[name]["ms"] for each in rounds]),
+                "products": rounds[0][name]["products"],
+            }
             for name in rounds[0]
         }
         steps = 4 if model == "mnist" else 20
         words = model, "--no-portable", "--precision", args.precision
         images_per_s = IMAGES / step_s(*words, data=args.data, timed=steps)
-        record[model] = {"layers": layers, "products_per_s": spread(peaks), "images_per_s": images_per_s}
-        print(f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {images_per_s:.0f} images/s")
+        record[model] = {
+            "layers": layers,
+            "products_per_s": spread(peaks),
+            "images_per_s": images_per_s,
+        }
+        print(
+            f"{model}: a product {spread(peaks)['median'] / 1e9:.0f} G/s, {images_per_s:.0f} "
+            f"images/s"
+        )
         for name, row in layers.items():
             share = row["products"] / row["ms"]["median"] * 1e3 / spread(peaks)["median"]
             span = f"{row['ms']['min']:.1f} to {row['ms']['max']:.1f}"
-            cells = [model, name, f"{row['ms']['median']:.1f}", span, f"{row['products'] / 1e9:.2f}", f"{share:.0%}"]
+            cells = [
+                model,
+                name,
+                f"{row['ms']['median']:.1f}",
+                span,
+                f"{row['products'] / 1e9:.2f}",
+                f"{share:.0%}",
+            ]
             print(*cells, sep="  ")
             rows.append(cells)
         print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)

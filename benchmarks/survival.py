@@ -1,21 +1,24 @@
 """Every phase of a training, every fault: `python -m benchmarks.survival [--jobs N] [--more]`.
 
-Each program trains a head for some steps, from the weights of another run, and is stopped exactly at one phase (by
-`phases/sitecustomize.py`). There it meets one fault:
+Each program trains a head for some steps, from the weights of another run, and is stopped exactly
+at one phase (by `phases/sitecustomize.py`). There it meets one fault:
 
-    SIGINT, SIGTERM, SIGHUP                 of the launcher: the program must end, with 128 plus the signal's number and
-                                            one sentence, and must not go on to its result
-    kill 0, kill last, kill launcher        kill -9 of a worker process or of the launcher
-    stop last                               SIGSTOP of the last worker process, for ever
-    exception                               an error in process 0
-    disk full                               no room on the disk of the run, until the program ends
-    weights gone                            the file of --init is deleted, and a worker process is killed
+    SIGINT, SIGTERM, SIGHUP            of the launcher: the program must end, with 128 plus the
+                                       signal's number and one sentence, and must not go on to
+                                       its result
+    kill 0, kill last, kill launcher   kill -9 of a worker process or of the launcher
+    stop last                          SIGSTOP of the last worker process, for ever
+    exception                          an error in process 0
+    disk full                          no room on the disk of the run, until the program ends
+    weights gone                       the file of --init is deleted, and a worker is killed
 
-A program that ends without a result is started again: with --resume, on another number of processes, if there is a run,
-else by the same command. The run survives if its weights have the sha256 of an undisturbed run on one process.
+A program that ends without a result is started again: with --resume, on another number of
+processes, if there is a run, else by the same command. The run survives if its weights have the
+sha256 of an undisturbed run on one process.
 
-"disk full" needs root, for a small file system in memory; elsewhere it is left out. A case takes about 8 seconds of a
-core. The record is written after each case, so the program may be stopped, and --more tries what is left.
+"disk full" needs root, for a small file system in memory; elsewhere it is left out. A case takes
+about 8 seconds of a core. The record is written after each case, so the program may be stopped, and
+--more tries what is left.
 """
 
 import argparse
@@ -58,13 +61,33 @@ PHASES = {
     "result": "print the result, when result.json is written",
 }
 STOPS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
-FAULTS = [*STOPS, "kill 0", "kill last", "kill launcher", "stop last", "exception", "disk full", "weights gone"]
+FAULTS = [
+    *STOPS,
+    "kill 0",
+    "kill last",
+    "kill launcher",
+    "stop last",
+    "exception",
+    "disk full",
+    "weights gone",
+]
 LATE = ("record", "result")  # A run that is asked to stop so late may be completed.
 FIRST = ("import", "join", "read", "agreement", "features")  # before there is a run
 LONGEST_S = 300.0  # for one program
 HOOK = Path(__file__).parent / "phases"
 HEAD = ["--set", "head=logits", "--set", "augmentation=plain", "--set", "weight_decay={}"]
-OPTIONS = ["digits", "--no-portable", "--name", "x", "--steps", "12", "--save-every", "4", "--eval-every", "6"]
+OPTIONS = [
+    "digits",
+    "--no-portable",
+    "--name",
+    "x",
+    "--steps",
+    "12",
+    "--save-every",
+    "4",
+    "--eval-every",
+    "6",
+]
 OPTIONS += ["--summary-every", "0", "--timeout", "2", *HEAD]
 SENTENCES = ("stopped by ", "stopped  after ")
 
@@ -108,17 +131,21 @@ class Trial:
         self._weights = folder / "weights.safetensors"
         self._parent = parent / "model.safetensors"
         shutil.copy(self._parent, self._weights)
-        if case.phase not in FIRST:  # The others find the features that the parent's program has left.
+        # The others find the features that the parent's program has left.
+        if case.phase not in FIRST:
             shutil.copytree(parent.parents[1] / "cache", folder / "cache")
         self.out = ""
         self.ended_s = 0.0  # from the fault to the end of the program
 
     def survive(self, expected: str) -> str:
-        """Make the fault. Return how the run reached the `expected` sha256: "goes on", "resume" or "again".
+        """Make the fault. Return how the run reached the `expected` sha256: "goes on", "resume" or
+        "again".
 
         Raises: MissError.
         """
-        process = self._start(["--processes", str(self._case.processes), "--init", str(self._weights)], hook=True)
+        process = self._start(
+            ["--processes", str(self._case.processes), "--init", str(self._weights)], hook=True
+        )
         try:
             self._disturb(process)
             code = self._end(process)
@@ -138,15 +165,26 @@ class Trial:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self._folder / "cache")}
         if hook:
             fault = "deaf" if self._deaf else self._case.fault
-            environment |= {"PYTHONPATH": str(HOOK), "PHASE": self._case.phase, "PHASE_FAULT": fault}
+            environment |= {
+                "PYTHONPATH": str(HOOK),
+                "PHASE": self._case.phase,
+                "PHASE_FAULT": fault,
+            }
             environment["PHASE_FOLDER"] = str(self._folder)
         with (self._folder / "printed").open("w") as printed:
             return subprocess.Popen(
-                command, cwd=self._folder, env=environment, stdout=printed, stderr=subprocess.STDOUT, text=True
+                command,
+                cwd=self._folder,
+                env=environment,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
 
     def _disturb(self, process: "subprocess.Popen[str]") -> None:
-        """Wait until the program is at the phase, make the fault there, and let the program continue."""
+        """Wait until the program is at the phase, make the fault there, and let the program
+        continue.
+        """
         fault, until = self._case.fault, time.monotonic() + LONGEST_S
         while not (self._folder / "at-0").exists():
             if process.poll() is not None:
@@ -204,7 +242,11 @@ class Trial:
                 raise MissError(f"the stop was dropped: {self.out}")
         elif code and case.fault != "kill launcher" and "lockstep: " not in self.out:
             raise MissError(f"exit code {code} without a sentence: {self.out}")
-        elif code not in (0, -signal.SIGKILL) and case.fault in ("kill 0", "kill last", "stop last"):
+        elif code not in (0, -signal.SIGKILL) and case.fault in (
+            "kill 0",
+            "kill last",
+            "stop last",
+        ):
             raise MissError(f"not restarted: {self.out}")
 
     def _again(self) -> str:
@@ -221,7 +263,9 @@ class Trial:
         finally:
             end(process)
         if process.returncode:
-            raise MissError(f"{' '.join(options)} ended with exit code {process.returncode}: {self._printed()}")
+            raise MissError(
+                f"{' '.join(options)} ended with exit code {process.returncode}: {self._printed()}"
+            )
         return "resume" if begun else "again"
 
 
@@ -245,7 +289,9 @@ def end(process: "subprocess.Popen[str]") -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Mount a small file system in memory at `folder`. Yield False, and mount nothing, where that is not allowed."""
+    """Mount a small file system in memory at `folder`. Yield False, and mount nothing, where that
+    is not allowed.
+    """
     command: list[str | Path] = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", folder]
     mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     try:
@@ -256,7 +302,9 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 def trained(folder: Path) -> tuple[Path, str]:
-    """Train the parent run, and an undisturbed one on one process. Return the parent, and the sha256 of the other."""
+    """Train the parent run, and an undisturbed one on one process. Return the parent, and the
+    sha256 of the other.
+    """
     parent = folder / "runs/parent"
     words = [sys.executable, "-m", "lockstep", "train"]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
@@ -270,10 +318,16 @@ def trained(folder: Path) -> tuple[Path, str]:
 
 
 def outcome(case: Case, parent: Path, expected: str, *, deaf: bool = False) -> tuple[str, float]:
-    """Return how a run survived `case`, and the seconds from the fault to the program's end. Raises: MissError."""
+    """Return how a run survived `case`, and the seconds from the fault to the program's end.
+    Raises: MissError.
+    """
     with tempfile.TemporaryDirectory() as name:
         trial = Trial(case, Path(name), parent, deaf=deaf)
-        with small_disk(trial.runs) if case.fault == "disk full" else contextlib.nullcontext(True) as possible:
+        with (
+            small_disk(trial.runs)
+            if case.fault == "disk full"
+            else contextlib.nullcontext(True) as possible
+        ):
             return (trial.survive(expected) if possible else "-"), trial.ended_s
 
 
@@ -281,13 +335,24 @@ def main() -> None:
     """Try all cases, print each, and save the record with the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
-    parser.add_argument("--more", action="store_true", help="keep the cases of the record, and try the others")
+    parser.add_argument(
+        "--more", action="store_true", help="keep the cases of the record, and try the others"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A program that starts under nohup ignores it.
-    found, misses, ended_s, lock = dict[Case, str](), dict[str, str](), list[float](), threading.Lock()
+    found, misses, ended_s, lock = (
+        dict[Case, str](),
+        dict[str, str](),
+        list[float](),
+        threading.Lock(),
+    )
     if arguments.more:
         earlier = json.loads((RESULTS / "survival.json").read_text())
-        found = {case: earlier["outcomes"][str(case)] for case in cases() if str(case) in earlier["outcomes"]}
+        found = {
+            case: earlier["outcomes"][str(case)]
+            for case in cases()
+            if str(case) in earlier["outcomes"]
+        }
         misses, ended_s = earlier["misses"], earlier["stops_s"]
     # The first ones are of all phases and all faults, as the program may be stopped.
     chosen = [case for first in range(7) for case in cases()[first::7] if case not in found]
@@ -299,7 +364,13 @@ def main() -> None:
                 found[case], seconds = outcome(case, parent, expected)
                 if case.fault in STOPS:
                     ended_s.append(seconds)
-            except (MissError, OSError, subprocess.SubprocessError, psutil.Error, IndexError) as error:
+            except (
+                MissError,
+                OSError,
+                subprocess.SubprocessError,
+                psutil.Error,
+                IndexError,
+            ) as error:
                 found[case] = "MISS"
                 misses[str(case)] = f"{type(error).__name__}: {error}"
             print(f"{case}: {found[case]} {misses.get(str(case), '')}", flush=True)
@@ -310,13 +381,21 @@ def main() -> None:
             list(pool.map(attempt, chosen))
 
 
-def record(found: dict[Case, str], misses: dict[str, str], ended_s: list[float]) -> dict[str, object]:
-    """Return the record of the cases so far: how each survived, and the table of phases and faults."""
+def record(
+    found: dict[Case, str], misses: dict[str, str], ended_s: list[float]
+) -> dict[str, object]:
+    """Return the record of the cases so far: how each survived, and the table of phases and
+    faults.
+    """
     rows, every = [], cases()
     for phase in PHASES:
         row = [f"{phase}: {PHASES[phase]}"]
         for fault in FAULTS:
-            there = [case for case in (Case(phase, fault, processes) for processes in (1, 2)) if case in every]
+            there = [
+                case
+                for case in (Case(phase, fault, processes) for processes in (1, 2))
+                if case in every
+            ]
             cells = dict.fromkeys(found[case] for case in there if case in found)
             row.append(", ".join(cells) or ("not tried" if there else "-"))
         rows.append(row)

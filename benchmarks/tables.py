@@ -1,8 +1,9 @@
-"""The generated parts of README and docs: `python -m benchmarks.tables` writes them from records and from the program.
+"""The generated parts of README and docs: `python -m benchmarks.tables` writes them from records
+and from the program.
 
-A page has a part between `<!-- NAME: python -m benchmarks.tables writes it -->` and `<!-- end -->`. NAME is `settings`
-or `commands` (see `manual`), or `records` or `joined` and the names of records in benchmarks/results/, where * stands
-for any text. A record carries the table that a page shows.
+A page has a part between `<!-- NAME: python -m benchmarks.tables writes it -->` and `<!-- end -->`.
+NAME is `settings` or `commands` (see `manual`), or `records` or `joined` and the names of records
+in benchmarks/results/, where * stands for any text. A record carries the table that a page shows.
 """
 
 import json
@@ -19,12 +20,16 @@ from lockstep.recipes import get_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PART = re.compile(r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S)
+PART = re.compile(
+    r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
+)
 
 
 def page(path: Path) -> str:
     """Return the text of a page, with its generated parts made again."""
-    return PART.sub(lambda found: f"{found[1]}\n{part(*found[2].split())}\n\n{found[3]}", path.read_text())
+    return PART.sub(
+        lambda found: f"{found[1]}\n{part(*found[2].split())}\n\n{found[3]}", path.read_text()
+    )
 
 
 def part(kind: str, *names: str) -> str:
@@ -32,7 +37,11 @@ def part(kind: str, *names: str) -> str:
     if kind in ("settings", "commands"):
         return manual.text(kind)
     found = [name for pattern in names for name in records(pattern)]
-    return joined(found) if kind == "joined" else "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
+    return (
+        joined(found)
+        if kind == "joined"
+        else "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
+    )
 
 
 def records(pattern: str) -> list[str]:
@@ -69,7 +78,9 @@ def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def caption(record: str) -> str:
-    """Return the line above a table: command, machine and record, and whether its recipe has changed since."""
+    """Return the line above a table: command, machine and record, and whether its recipe has
+    changed since.
+    """
     content = load(record)
     made = f"`{content['command']}`" if "command" in content else "No command of this repository"
     precision = f"; {content['table']['precision']}" if "precision" in content["table"] else ""
@@ -80,7 +91,9 @@ def machine(content: Any) -> str:
     """Return the CPU of a record and its number of cores."""
     host = content.get("machine", {})
     cpu = content.get("kind") or host.get("cpu", "machines of the originals").replace("(R)", "")
-    return f"{cpu.removesuffix(' Processor')}, {host['cores']} cores" if "cores" in host else str(cpu)
+    return (
+        f"{cpu.removesuffix(' Processor')}, {host['cores']} cores" if "cores" in host else str(cpu)
+    )
 
 
 def link(record: str, text: str) -> str:
@@ -89,11 +102,17 @@ def link(record: str, text: str) -> str:
 
 
 def changed(content: Any) -> str:
-    """Return "" if today's recipe is that of the record, as far as it states one; else both digests."""
+    """Return "" if today's recipe is that of the record, as far as it states one; else both
+    digests.
+    """
     if (trains := content.get("trains")) is None:
         return ""
     today = make(get_recipe(trains["recipe"]).model_dump(mode="json"), trains["changes"]).digest()
-    return "" if today == trains["digest"] else f"; another recipe: digest `{trains['digest'][:8]}`, now `{today[:8]}`"
+    return (
+        ""
+        if today == trains["digest"]
+        else f"; another recipe: digest `{trains['digest'][:8]}`, now `{today[:8]}`"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""The hashes of portable runs by several releases of PyTorch: `python -m benchmarks.versions 2.13.0 2.14.1`.
+"""The hashes of portable runs by several releases of PyTorch: `python -m benchmarks.versions 2.13.0
+2.14.1`.
 
-Each release is installed with Lockstep into an environment of its own, which is removed afterwards. pip's settings
-decide which build that is, and where it comes from. A release of which a recipe is refused has the refusal.
+Each release is installed with Lockstep into an environment of its own, which is removed afterwards.
+pip's settings decide which build that is, and where it comes from. A release of which a recipe is
+refused has the refusal.
 """
 
 import argparse
@@ -16,22 +18,45 @@ ROOT = Path(__file__).parents[1]
 RUNS: dict[str, list[object]] = {
     "digits": ["digits"],
     "cifar10-tutorial, 20 steps": [
-        "cifar10-tutorial", "--portable", "--steps", 20, "--dataset", "benchmarks.gpu_check:colour32"
+        "cifar10-tutorial",
+        "--portable",
+        "--steps",
+        20,
+        "--dataset",
+        "benchmarks.gpu_check:colour32",
     ],
-}  # fmt: skip
+}
 
 
 def found(release: str, folder: Path) -> list[str]:
-    """Return a row: the release, and what each of `RUNS` ends with. Raises: CalledProcessError if pip fails."""
+    """Return a row: the release, and what each of `RUNS` ends with. Raises: CalledProcessError if
+    pip fails.
+    """
     venv.create(folder, with_pip=True)
     python, row = folder / "bin/python", [release]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", f"torch=={release}", ROOT], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", f"torch=={release}", ROOT], check=True
+    )
     for words in RUNS.values():
-        command = [python, "-P", "-m", "lockstep", "train", *words, "--runs", folder / "runs", "--device", "cpu"]
+        command = [
+            python,
+            "-P",
+            "-m",
+            "lockstep",
+            "train",
+            *words,
+            "--runs",
+            folder / "runs",
+            "--device",
+            "cpu",
+        ]
         try:
-            row.append(f"`{record_of([*command, '--json'], PYTHONPATH=str(ROOT))['weights_sha256'][:8]}`")
+            row.append(
+                f"`{record_of([*command, '--json'], PYTHONPATH=str(ROOT))['weights_sha256'][:8]}`"
+            )
         except SystemExit as refused:
-            row.append(str(refused).strip().splitlines()[-1].split(": ")[1])  # without the program and the remedy
+            # without the program and the remedy
+            row.append(str(refused).strip().splitlines()[-1].split(": ")[1])
     return row
 
 

@@ -1,7 +1,9 @@
-"""Hooks of mkdocs: README is the start page, and links of the repository's Markdown lead to pages and files here.
+"""Hooks of mkdocs: README is the start page, and links of the repository's Markdown lead to pages
+and files here.
 
-Links stay as a Git host shows them: relative to the file that they stand in. A linked file outside docs/ is copied to
-repository/, and a linked folder becomes a page that lists the files of it that git knows, without runs trained there.
+Links stay as a Git host shows them: relative to the file that they stand in. A linked file outside
+docs/ is copied to repository/, and a linked folder becomes a page that lists the files of it that
+git knows, without runs trained there.
 """
 
 import os
@@ -16,7 +18,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+TOP = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 
 _LINK = re.compile(r"(\]\(|<img src=\")(?!\w+:|#)([^)\s#\"]+)")
 
@@ -55,7 +61,9 @@ def _outside_code(markdown: str, change: Any) -> str:
 
 def _links(markdown: str) -> list[str]:
     found: list[str] = []
-    _outside_code(markdown, lambda text: found.extend(link for _, link in _LINK.findall(text)) or text)
+    _outside_code(
+        markdown, lambda text: found.extend(link for _, link in _LINK.findall(text)) or text
+    )
     return found
 
 
@@ -87,9 +95,15 @@ def _uri(path: str) -> str:
 def _file(path: str, config: MkDocsConfig) -> File:
     if not (ROOT / path).is_dir():
         content = (ROOT / path).read_bytes()
-        return File.generated(config, _uri(path), content=content.decode() if path.endswith(".md") else content)
-    known = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT / path, capture_output=True, text=True)
+        return File.generated(
+            config, _uri(path), content=content.decode() if path.endswith(".md") else content
+        )
+    known = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT / path, capture_output=True, text=True
+    )
     if known.returncode:
         raise PluginError(f"make docs needs a clone of the repository: {known.stderr.strip()}")
     names = sorted(name for name in known.stdout.split("\0") if (ROOT / path / name).is_file())
-    return File.generated(config, _uri(path), content=f"# {path}\n\n" + "".join(f"- [{n}]({n})\n" for n in names))
+    return File.generated(
+        config, _uri(path), content=f"# {path}\n\n" + "".join(f"- [{n}]({n})\n" for n in names)
+    )

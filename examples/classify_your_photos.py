@@ -2,7 +2,8 @@
 
 python examples/classify_your_photos.py photos/ new.jpg more/
 
-photos/ has one folder of images for each class, such as photos/cat/ and photos/dog/. docs/own-images.md says more.
+photos/ has one folder of images for each class, such as photos/cat/ and photos/dog/.
+docs/own-images.md says more.
 """
 
 import sys
@@ -12,16 +13,24 @@ import lockstep
 
 
 def classify(photos: str, pictures: list[str], **options: Any) -> None:
-    """Train on `photos`, then print a line for each of `pictures`: files or folders. lockstep.train takes `options`."""
+    """Train on `photos`, then print a line for each of `pictures`: files or folders. lockstep.train
+    takes `options`.
+    """
     run = lockstep.train(photos, **options)
     if not run.complete:
         raise SystemExit(f"stopped: continue with lockstep.train({str(run.path)!r}, resume=True)")
-    print(f"\n{run.accuracy:.1%} of the test images are classified correctly. The classifier is in {run.path}.")
+    print(
+        f"\n{run.accuracy:.1%} of the test images are classified correctly. The classifier is in "
+        f"{run.path}."
+    )
     for prediction in lockstep.load(run).predict(pictures, top=2):
         if prediction.error:
             print(f"{prediction.source}: {prediction.error}", file=sys.stderr)
         else:
-            print(f"{prediction.source}: " + ", ".join(f"{label} {share:.0%}" for label, share in prediction.top))
+            print(
+                f"{prediction.source}: "
+                + ", ".join(f"{label} {share:.0%}" for label, share in prediction.top)
+            )
 
 
 if __name__ == "__main__":

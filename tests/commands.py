@@ -14,7 +14,8 @@ from tests.documents import PROGRAM
 def check(line: str) -> None:
     """Parse `lockstep ...` as the program does, and check its settings.
 
-    Raises: an exception of the parser, of pydantic or a LockstepError, if the program would refuse the line anywhere.
+    Raises: an exception of the parser, of pydantic or a LockstepError, if the program would refuse
+    the line anywhere.
     """
     command, words = _command(line)
     if getattr(command, "commands", {}):  # Its options act as soon as they are parsed.
@@ -33,7 +34,8 @@ def check(line: str) -> None:
 
 
 def check_mention(line: str) -> None:
-    """Check a command in running text: its name and options alone, as in `lockstep eval --watch`, or a whole command.
+    """Check a command in running text: its name and options alone, as in `lockstep eval --watch`,
+    or a whole command.
 
     N stands for a number, and [brackets] for what may be left out. Raises: as `check`.
     """
@@ -46,13 +48,19 @@ def check_mention(line: str) -> None:
 
 
 def _check_options(command: Any, words: list[str]) -> None:
-    own = {name for parameter in command.params for name in (*parameter.opts, "--help", "--install-completion")}
+    own = {
+        name
+        for parameter in command.params
+        for name in (*parameter.opts, "--help", "--install-completion")
+    }
     if unknown := {*words} - own:
         raise ValueError(f"no such option: {', '.join(unknown)}")
 
 
 def _command(line: str) -> tuple[Any, list[str]]:
-    """Return the command that a line calls, and its arguments. Raises: ValueError if there is none."""
+    """Return the command that a line calls, and its arguments. Raises: ValueError if there is
+    none.
+    """
     words = shlex.split(line)
     assert words[0] == "lockstep", line
     command, words = PROGRAM, words[1:]

@@ -1,4 +1,6 @@
-"""Fixtures: the real program as a subprocess, real and generated datasets, and unseeded global random generators."""
+"""Fixtures: the real program as a subprocess, real and generated datasets, and unseeded global
+random generators.
+"""
 
 import contextlib
 import fcntl
@@ -23,28 +25,34 @@ import pytest
 from lockstep import errors, numerics
 from lockstep.errors import STOP_SIGNALS
 
-numerics.prepare(1)  # before torch is imported: tests that compare bits in this process compute as the program does
+# before torch is imported: tests that compare bits in this process compute as the program does
+numerics.prepare(1)
 
 import numpy as np  # noqa: E402
 
 from tests import synthetic  # noqa: E402
 from tests.disturbed import STEPS  # noqa: E402
 
-# A background job of a shell ignores SIGINT, and so would every program that a test starts and interrupts.
+# A background job of a shell ignores SIGINT, and so would every program that a test starts and
+# interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A shell finds the program of the environment that runs the tests, so messages name it as `lockstep`.
+# A shell finds the program of the environment that runs the tests, so messages name it as
+# `lockstep`.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 # Every request to another machine fails at once, because no proxy listens at this port.
-OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+OFFLINE = dict.fromkeys(
+    ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"
+)
 OFFLINE |= {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
 
 # To list the fonts of a machine takes matplotlib a second, so all tests share one list.
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
 
-# Runs of `trained_once` that most tests share, in portable arithmetic and in native, which takes a tenth of the time.
+# Runs of `trained_once` that most tests share, in portable arithmetic and in native, which takes a
+# tenth of the time.
 SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)
 SMALL = ("--no-portable", "--towers", 2, "--batch", 48)
 NATIVE = ("digits", *SMALL, "--steps", 30, "--save-every", 10, "--processes", 1)
@@ -64,14 +72,18 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _reader():
-    """Let messages name options as a shell takes them. The tests in api/ read them as Python programs do."""
+    """Let messages name options as a shell takes them. The tests in api/ read them as Python
+    programs do.
+    """
     with mock.patch.object(errors, "in_python", False):
         yield
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_random_generators():
-    """Seed the global generators differently in every run, so exact comparisons fail for code that draws from them."""
+    """Seed the global generators differently in every run, so exact comparisons fail for code that
+    draws from them.
+    """
     import torch
 
     seed = int.from_bytes(os.urandom(4), "little")
@@ -82,7 +94,9 @@ def _poisoned_random_generators():
 
 @pytest.fixture(scope="session")
 def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
-    """Return synthetic_data(name) -> the folder of a dataset in its official format, made by tests/synthetic.py."""
+    """Return synthetic_data(name) -> the folder of a dataset in its official format, made by
+    tests/synthetic.py.
+    """
     folder = tmp_path_factory.mktemp("synthetic")
 
     @cache
@@ -96,16 +110,28 @@ def synthetic_data(tmp_path_factory) -> Iterator[Callable[[str], Path]]:
 
 
 def _outside() -> dict[str, str]:
-    """Return the variables of a user's shell: no number of threads, no data folder, no GPU and no network.
+    """Return the variables of a user's shell: no number of threads, no data folder, no GPU and no
+    network.
 
     Its programs keep the bytecode of Lockstep, which takes them a second to make.
     """
-    removed = {*numerics.environment(1), "LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "PYTHONDONTWRITEBYTECODE"}
-    return {**{k: v for k, v in os.environ.items() if k not in removed}, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
+    removed = {
+        *numerics.environment(1),
+        "LOCKSTEP_DATA",
+        "LOCKSTEP_MIRROR",
+        "PYTHONDONTWRITEBYTECODE",
+    }
+    return {
+        **{k: v for k, v in os.environ.items() if k not in removed},
+        **OFFLINE,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def popen(*command: object, cwd: Path, **environment: str) -> subprocess.Popen:
-    """Start Python with the arguments `command`, as from a user's shell. Its output is read as text."""
+    """Start Python with the arguments `command`, as from a user's shell. Its output is read as
+    text.
+    """
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         cwd=cwd,
@@ -137,7 +163,9 @@ def finished(process: subprocess.Popen) -> str:
 
 @pytest.fixture
 def program(tmp_path):
-    """Return program(*args) -> CompletedProcess: it runs the real program in the test's folder and waits."""
+    """Return program(*args) -> CompletedProcess: it runs the real program in the test's folder and
+    waits.
+    """
     return partial(run_program, cwd=tmp_path)
 
 
@@ -155,25 +183,39 @@ def _is_alone(words: list[str]) -> bool:
 
 
 def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Run the command line's main() in `cwd`, in this process, which has torch already, and undo what it changed."""
+    """Run the command line's main() in `cwd`, in this process, which has torch already, and undo
+    what it changed.
+    """
     from lockstep.commands import shell
     from lockstep.commands.program import main
 
     words = [*map(str, args)]
-    variables = {**OFFLINE, "CUDA_VISIBLE_DEVICES": "", "XDG_CACHE_HOME": str(cwd / "cache"), **environment}
+    variables = {
+        **OFFLINE,
+        "CUDA_VISIBLE_DEVICES": "",
+        "XDG_CACHE_HOME": str(cwd / "cache"),
+        **environment,
+    }
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     logger = logging.getLogger("lockstep")
     level, log_handlers = logger.level, [*logger.handlers]
     with contextlib.ExitStack() as stack:
-        if words[0] in INLINE and _is_alone(words):  # This process computes, as with `train --inline`.
+        # This process computes, as with `train --inline`.
+        if words[0] in INLINE and _is_alone(words):
             stack.enter_context(mock.patch.object(shell, "submit", inline(shell.submit)))
-        out, err = (stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2))
+        out, err = (
+            stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(2)
+        )
         for change in (
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd),
-            mock.patch.dict(os.environ), mock.patch.multiple(sys, argv=["lockstep", *words], path=[*sys.path]),
-            mock.patch.object(sys, "dont_write_bytecode", True),  # of a model that the test writes again at once
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            contextlib.chdir(cwd),
+            mock.patch.dict(os.environ),
+            mock.patch.multiple(sys, argv=["lockstep", *words], path=[*sys.path]),
+            # of a model that the test writes again at once
+            mock.patch.object(sys, "dont_write_bytecode", True),
             mock.patch.object(errors, "in_python", False),
-        ):  # fmt: skip
+        ):
             stack.enter_context(change)
         for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR"):
             os.environ.pop(name, None)
@@ -197,13 +239,16 @@ def in_this_process(*args: object, cwd: Path, **environment: str) -> subprocess.
 
 @pytest.fixture
 def here(tmp_path):
-    """Return here(*args) -> CompletedProcess: as `program`, in this process. Without the output of its workers."""
+    """Return here(*args) -> CompletedProcess: as `program`, in this process. Without the output of
+    its workers.
+    """
     return partial(in_this_process, cwd=tmp_path)
 
 
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory):
-    """made_once(key, make) -> a folder that make(folder) has filled, once for all tests and test processes.
+    """made_once(key, make) -> a folder that make(folder) has filled, once for all tests and test
+    processes.
 
     Tests read the folder. One that changes a file copies it first.
     """
@@ -228,7 +273,8 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained_once(made_once):
-    """trained_once(*options) -> (folder of the run, record) of `lockstep train`, run once for all tests.
+    """trained_once(*options) -> (folder of the run, record) of `lockstep train`, run once for all
+    tests.
 
     A run of one process is computed in this one.
     """
@@ -263,7 +309,9 @@ def undisturbed(trained_once):
 
 @pytest.fixture
 def started(tmp_path):
-    """Return started(*args) -> Popen: it starts the real program, which is killed when the test ends."""
+    """Return started(*args) -> Popen: it starts the real program, which is killed when the test
+    ends.
+    """
     processes = []
 
     def run(*args: object, **environment: str) -> subprocess.Popen:

@@ -1,4 +1,6 @@
-"""Runs of the real program that tests disturb: started until they train, with models that are slow or fail."""
+"""Runs of the real program that tests disturb: started until they train, with models that are slow
+or fail.
+"""
 
 import json
 import os
@@ -38,8 +40,12 @@ build = Model
 
 
 def write_model(folder, name, condition="False", action="pass", *, at_build="pass"):
-    """Write NAME.py with a `build` whose network does `action` before a forward pass under `condition`."""
-    (folder / f"{name}.py").write_text(_MODEL.format(condition=condition, action=action, at_build=at_build))
+    """Write NAME.py with a `build` whose network does `action` before a forward pass under
+    `condition`.
+    """
+    (folder / f"{name}.py").write_text(
+        _MODEL.format(condition=condition, action=action, at_build=at_build)
+    )
 
 
 def read_until(stream, text):
@@ -90,7 +96,9 @@ def gone(children):
 
 
 def resume(run, processes, path=RUN):
-    """Return the SHA-256 of the weights of a run that is resumed by `run`, which is `program` or `here`."""
+    """Return the SHA-256 of the weights of a run that is resumed by `run`, which is `program` or
+    `here`.
+    """
     done = run("train", path, "--resume", "--processes", processes, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
@@ -102,16 +110,45 @@ def sha256(out):
 
 
 def torchrun(folder, *options, agent=()):
-    """Start `torchrun` with two processes that train, in `folder`; `agent` are options of torchrun itself."""
+    """Start `torchrun` with two processes that train, in `folder`; `agent` are options of torchrun
+    itself.
+    """
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 3,
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--monitor-interval", 0.2, *agent,
-        "-m", "lockstep", "train", "--name", "x", "--steps", STEPS, "--log-every", 1, "--save-every", 5, *options,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        2,
+        "--max-restarts",
+        3,
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--monitor-interval",
+        0.2,
+        *agent,
+        "-m",
+        "lockstep",
+        "train",
+        "--name",
+        "x",
+        "--steps",
+        STEPS,
+        "--log-every",
+        1,
+        "--save-every",
+        5,
+        *options,
+    ]
     return subprocess.Popen(
-        [*map(str, command)], cwd=folder, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*map(str, command)],
+        cwd=folder,
+        env=dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-    )  # fmt: skip
+    )
 
 
 def ranks(process):

@@ -34,14 +34,18 @@ def blocks(text: str, page: str = "") -> list[Block]:
 def lines(block: Block) -> list[str]:
     """The commands of a block: joined where a line ends in a backslash, without comments."""
     joined = block.text.replace("\\\n", " ")
-    return [bare for line in joined.splitlines() if (bare := re.sub(r"(^|\s)#.*$", "", line).strip())]
+    return [
+        bare for line in joined.splitlines() if (bare := re.sub(r"(^|\s)#.*$", "", line).strip())
+    ]
 
 
 def parts(line: str) -> list[str]:
     """The commands of Lockstep in a line of shell, each with its arguments."""
     found = []
     for piece in re.split(r";|&&|\||\bdo\b|\bdone\b", line):
-        piece = re.sub(r"[12]?>+\s*\S+|\$\w+", lambda match: "1" if match[0][0] == "$" else "", piece)
+        piece = re.sub(
+            r"[12]?>+\s*\S+|\$\w+", lambda match: "1" if match[0][0] == "$" else "", piece
+        )
         if (start := re.search(r"(?:^|[\s/]|-m )lockstep(?=\s|$)(?!\.)", piece)) is not None:
             found.append(f"lockstep{piece[start.end() :]}")
     return found
@@ -50,30 +54,49 @@ def parts(line: str) -> list[str]:
 def spans(text: str) -> list[str]:
     """Return the commands of Lockstep in the inline code of a text."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
-    return [part for span in re.findall(r"`([^`]+)`", text) for part in parts(" ".join(span.split()))]
+    return [
+        part for span in re.findall(r"`([^`]+)`", text) for part in parts(" ".join(span.split()))
+    ]
 
 
 def examples_of_help() -> dict[str, list[str]]:
-    """Return the examples of every `lockstep COMMAND --help`, by command, without the words beside them."""
+    """Return the examples of every `lockstep COMMAND --help`, by command, without the words beside
+    them.
+    """
     found, todo = {}, [("lockstep", PROGRAM)]
     while todo:
         name, command = todo.pop()
-        todo += [(f"{name} {inner}", each) for inner, each in getattr(command, "commands", {}).items()]
+        todo += [
+            (f"{name} {inner}", each) for inner, each in getattr(command, "commands", {}).items()
+        ]
         _, _, text = (command.help or "").partition("Examples:\n")
         lines = [line.strip() for line in text.partition("\n\n")[0].splitlines()]
-        found[name] = [re.split(r"\s{2,}", line)[0] for line in lines] + re.findall(r"  then: (.*)", text)
+        found[name] = [re.split(r"\s{2,}", line)[0] for line in lines] + re.findall(
+            r"  then: (.*)", text
+        )
     return found
 
 
 def calls_in_source() -> Iterator[tuple[str, str]]:
-    """Yield (place, command) of each call of `command` in the source: 2 stands for what only the run can say."""
+    """Yield (place, command) of each call of `command` in the source: 2 stands for what only the
+    run can say.
+    """
     for path, node in _nodes():
-        if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) != "command":
+        if (
+            not isinstance(node, ast.Call)
+            or getattr(node.func, "attr", getattr(node.func, "id", "")) != "command"
+        ):
             continue
-        words = [each.value if isinstance(each, ast.Constant) else "2" for each in node.args
-                 if not isinstance(each, ast.Starred)]  # fmt: skip
+        words = [
+            each.value if isinstance(each, ast.Constant) else "2"
+            for each in node.args
+            if not isinstance(each, ast.Starred)
+        ]
         if words and words[0] != "2" and ast.unparse(node.func) != "app.command":
-            yield f"{path}:{node.lineno}", shlex.join(["lockstep", *("2" if word == "N" else word for word in words)])
+            yield (
+                f"{path}:{node.lineno}",
+                shlex.join(["lockstep", *("2" if word == "N" else word for word in words)]),
+            )
 
 
 def _nodes() -> Iterator[tuple[Path, ast.AST]]:
@@ -83,9 +106,13 @@ def _nodes() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def lines_of_examples() -> Iterator[tuple[str, str]]:
-    """Yield (name, command) of the indented commands in the comments and docstrings of examples/."""
+    """Yield (name, command) of the indented commands in the comments and docstrings of
+    examples/.
+    """
     for path in sorted((ROOT / "examples").rglob("*.*")):
         if path.suffix in (".py", ".sh", ".sbatch", ".toml", ".yaml"):
-            for line in re.findall(r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M):
+            for line in re.findall(
+                r"^(?:#  +|    )(\S.*)$", path.read_text().replace("\\\n", " "), re.M
+            ):
                 if line.startswith(("lockstep ", "torchrun ", "srun ")):
                     yield path.name, re.split(r"\s{2,}", line)[0]

@@ -15,7 +15,9 @@ from lockstep.pictures import photos
 @cache
 def encoded(number: int, side: int = 6, format: str = "PNG") -> bytes:
     """The bytes of an image file; another number gives another image."""
-    pixels = np.random.default_rng(number).integers(0, 256, (side, side + number % 3, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(number).integers(
+        0, 256, (side, side + number % 3, 3), dtype=np.uint8
+    )
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format)
     return file.getvalue()
@@ -35,7 +37,9 @@ def bright_and_dark(root: Path, count: int) -> Path:
     for label, name in enumerate(("bright", "dark")):
         (root / name).mkdir(parents=True)
         for number in range(count):
-            noise = np.random.default_rng(number * 2 + label).integers(0, 64, (20, 24, 3), dtype=np.uint8)
+            noise = np.random.default_rng(number * 2 + label).integers(
+                0, 64, (20, 24, 3), dtype=np.uint8
+            )
             Image.fromarray(noise + (180 if label == 0 else 0)).save(root / name / f"{number}.png")
     return root
 
@@ -49,7 +53,15 @@ def grey_folder(root: Path, count: int) -> Path:
     return root
 
 
-def load_folder(root: Path, *, image_px: int = 32, test_share: float = 0.2, grey: bool = False, fit="crop", **how):
+def load_folder(
+    root: Path,
+    *,
+    image_px: int = 32,
+    test_share: float = 0.2,
+    grey: bool = False,
+    fit="crop",
+    **how,
+):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey`."""
     found = photos.survey(root, test_share, fit=fit, **how)
     return folder.load(found, image_px=image_px, grey=grey, fit=fit)

@@ -1,4 +1,6 @@
-"""Hosts for tests: network namespaces that a switch joins, each with an address and a host name of its own."""
+"""Hosts for tests: network namespaces that a switch joins, each with an address and a host name of
+its own.
+"""
 
 import contextlib
 import os
@@ -13,24 +15,28 @@ from tests.conftest import _outside
 INTERFACE = "eth0"  # of every host
 _PREFIX = "lockstep"
 _NAMES = Path("/run/netns")
-_SET_NAME = 'hostname "$1" && shift && exec "$@"'  # a shell's commands: in a host with its own name, run the rest
+# a shell's commands: in a host with its own name, run the rest
+_SET_NAME = 'hostname "$1" && shift && exec "$@"'
 
 
 def reason() -> str | None:
     """Return why this machine cannot have such hosts; None if it can."""
     try:
         with Hosts(1):
-            subprocess.run(["unshare", "--uts", "hostname", "try"], check=True, capture_output=True, text=True)
+            subprocess.run(
+                ["unshare", "--uts", "hostname", "try"], check=True, capture_output=True, text=True
+            )
     except (OSError, subprocess.CalledProcessError) as error:
         return f"{error} {getattr(error, 'stderr', '')}".strip()
     return None
 
 
 class Hosts:
-    """Several hosts on one network that no other program sees. Host n, from 0, has the name h<n> and an address.
+    """Several hosts on one network that no other program sees. Host n, from 0, has the name h<n>
+    and an address.
 
-    All namespaces have this process's number in their names, so that tests can run in parallel. They share the file
-    system: a test gives every host a folder of its own.
+    All namespaces have this process's number in their names, so that tests can run in parallel.
+    They share the file system: a test gives every host a folder of its own.
 
     Attributes:
         addresses: of the hosts.
@@ -58,29 +64,57 @@ class Hosts:
         for host, name in enumerate(self.names):
             _ip("netns", "add", name)
             port = self._port(host)
-            _ip("-n", name, "link", "add", INTERFACE, "type", "veth", "peer", "name", port, "netns", self._switch)
+            _ip(
+                "-n",
+                name,
+                "link",
+                "add",
+                INTERFACE,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                port,
+                "netns",
+                self._switch,
+            )
             _ip("-n", self._switch, "link", "set", port, "master", "switch", "up")
             _ip("-n", name, "address", "add", f"{self.addresses[host]}/24", "dev", INTERFACE)
             _ip("-n", name, "link", "set", INTERFACE, "up")
-            _ip("-n", name, "link", "set", "lo", "up")  # torchrun's agent and its processes talk there
+            # torchrun's agent and its processes talk there
+            _ip("-n", name, "link", "set", "lo", "up")
 
-    def start(self, host: int, *command: object, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+    def start(
+        self, host: int, *command: object, cwd: Path, **environment: str
+    ) -> "subprocess.Popen[str]":
         """Start a program on a host, in its folder `cwd`. Its output is read as text."""
         cwd.mkdir(exist_ok=True)
         words = ["ip", "netns", "exec", self.names[host], "unshare", "--uts"]
         words += ["sh", "-c", _SET_NAME, "sh", f"h{host}", *map(str, command)]
-        variables = {"XDG_CACHE_HOME": str(cwd / "cache"), "GLOO_SOCKET_IFNAME": INTERFACE, **environment}
+        variables = {
+            "XDG_CACHE_HOME": str(cwd / "cache"),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            **environment,
+        }
         self._processes.append(
             subprocess.Popen(
-                words, cwd=cwd, env={**_outside(), **variables},
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                words,
+                cwd=cwd,
+                env={**_outside(), **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
-        )  # fmt: skip
+        )
         return self._processes[-1]
 
-    def lockstep(self, host: int, *arguments: object, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+    def lockstep(
+        self, host: int, *arguments: object, cwd: Path, **environment: str
+    ) -> "subprocess.Popen[str]":
         """Start the program lockstep on a host."""
-        return self.start(host, sys.executable, "-m", "lockstep", *arguments, cwd=cwd, **environment)
+        return self.start(
+            host, sys.executable, "-m", "lockstep", *arguments, cwd=cwd, **environment
+        )
 
     def interfaces(self) -> list[tuple[str, str]]:
         """Return the ends of all links: (namespace, interface)."""

@@ -1,4 +1,6 @@
-"""A run on several processes, as threads of the test's process: each runs the real loop, and they meet in memory."""
+"""A run on several processes, as threads of the test's process: each runs the real loop, and they
+meet in memory.
+"""
 
 import math
 import threading
@@ -20,7 +22,8 @@ class LeftError(Exception):
 
 
 class Meeting:
-    """Where threads exchange objects. One computes at a time, as towers seed torch's global generator.
+    """Where threads exchange objects. One computes at a time, as towers seed torch's global
+    generator.
 
     Attributes:
         turn: held by the thread that computes.
@@ -30,12 +33,16 @@ class Meeting:
         self.turn = threading.Condition()
         self._processes = processes
         self._rounds: dict[int, int] = defaultdict(int)  # how often each thread has exchanged
-        self._given: dict[int, dict[int, object]] = defaultdict(dict)  # in each round, by each thread
-        self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)  # from one thread to another
+        # in each round, by each thread
+        self._given: dict[int, dict[int, object]] = defaultdict(dict)
+        # from one thread to another
+        self._sent: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
         self._ended: set[int] = set()
 
     def exchange(self, process: int, own: object) -> list:
-        """Return what the threads gave in this round, in order. Raises: LeftError if one has ended."""
+        """Return what the threads gave in this round, in order. Raises: LeftError if one has
+        ended.
+        """
         given = self._given[self._rounds[process]]
         self._rounds[process] += 1
         given[process] = own
@@ -63,11 +70,15 @@ class Meeting:
 
 
 class MemoryGroup(Group):
-    """The group of a run whose processes are threads. What a thread sends is copied at once, as a socket would."""
+    """The group of a run whose processes are threads. What a thread sends is copied at once, as a
+    socket would.
+    """
 
     overlaps = True  # so that the vector goes in parts
 
-    def __init__(self, meeting: Meeting, process: int, processes: int, hosts: Sequence[int] = ()) -> None:
+    def __init__(
+        self, meeting: Meeting, process: int, processes: int, hosts: Sequence[int] = ()
+    ) -> None:
         self.process, self.processes = process, processes
         self._meeting, self._hosts = meeting, list(hosts)
 
@@ -90,7 +101,9 @@ class MemoryGroup(Group):
         own = self.hosts()[self.process]
         every = enumerate(self._meeting.exchange(self.process, torch.full((length,), math.nan)))
         vectors = {process: vector for process, vector in every if self.hosts()[process] == own}
-        return SimpleNamespace(vectors=vectors, meet=lambda: self._meeting.exchange(self.process, None))
+        return SimpleNamespace(
+            vectors=vectors, meet=lambda: self._meeting.exchange(self.process, None)
+        )
 
     def send_from_first(self, tensor: Tensor) -> None:
         tensor.copy_(self._meeting.exchange(self.process, tensor.clone())[0])
@@ -127,7 +140,9 @@ def on_replicas(
 
 
 def equal_in_all(ends: Sequence[object]) -> object:
-    """Return the one result of all replicas. Raises: the error of the first that failed by itself."""
+    """Return the one result of all replicas. Raises: the error of the first that failed by
+    itself.
+    """
     for end in ends:
         if isinstance(end, Exception) and not isinstance(end, LeftError):
             raise end

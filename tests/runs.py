@@ -33,9 +33,13 @@ def fit_here(
     **spec: object,
 ) -> Outcome:
     """Train the run at `path` on one process and the CPU. Its lines go to stderr."""
-    train_spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=time.time(), **spec)
+    train_spec = TrainSpec(
+        recipe=recipe, placement=placement, path=path, started=time.time(), **spec
+    )
     try:
-        return Outcome(train(train_spec, Context(stop=stop_requested, output=Output(lines_to_stderr=True))))
+        return Outcome(
+            train(train_spec, Context(stop=stop_requested, output=Output(lines_to_stderr=True)))
+        )
     except StoppedError as stopped:
         return Outcome(stopped_by=stopped.code - SIGNAL_BASE)
 
@@ -46,7 +50,9 @@ def state_path(run: Path, step: int) -> Path:
 
 
 def change_state(path: Path, change: Callable[[dict, dict], object]) -> None:
-    """Let `change` change the facts and the tensors of a state file, in place, as if it had been written so."""
+    """Let `change` change the facts and the tensors of a state file, in place, as if it had been
+    written so.
+    """
     found = statefile.read(path)
     change(found.facts, found.tensors)
     tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
@@ -54,7 +60,9 @@ def change_state(path: Path, change: Callable[[dict, dict], object]) -> None:
 
 
 def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
-    """Flip the lowest bit of an element, and seal the file again, so that only a replay can notice."""
+    """Flip the lowest bit of an element, and seal the file again, so that only a replay can
+    notice.
+    """
 
     def flip(facts: dict, tensors: dict) -> None:
         tensors[name] = tensors[name].clone()

@@ -1,4 +1,6 @@
-"""A real HTTP server for the tests of downloads, which can fail on demand, and small datasets for it."""
+"""A real HTTP server for the tests of downloads, which can fail on demand, and small datasets for
+it.
+"""
 
 import gzip
 import hashlib
@@ -19,7 +21,9 @@ Answer = bytes | int | Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers a path with the server's entry: bytes, a status, or a function that sends the answer."""
+    """Answers a path with the server's entry: bytes, a status, or a function that sends the
+    answer.
+    """
 
     server: "Server"
 
@@ -59,7 +63,9 @@ class Server(ThreadingHTTPServer):
         self.thread.start()
 
     def half(self, body: bytes) -> Callable[[Handler], None]:
-        """Return an answer that stops halfway, sets `halfway`, and continues after `go_on` is set."""
+        """Return an answer that stops halfway, sets `halfway`, and continues after `go_on` is
+        set.
+        """
 
         def answer(handler: Handler) -> None:
             try:
@@ -127,7 +133,9 @@ def listing(folder):
 
 
 def refused(source, destination, code, *words):
-    """Assert that `fetch` fails with all of `words` and the manual instructions, and changes no file."""
+    """Assert that `fetch` fails with all of `words` and the manual instructions, and changes no
+    file.
+    """
     before = listing(destination.parent)
     with pytest.raises(LockstepError) as caught:
         fetch.fetch(source, destination)

@@ -1,4 +1,6 @@
-"""The first commands of README are those of the Makefile, and continuous integration calls them by the same names."""
+"""The first commands of README are those of the Makefile, and continuous integration calls them by
+the same names.
+"""
 
 import re
 from pathlib import Path

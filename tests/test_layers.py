@@ -1,4 +1,6 @@
-"""The layers of the package: a folder imports only from folders below it. Lazy imports and named modules count too."""
+"""The layers of the package: a folder imports only from folders below it. Lazy imports and named
+modules count too.
+"""
 
 import ast
 import re
@@ -11,8 +13,8 @@ import lockstep
 
 ROOT = Path(lockstep.__file__).parent
 
-# From the top to the bottom. Folders in one row do not import each other. The last row is the modules at the top
-# level of the package.
+# From the top to the bottom. Folders in one row do not import each other. The last row is the
+# modules at the top level of the package.
 LAYERS = [
     {"commands"},
     {"classify"},
@@ -37,9 +39,13 @@ PARAMETERS_MAX = 7
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
 TORCH_FREE_FILES = {
-    "jobs/specs.py", "jobs/weights.py", "core/monitor.py", "core/tree.py",
-    "listeners/events.py", "listeners/metrics.py",
-}  # fmt: skip
+    "jobs/specs.py",
+    "jobs/weights.py",
+    "core/monitor.py",
+    "core/tree.py",
+    "listeners/events.py",
+    "listeners/metrics.py",
+}
 NAMED = re.compile(r"lockstep(\.\w+)+")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
@@ -63,7 +69,8 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
     lazy = {
         id(inner)
         for node in (ast.walk(tree(path)) if top_level_only else ())
-        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        if isinstance(node, ast.FunctionDef)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for inner in ast.walk(node)
     }
     found = set()
@@ -79,7 +86,9 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
 
 
 def named_in_strings(path: Path) -> set[str]:
-    """Return the modules that strings of `path` name, as `--model` names them or `python -m` runs them."""
+    """Return the modules that strings of `path` name, as `--model` names them or `python -m` runs
+    them.
+    """
     values = (node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant))
     names = (value.partition(":")[0] for value in values if isinstance(value, str))
     return {name for name in names if NAMED.fullmatch(name)}
@@ -93,7 +102,11 @@ def test_every_folder_has_a_layer_and_the_top_level_has_few_modules():
 def test_imports_point_down():
     for path in MODULES:
         own = room(path)
-        names = {name.split(".")[1] for name in imports(path) | named_in_strings(path) if name.startswith("lockstep.")}
+        names = {
+            name.split(".")[1]
+            for name in imports(path) | named_in_strings(path)
+            if name.startswith("lockstep.")
+        }
         for name in names - ENTRANCES - {own} if own not in ENTRANCES else ():
             if layer(name) == layer(own) and len(path.parts) == 1:
                 continue  # modules of the top level may use each other
@@ -105,7 +118,9 @@ def test_torch_and_its_processes_are_imported_where_they_may_be():
         if str(path) not in DISTRIBUTED:
             assert not any(name.startswith("torch.distributed") for name in imports(path)), path
         if str(path) in TORCH_FREE_FILES or room(path) in TORCH_FREE:
-            assert not any(name.split(".")[0] == "torch" for name in imports(path, top_level_only=True)), path
+            assert not any(
+                name.split(".")[0] == "torch" for name in imports(path, top_level_only=True)
+            ), path
 
 
 def test_models_optimizers_and_kernels_know_nothing_of_processes():
@@ -128,7 +143,9 @@ def test_no_modules_import_each_other_in_a_circle():
     below = {}
     for path in MODULES:
         names = {".".join(name.split(".")[1:]) for name in imports(path, top_level_only=True)}
-        files = {f"{name.replace('.', '/')}.py" for name in names} | {f"{name}/__init__.py" for name in names}
+        files = {f"{name.replace('.', '/')}.py" for name in names} | {
+            f"{name}/__init__.py" for name in names
+        }
         below[str(path)] = files - {str(path)}
     while leaves := [path for path, files in below.items() if not files & {*below}]:
         for path in leaves:
@@ -142,18 +159,26 @@ def parameters(function) -> int:
 
 
 def test_no_function_has_more_than_seven_parameters():
-    """torch decides what its operators are given. The functions of commands/ have the options of their command."""
+    """torch decides what its operators are given. The functions of commands/ have the options of
+    their command.
+    """
     for path in MODULES:
         if room(path) not in ("commands", "__init__") and "portable" not in path.parts:
             functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-            assert not [function.name for function in functions if parameters(function) > PARAMETERS_MAX], path
+            assert not [
+                function.name for function in functions if parameters(function) > PARAMETERS_MAX
+            ], path
 
 
 def test_train_can_be_read_from_top_to_bottom():
-    """It has at most 50 lines and three levels, and asks neither whether there is a run nor which process it is."""
+    """It has at most 50 lines and three levels, and asks neither whether there is a run nor which
+    process it is.
+    """
     text = (ROOT / "jobs/train.py").read_text()
     train = next(
-        node for node in tree(Path("jobs/train.py")).body if isinstance(node, ast.FunctionDef) and node.name == "train"
+        node
+        for node in tree(Path("jobs/train.py")).body
+        if isinstance(node, ast.FunctionDef) and node.name == "train"
     )
     lines = text.splitlines()[train.lineno - 1 : train.end_lineno]
     assert len(lines) <= 50

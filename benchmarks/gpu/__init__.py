@@ -6,11 +6,12 @@
     cifar10  CIFAR-10 to 94 %, and what a user does with the run
     packed   CIFAR-10 without loss in two small files, for a machine without a network
 
-Each is a program: `python -m benchmarks.gpu.NAME --help`. prepare.sh fetches what a machine without a network lacks.
+Each is a program: `python -m benchmarks.gpu.NAME --help`. prepare.sh fetches what a machine without
+a network lacks.
 """
 
 from lockstep import numerics
 
-# Before a module here imports torch. These programs compute in their own process, with the variables of a worker;
-# without one of them, cuBLAS refuses deterministic products.
+# Before a module here imports torch. These programs compute in their own process, with the
+# variables of a worker; without one of them, cuBLAS refuses deterministic products.
 numerics.prepare(1)

@@ -1,9 +1,11 @@
-"""Operations of portable arithmetic with other bits on a GPU: `python -m benchmarks.gpu.bits [CASE...]`.
+"""Operations of portable arithmetic with other bits on a GPU: `python -m benchmarks.gpu.bits
+[CASE...]`.
 
-Each case is trained for some steps on the CPU, on the GPU, and on the GPU again while the CPU computes each operation a
-second time, from the same operands. So an operation that differs has a name; and if the weights differ only where
-nothing is compared, the cause is not an operation but an order, as of a copy that is used too early. CASE is a recipe
-and settings that differ, as "mnist,batch=256". Without a GPU, the CPU is compared with itself.
+Each case is trained for some steps on the CPU, on the GPU, and on the GPU again while the CPU
+computes each operation a second time, from the same operands. So an operation that differs has a
+name; and if the weights differ only where nothing is compared, the cause is not an operation but an
+order, as of a copy that is used too early. CASE is a recipe and settings that differ, as
+"mnist,batch=256". Without a GPU, the CPU is compared with itself.
 """
 
 import argparse
@@ -26,25 +28,38 @@ from lockstep.core.loop import Observer
 from lockstep.core.state import weights_sha256
 from lockstep.kernels import portable
 
-HEAD = ["recipe", "weights on the GPU", "while compared", "operations compared", "operations with other bits"]
-CORES = min(4, hardware.cores())  # of each case at a time. Their number changes no bit in portable arithmetic.
-_WITHOUT_VALUES = ("empty", "pin", "as_strided")  # or a view by places in the whole memory of its operand
+HEAD = [
+    "recipe",
+    "weights on the GPU",
+    "while compared",
+    "operations compared",
+    "operations with other bits",
+]
+# of each case at a time. Their number changes no bit in portable arithmetic.
+CORES = min(4, hardware.cores())
+# or a view by places in the whole memory of its operand
+_WITHOUT_VALUES = ("empty", "pin", "as_strided")
 
 
 class Compared(portable.Portable):  # type: ignore[no-untyped-call]
-    """Computes each operation a second time, on the CPU, from the same operands, and compares every bit.
+    """Computes each operation a second time, on the CPU, from the same operands, and compares every
+    bit.
 
     Attributes:
         compared: the number of operations.
-        found: for each operation with other bits, by its name and the shapes of its operands: how often it had them,
-            and how many values differed, of how many.
+        found: for each operation with other bits, by its name and the shapes of its operands: how
+            often it had them, and how many values differed, of how many.
     """
 
     compared: ClassVar[int] = 0
     found: ClassVar[dict[str, Counter[str]]] = defaultdict(Counter)
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute one operation, and note it if a bit differs. The result of the device is used further."""
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Compute one operation, and note it if a bit differs. The result of the device is used
+        further.
+        """
         here = [_on_cpu(one) for one in (args, kwargs or {})]
         state = torch.get_rng_state()
         result = super().__torch_dispatch__(operation, types, args, kwargs)
@@ -53,8 +68,11 @@ class Compared(portable.Portable):  # type: ignore[no-untyped-call]
             torch.set_rng_state(state)  # Portable random numbers depend on nothing else.
             again = super().__torch_dispatch__(operation, types, *here)
             torch.set_rng_state(after)
-            written = () if "out" in (kwargs or {}) else (args, here[0])  # An operand may be `out` too.
-            pairs = zip(tree_leaves((result, *written[:1])), tree_leaves((again, *written[1:])), strict=True)
+            # An operand may be `out` too.
+            written = () if "out" in (kwargs or {}) else (args, here[0])
+            pairs = zip(
+                tree_leaves((result, *written[:1])), tree_leaves((again, *written[1:])), strict=True
+            )
             Compared.compared += 1
             counts = [_apart(one, other) for one, other in pairs]
             if values := sum(count for count, _ in counts):
@@ -77,7 +95,9 @@ def _on_cpu(values: Any) -> Any:
 
 
 def _apart(found: Any, expected: Any) -> tuple[int, int]:
-    """Return how many values of two results differ, and how many there are. Zeros of either sign are equal."""
+    """Return how many values of two results differ, and how many there are. Zeros of either sign
+    are equal.
+    """
     if not isinstance(found, torch.Tensor):
         return int(type(found) is float and found != expected and found == found), 1
     with portable.native():
@@ -87,35 +107,52 @@ def _apart(found: Any, expected: Any) -> tuple[int, int]:
 
 
 def hashes(case: str, where: torch.device, steps: int, **placement: Any) -> list[str]:
-    """Return the SHA-256 of the weights after each of the first `steps` steps, in portable arithmetic."""
-    changes = {"steps": steps, "arithmetic": "portable", "precision": "float32", "threads_per_tower": CORES}
+    """Return the SHA-256 of the weights after each of the first `steps` steps, in portable
+    arithmetic.
+    """
+    changes = {
+        "steps": steps,
+        "arithmetic": "portable",
+        "precision": "float32",
+        "threads_per_tower": CORES,
+    }
     trained = session(case, where, 0, changes, **placement)
     copies = []
     for _ in trained.updates(Observer()):
-        # To hash them here would wait for the GPU, and so could put right what is computed in a wrong order.
+        # To hash them here would wait for the GPU, and so could put right what is computed in a
+        # wrong order.
         state = trained.state
         groups = ({**state.frozen, **state.parameters}, state.buffers)
-        copies.append([{name: tensor.detach().clone() for name, tensor in group.items()} for group in groups])
+        copies.append(
+            [{name: tensor.detach().clone() for name, tensor in group.items()} for group in groups]
+        )
     return [weights_sha256(*groups) for groups in copies]
 
 
 def compared(case: str, where: torch.device, steps: int) -> Facts:
-    """Train on `where`, and compare each operation. Return the hashes, and the operations that differ."""
+    """Train on `where`, and compare each operation. Return the hashes, and the operations that
+    differ.
+    """
     Compared.compared = 0
     Compared.found.clear()
     with mock.patch.object(portable, "Portable", Compared):
-        after = hashes(case, where, steps, graphs=False)  # No copy to the CPU is allowed while a graph is captured.
+        # No copy to the CPU is allowed while a graph is captured.
+        after = hashes(case, where, steps, graphs=False)
     return {"weights_sha256": after, "compared": Compared.compared, "differ": dict(Compared.found)}
 
 
 def differences(case: str, where: torch.device) -> dict[str, Any]:
-    """Return the operations of one step of `case` that leave other bits on `where` than here, and how often."""
+    """Return the operations of one step of `case` that leave other bits on `where` than here, and
+    how often.
+    """
     differ: dict[str, Any] = compared(case, where, 1)["differ"]
     return differ
 
 
 def in_full(case: str, steps: int) -> Facts:
-    """Return the hashes on the CPU, on the GPU and on the GPU while it is compared, and what differs."""
+    """Return the hashes on the CPU, on the GPU and on the GPU while it is compared, and what
+    differs.
+    """
     on_cpu = hashes(case, torch.device("cpu"), steps)
     alone = hashes(case, device(), steps)
     return {"on_cpu": on_cpu, "alone": alone, **compared(case, device(), steps)}
@@ -124,19 +161,39 @@ def in_full(case: str, steps: int) -> Facts:
 def row(facts: Facts) -> list[str]:
     def weights(name: str) -> str:
         equal = [one == other for one, other in zip(facts[name], facts["on_cpu"], strict=True)]
-        return f"the CPU's after {len(equal)} steps" if all(equal) else f"others after step {equal.index(False)}"
+        return (
+            f"the CPU's after {len(equal)} steps"
+            if all(equal)
+            else f"others after step {equal.index(False)}"
+        )
 
-    differ = [f"{name}: {one['values']:,} of {one['of']:,} values" for name, one in facts["differ"].items()]
-    return [weights("alone"), weights("weights_sha256"), f"{facts['compared']:,}", "; ".join(differ) or "none"]
+    differ = [
+        f"{name}: {one['values']:,} of {one['of']:,} values"
+        for name, one in facts["differ"].items()
+    ]
+    return [
+        weights("alone"),
+        weights("weights_sha256"),
+        f"{facts['compared']:,}",
+        "; ".join(differ) or "none",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", default=NAMES)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--jobs", type=int, default=max(1, hardware.cores() // CORES), help="cases at a time")
-    parser.add_argument("--json", action="store_true", help="print the facts of one case, and write no record")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, hardware.cores() // CORES), help="cases at a time"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the facts of one case, and write no record"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
+    )
     args = parser.parse_args()
     if args.json:
         print(json.dumps(in_full(args.cases[0], args.steps)))
@@ -145,7 +202,9 @@ def main() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.bits", "--json", "--steps", args.steps]
     table = Table("gpu-bits", HEAD, args.out)
     with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in pool.map(lambda case: table.add([case], partial(record_of, [*command, case]), row), args.cases):
+        for _ in pool.map(
+            lambda case: table.add([case], partial(record_of, [*command, case]), row), args.cases
+        ):
             pass
     sys.exit(table.failed)
 

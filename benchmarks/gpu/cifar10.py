@@ -1,6 +1,8 @@
-"""CIFAR-10 to 94 % on a GPU, and what a user does with the run: `python -m benchmarks.gpu.cifar10 [WORD...]`.
+"""CIFAR-10 to 94 % on a GPU, and what a user does with the run: `python -m benchmarks.gpu.cifar10
+[WORD...]`.
 
-WORDs are options of `lockstep train` for every run, such as --data DIR. The runs are kept in --runs.
+WORDs are options of `lockstep train` for every run, such as --data DIR. The runs are kept in
+--runs.
 """
 
 import argparse
@@ -39,19 +41,36 @@ def evaluated(facts: Facts) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
+    )
     args, words = parser.parse_known_args()
     where = device().type
     table = Table("gpu-runs", ["run", "result", "n"], args.out)
     runs = []
     for name, recipe in RUNS.items():
-        command = (*LOCKSTEP, "train", *recipe, "--device", where, "--runs", args.runs, *words, "--json")
+        command = (
+            *LOCKSTEP,
+            "train",
+            *recipe,
+            "--device",
+            where,
+            "--runs",
+            args.runs,
+            *words,
+            "--json",
+        )
         if facts := table.add([name], partial(record_of, command), trained):
             runs.append(facts["run"])
-    # A dataset of WORDs may be a function of a file, which is called only for a run that is trusted.
+    # A dataset of WORDs may be a function of a file, which is called only for a run that is
+    # trusted.
     more = ("--trust-code", "--json")
     for run in runs[:1]:
-        table.add(["verify"], partial(record_of, (*LOCKSTEP, "verify", run, "--device", where, *more)), verified)
+        table.add(
+            ["verify"],
+            partial(record_of, (*LOCKSTEP, "verify", run, "--device", where, *more)),
+            verified,
+        )
         for place in dict.fromkeys((where, "cpu")):
             command = (*LOCKSTEP, "eval", run, "--device", place, *more)
             table.add([f"eval on {place}"], partial(record_of, command), evaluated)

@@ -1,8 +1,9 @@
-"""Operators and launches of a step as a GPU computes it, counted on a CPU: `python -m benchmarks.gpu.count [CASE...]`.
+"""Operators and launches of a step as a GPU computes it, counted on a CPU: `python -m
+benchmarks.gpu.count [CASE...]`.
 
-A launch is an operator that makes more than a view or an empty tensor; on a GPU a backward convolution is up to four.
-A tower is one launch, as a CUDA graph, or with --by-kernels as many as it has kernels.
-Copies are those to the device. CASE: see `python -m benchmarks.gpu.steps --help`.
+A launch is an operator that makes more than a view or an empty tensor; on a GPU a backward
+convolution is up to four. A tower is one launch, as a CUDA graph, or with --by-kernels as many as
+it has kernels. Copies are those to the device. CASE: see `python -m benchmarks.gpu.steps --help`.
 """
 
 import argparse
@@ -24,10 +25,24 @@ from lockstep.data import dataset, transforms
 
 # A launch does not depend on the number of images, but a batch must have one for each tower.
 CASES = (
-    "digits", "cifar10-tutorial,batch=8", "cifar10-tutorial,batch=8,precision=bfloat16", "mnist,batch=8",
-    "cifar10,batch=64,precision=float32", "cifar10,batch=64,precision=bfloat16", "folder,batch=16,precision=bfloat16",
-)  # fmt: skip
-_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_local_scalar_dense"}
+    "digits",
+    "cifar10-tutorial,batch=8",
+    "cifar10-tutorial,batch=8,precision=bfloat16",
+    "mnist,batch=8",
+    "cifar10,batch=64,precision=float32",
+    "cifar10,batch=64,precision=bfloat16",
+    "folder,batch=16,precision=bfloat16",
+)
+_EMPTY = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "_local_scalar_dense",
+}
 _BEFORE = 2  # steps that are not counted: of one tower, the second one compares its graph
 
 
@@ -39,7 +54,9 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators = 0
         self.launches: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Compute and count one operator."""
         self.operators += 1
         name = operation._schema.name.removeprefix("aten::")
@@ -50,7 +67,9 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def counted(case: str, as_graph: bool = True) -> Facts:
-    """Return operators, launches and copies of one step of `case`, and the most frequent launches."""
+    """Return operators, launches and copies of one step of `case`, and the most frequent
+    launches.
+    """
     with (
         operators_of_a_gpu(),
         graphs_of_a_gpu(),
@@ -77,10 +96,14 @@ def row(facts: Facts) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", default=CASES)
     parser.add_argument("--by-kernels", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the record")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-results"), help="folder of the record"
+    )
     args = parser.parse_args()
     table = Table("gpu-count", ["case", "operators", "launches", "copies"], args.out)
     for case in args.cases:

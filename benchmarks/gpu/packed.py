@@ -1,9 +1,10 @@
 """CIFAR-10 without loss in two files of 50 MB each, to be carried to a machine without a network.
 
-    python -m benchmarks.gpu.packed pack FOLDER OUT     writes the six binary files to OUT/cifar-a.zip and cifar-b.zip
-    python -m benchmarks.gpu.packed unpack OUT FOLDER   undoes it, also if only one of both is there
+    python -m benchmarks.gpu.packed pack FOLDER OUT     writes OUT/cifar-a.zip and cifar-b.zip
+    python -m benchmarks.gpu.packed unpack OUT FOLDER   undoes it, also with only one of both
 
-Sheets of 500 images as lossless WebP (4.4 bits a value), labels as they are, and the SHA-256 of each file.
+Sheets of 500 images as lossless WebP (4.4 bits a value), labels as they are, and the SHA-256 of
+each file.
 """
 
 import argparse
@@ -20,7 +21,10 @@ from PIL import Image
 
 Bytes = NDArray[np.uint8]
 
-PARTS = {"a": ("data_batch_1", "data_batch_2", "data_batch_3"), "b": ("data_batch_4", "data_batch_5", "test_batch")}
+PARTS = {
+    "a": ("data_batch_1", "data_batch_2", "data_batch_3"),
+    "b": ("data_batch_4", "data_batch_5", "test_batch"),
+}
 _SIDE, _COLUMNS, _SHEET = 32, 20, 500  # pixels, images in a row of a sheet, images of a sheet
 _HASHES = "sha256.json"
 _THREADS = 8
@@ -69,7 +73,9 @@ def _sheet(images: Bytes) -> bytes:
     """Return `images` [n, 3072], each by colours, as one picture."""
     rows = len(images) // _COLUMNS
     pixels = images.reshape(rows, _COLUMNS, 3, _SIDE, _SIDE).transpose(0, 3, 1, 4, 2)
-    picture = Image.fromarray(np.ascontiguousarray(pixels).reshape(rows * _SIDE, _COLUMNS * _SIDE, 3))
+    picture = Image.fromarray(
+        np.ascontiguousarray(pixels).reshape(rows * _SIDE, _COLUMNS * _SIDE, 3)
+    )
     content = io.BytesIO()
     picture.save(content, "WEBP", lossless=True, quality=75, method=4, exact=True)
     return content.getvalue()
@@ -83,7 +89,9 @@ def _images(picture: bytes) -> Bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("pack", "unpack"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -29,9 +29,11 @@ def operators_of_a_gpu() -> Iterator[None]:
 
 
 class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A stand-in for torch.cuda.CUDAGraph: it computes the operations of the captured call again, in its memory.
+    """A stand-in for torch.cuda.CUDAGraph: it computes the operations of the captured call again,
+    in its memory.
 
-    What the host did meanwhile is not repeated, as with a real one, and a wait for the GPU is an error.
+    What the host did meanwhile is not repeated, as with a real one, and a wait for the GPU is an
+    error.
     """
 
     replays: ClassVar[int] = 0
@@ -50,8 +52,12 @@ class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Graph.capturing = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute one operation, and keep it. Views are not computed again: they are in the same memory."""
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Compute one operation, and keep it. Views are not computed again: they are in the same
+        memory.
+        """
         kwargs = kwargs or {}
         if operation.name() == "aten::_local_scalar_dense" and args[0].is_cuda:
             raise RuntimeError("operation not permitted when stream is capturing")

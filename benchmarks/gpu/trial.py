@@ -23,11 +23,13 @@ Facts = dict[str, Any]
 NAMES = [name for name in RECIPES if get_recipe(name).init_sha256 is None]
 
 
-def session(case: str, device: torch.device, examples: int, changes: Facts, **placement: Any) -> Session:
+def session(
+    case: str, device: torch.device, examples: int, changes: Facts, **placement: Any
+) -> Session:
     """Return a session of `case` on at least `examples` random images, in this process.
 
-    case: the name of a recipe, and settings that differ, as in "cifar10,precision=bfloat16,towers=1".
-    changes, placement: settings that differ in every case.
+    case: the name of a recipe, and settings that differ, as in
+    "cifar10,precision=bfloat16,towers=1". changes, placement: settings that differ in every case.
     """
     name, *settings = case.split(",")
     fields = get_recipe(name).model_dump(mode="json")
@@ -36,7 +38,9 @@ def session(case: str, device: torch.device, examples: int, changes: Facts, **pl
     recipe = make(fields, full_size | changes, parse(settings, {}))
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
-    return Session(recipe, Placement(device=device.type, **placement), Context(device=device), splits)
+    return Session(
+        recipe, Placement(device=device.type, **placement), Context(device=device), splits
+    )
 
 
 def device() -> torch.device:
@@ -56,11 +60,15 @@ def gpu() -> Facts:
         return {}
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     name = torch.cuda.get_device_name()
-    return {"kind": f"one {name}, {kinds.kind()}", "gpu": {"name": name, "cuda": torch.version.cuda, "cudnn": cudnn}}
+    return {
+        "kind": f"one {name}, {kinds.kind()}",
+        "gpu": {"name": name, "cuda": torch.version.cuda, "cudnn": cudnn},
+    }
 
 
 class Table:
-    """A record that grows by a row at a time. It is written and printed after each, so that a cut-off loses nothing.
+    """A record that grows by a row at a time. It is written and printed after each, so that a
+    cut-off loses nothing.
 
     Several threads may add rows.
     """
@@ -73,7 +81,9 @@ class Table:
         self.failed = False
         print(*head, sep=" | ", flush=True)
 
-    def add(self, labels: list[str], measure: Callable[[], Facts], row: Callable[[Facts], list[str]]) -> Facts | None:
+    def add(
+        self, labels: list[str], measure: Callable[[], Facts], row: Callable[[Facts], list[str]]
+    ) -> Facts | None:
         """Add the row of `labels` and of what `measure` returns. A failure is a row too."""
         began, facts, error = time.monotonic(), None, ""
         try:

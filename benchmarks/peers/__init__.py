@@ -1,1 +1,3 @@
-"""Programs that train the same networks without Lockstep, for comparison. Each file is a program."""
+"""Programs that train the same networks without Lockstep, for comparison. Each file is a
+program.
+"""

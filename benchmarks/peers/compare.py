@@ -1,14 +1,17 @@
-"""Throughput of Lockstep and its peers, in turn: `python -m benchmarks.peers.compare MODEL --tensorflow PYTHON`.
+"""Throughput of Lockstep and its peers, in turn: `python -m benchmarks.peers.compare MODEL
+--tensorflow PYTHON`.
 
-MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and the DDP script as two
-processes with one thread each, TensorFlow with two towers in one process and its default number of threads. The
-settings of a peer are the fastest of those that were tried, once each. The record lists them.
+MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and
+the DDP script as two processes with one thread each, TensorFlow with two towers in one process and
+its default number of threads. The settings of a peer are the fastest of those that were tried, once
+each. The record lists them.
 
-The throughput of a program is the median over the rounds. In a round it is the median over intervals, or for Lockstep
-the mean without the first five steps. Only programs of equal precision are compared.
+The throughput of a program is the median over the rounds. In a round it is the median over
+intervals, or for Lockstep the mean without the first five steps. Only programs of equal precision
+are compared.
 
-Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. Rows of programs that
-are not part of this repository stay in it. It is written after every round.
+Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces.
+Rows of programs that are not part of this repository stay in it. It is written after every round.
 """
 
 import argparse
@@ -34,33 +37,56 @@ def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
         steps = {"mnist": 10, "cifar10-tutorial": 100}[args.model]
         options = ["--towers", 2, "--processes", 2, "--precision", precision, "--steps", steps]
         record = train(args.model, *options, data=args.data)
-        return {"rate": record["images_per_s"], "settings": {"options": " ".join(map(str, options))}, "versions": {}}
+        return {
+            "rate": record["images_per_s"],
+            "settings": {"options": " ".join(map(str, options))},
+            "versions": {},
+        }
 
     return run
 
 
-def peer(python: list[str], module: str, *options: str, args: argparse.Namespace) -> Callable[[], Record]:
+def peer(
+    python: list[str], module: str, *options: str, args: argparse.Namespace
+) -> Callable[[], Record]:
     def run() -> Record:
-        intervals = ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
+        intervals = (
+            ["--steps", "1", "--intervals", "4"] if args.model == "mnist" else ["--steps", "10"]
+        )
         record = record_of([*python, "-m", module, *options, "--data", args.data, *intervals])
         kept = {key: record[key] for key in ("settings", "versions")}
-        return {"rate": record["images_per_s"]["median"], "program": f"{module.replace('.', '/')}.py", **kept}
+        return {
+            "rate": record["images_per_s"]["median"],
+            "program": f"{module.replace('.', '/')}.py",
+            **kept,
+        }
 
     return run
 
 
 def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
     module = {"mnist": "mnist", "cifar10-tutorial": "tutorial"}[args.model]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     runs: dict[str, Callable[[], Record]] = {}
     for precision in ("bfloat16", "float32"):
         words = ["--precision", precision]
         runs[f"lockstep {precision}"] = lockstep(args, precision)
         tensorflow = f"benchmarks.peers.tensorflow_{module}"
-        runs[f"tensorflow {precision}"] = peer([args.tensorflow], tensorflow, "--towers", "2", *words, args=args)
+        runs[f"tensorflow {precision}"] = peer(
+            [args.tensorflow], tensorflow, "--towers", "2", *words, args=args
+        )
         if args.model == "cifar10-tutorial":
             words += ["--channels-last"] * (precision == "bfloat16")
-            runs[f"pytorch ddp {precision}"] = peer(torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args)
+            runs[f"pytorch ddp {precision}"] = peer(
+                torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args
+            )
     return runs
 
 
@@ -71,23 +97,36 @@ def earlier(file: Path) -> Record:
 
 
 def of_other_programs(record: Record, made: list[Record]) -> list[Record]:
-    """Return the rows of programs that this one does not run, and that may be faster: a run must not hide them."""
+    """Return the rows of programs that this one does not run, and that may be faster: a run must
+    not hide them.
+    """
     ran = {None, *(row["program"] for row in made)}
     return [row for row in record["rows"] if row.get("program") not in ran]
 
 
 def peer_options(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser with --data, which is required unless LOCKSTEP_DATA names a folder, and --tensorflow."""
-    parser, known = argparse.ArgumentParser(description=description), os.environ.get("LOCKSTEP_DATA")
-    parser.add_argument("--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA")
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow")
+    """Return a parser with --data, which is required unless LOCKSTEP_DATA names a folder, and
+    --tensorflow.
+    """
+    parser, known = (
+        argparse.ArgumentParser(description=description),
+        os.environ.get("LOCKSTEP_DATA"),
+    )
+    parser.add_argument(
+        "--data", type=Path, default=known, required=not known, help="default: LOCKSTEP_DATA"
+    )
+    parser.add_argument(
+        "--tensorflow", default=sys.executable, metavar="PYTHON", help="a Python with tensorflow"
+    )
     return parser
 
 
 def refuse_without(python: str) -> None:
     """Raise a SystemExit that says what to do, if `python` cannot import tensorflow."""
     try:
-        done = subprocess.run([python, "-c", "import tensorflow"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-c", "import tensorflow"], capture_output=True, text=True, check=False
+        )
         fault = done.stderr.strip().splitlines()[-1:] if done.returncode else []
     except OSError as error:
         fault = [str(error)]
@@ -99,9 +138,11 @@ def refuse_without(python: str) -> None:
 
 
 def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
-    """Return a row for each peer: its throughput, Lockstep's in the same precision, and Lockstep's over the peer's.
+    """Return a row for each peer: its throughput, Lockstep's in the same precision, and Lockstep's
+    over the peer's.
 
-    A program is called "NAME PRECISION". The ratio is that of the medians. min and max are over single rounds.
+    A program is called "NAME PRECISION". The ratio is that of the medians. min and max are over
+    single rounds.
     """
     made = []
     for name in rounds[0]:
@@ -110,23 +151,51 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
             continue
         ours, theirs = ([each[one] for each in rounds] for one in (f"lockstep {precision}", name))
         of_rounds = spread([a / b for a, b in zip(ours, theirs, strict=True)])
-        program, version = programs[name]["program"], next(iter(programs[name]["versions"].values()))
-        fixed = {"precision": precision, "peer": PEERS[title], "version": version, "program": program}
+        program, version = (
+            programs[name]["program"],
+            next(iter(programs[name]["versions"].values())),
+        )
+        fixed = {
+            "precision": precision,
+            "peer": PEERS[title],
+            "version": version,
+            "program": program,
+        }
         rates = {"lockstep_images_per_s": spread(ours), "images_per_s": spread(theirs)}
         ratio = rates["lockstep_images_per_s"]["median"] / rates["images_per_s"]["median"]
-        made.append({**fixed, "ratio": ratio, **{key: of_rounds[key] for key in ("n", "min", "max")}, **rates})
+        made.append(
+            {
+                **fixed,
+                "ratio": ratio,
+                **{key: of_rounds[key] for key in ("n", "min", "max")},
+                **rates,
+            }
+        )
     return made
 
 
 def cells(model: str, cpu: str, row: Record) -> list[str]:
     """Return a row as docs show it, in bold where the peer is faster."""
-    ours, theirs = (shown(row.get(key, {}), ",.0f", "median") for key in ("lockstep_images_per_s", "images_per_s"))
+    ours, theirs = (
+        shown(row.get(key, {}), ",.0f", "median")
+        for key in ("lockstep_images_per_s", "images_per_s")
+    )
     program, ratio = row.get("program", "not stated"), shown(row, ".2f", "ratio")
     if program.endswith(".py"):
         program = f"[{Path(program).stem}](../{program})"
-    peer = f"{row['peer']} {row['version']}: {program}" + (f" ({row['source']})" if "source" in row else "")
+    peer = f"{row['peer']} {row['version']}: {program}" + (
+        f" ({row['source']})" if "source" in row else ""
+    )
     slower = float(row["ratio"] if "ratio" in row else row["min"]) < 1
-    return [f"`{model}`", cpu, row["precision"], ours, peer, theirs, f"**{ratio}**" if slower else ratio]
+    return [
+        f"`{model}`",
+        cpu,
+        row["precision"],
+        ours,
+        peer,
+        theirs,
+        f"**{ratio}**" if slower else ratio,
+    ]
 
 
 def shown(found: Record, form: str, key: str) -> str:

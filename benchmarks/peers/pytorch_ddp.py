@@ -1,9 +1,10 @@
-"""The networks of the tutorial and of MNIST with DistributedDataParallel over Gloo, in the usual style of PyTorch.
+"""The networks of the tutorial and of MNIST with DistributedDataParallel over Gloo, in the usual
+style of PyTorch.
 
-Run `torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with cifar-10-batches-bin
-in FOLDER, or for --model mnist, MNIST's files. The script uses a Dataset that distorts one image at a time, a
-DataLoader, an nn.Module, SGD and an AveragedModel, in float32 by default. Process 0 prints one line of JSON. It needs
-torch and numpy, but not Lockstep.
+Run `torchrun --standalone --nproc-per-node 2 -m benchmarks.peers.pytorch_ddp --data FOLDER`, with
+cifar-10-batches-bin in FOLDER, or for --model mnist, MNIST's files. The script uses a Dataset that
+distorts one image at a time, a DataLoader, an nn.Module, SGD and an AveragedModel, in float32 by
+default. Process 0 prints one line of JSON. It needs torch and numpy, but not Lockstep.
 """
 
 import argparse
@@ -56,8 +57,12 @@ class Digits(Dataset[tuple[Tensor, int]]):
     """The 60,000 training images of MNIST."""
 
     def __init__(self, folder: Path) -> None:
-        files = [next(folder.rglob(f"train-{kind}-ubyte.gz")) for kind in ("images-idx3", "labels-idx1")]
-        pixels, labels = (np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8) for file in files)
+        files = [
+            next(folder.rglob(f"train-{kind}-ubyte.gz")) for kind in ("images-idx3", "labels-idx1")
+        ]
+        pixels, labels = (
+            np.frombuffer(gzip.decompress(file.read_bytes()), np.uint8) for file in files
+        )
         self.images = torch.from_numpy(pixels[16:].reshape(-1, 1, 28, 28).copy())
         self.labels = labels[8:].astype(int).tolist()
 
@@ -71,10 +76,21 @@ class Digits(Dataset[tuple[Tensor, int]]):
 def mnist_network() -> nn.Module:
     """Return the network of TensorFlow-Examples' multi-GPU MNIST, for [b, 1, 28, 28]."""
     return nn.Sequential(
-        nn.Conv2d(1, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 256, 3), nn.ReLU(), nn.Conv2d(256, 512, 3),
-        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512 * 16, 2048), nn.Dropout(0.75), nn.Linear(2048, 1024),
-        nn.Dropout(0.75), nn.Linear(1024, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 256, 3),
+        nn.ReLU(),
+        nn.Conv2d(256, 512, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512 * 16, 2048),
+        nn.Dropout(0.75),
+        nn.Linear(2048, 1024),
+        nn.Dropout(0.75),
+        nn.Linear(1024, 10),
+    )
 
 
 class Network(nn.Module):
@@ -83,8 +99,17 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 64, 5, padding=2), nn.Conv2d(64, 64, 5, padding=2)
-        self.local3, self.local4, self.logits = nn.Linear(2304, 384), nn.Linear(384, 192), nn.Linear(192, 10)
-        for layer, deviation in ((self.conv1, 0.05), (self.conv2, 0.05), (self.local3, 0.04), (self.local4, 0.04)):
+        self.local3, self.local4, self.logits = (
+            nn.Linear(2304, 384),
+            nn.Linear(384, 192),
+            nn.Linear(192, 10),
+        )
+        for layer, deviation in (
+            (self.conv1, 0.05),
+            (self.conv2, 0.05),
+            (self.local3, 0.04),
+            (self.local4, 0.04),
+        ):
             nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             assert layer.bias is not None
             nn.init.constant_(layer.bias, 0.0 if layer is self.conv1 else 0.1)
@@ -92,8 +117,12 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, 3, 24, 24] -> [b, 10] logits."""
-        x = functional.local_response_norm(self.pool(functional.relu(self.conv1(x))), 9, 0.001, 0.75, 1.0)
-        x = self.pool(functional.local_response_norm(functional.relu(self.conv2(x)), 9, 0.001, 0.75, 1.0))
+        x = functional.local_response_norm(
+            self.pool(functional.relu(self.conv1(x))), 9, 0.001, 0.75, 1.0
+        )
+        x = self.pool(
+            functional.local_response_norm(functional.relu(self.conv2(x)), 9, 0.001, 0.75, 1.0)
+        )
         x = functional.relu(self.local4(functional.relu(self.local3(x.flatten(1)))))
         return self.logits(x)  # type: ignore[no-any-return]
 
@@ -102,7 +131,9 @@ def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Ten
     """Yield this process's batches without end."""
     dataset = Digits(args.data) if args.model == "mnist" else Cifar(args.data)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset)
-    loader = DataLoader(dataset, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True)
+    loader = DataLoader(
+        dataset, args.batch, sampler=sampler, num_workers=args.workers, drop_last=True
+    )
     for epoch in range(10**6):
         sampler.set_epoch(epoch)
         for images, labels in loader:
@@ -112,14 +143,22 @@ def batches(args: argparse.Namespace, channels_last: bool) -> Iterator[tuple[Ten
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", choices=("cifar10-tutorial", "mnist"), default="cifar10-tutorial")
+    parser.add_argument(
+        "--model", choices=("cifar10-tutorial", "mnist"), default="cifar10-tutorial"
+    )
     parser.add_argument("--batch", type=int, default=128, help="images of a process in a step")
-    parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
+    parser.add_argument(
+        "--intervals", type=int, default=5, help="number of timed intervals, after one untimed"
+    )
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes of each DataLoader")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="worker processes of each DataLoader"
+    )
     parser.add_argument("--channels-last", action="store_true")
     choices = ("float32", "bfloat16")
-    parser.add_argument("--precision", choices=choices, default="float32", help="bfloat16 uses autocast")
+    parser.add_argument(
+        "--precision", choices=choices, default="float32", help="bfloat16 uses autocast"
+    )
     args = parser.parse_args()
     dist.init_process_group("gloo")
     network = mnist_network() if args.model == "mnist" else Network()
@@ -129,7 +168,10 @@ def main() -> None:
     if isinstance(network, Network):
         decayed = [network.local3.weight, network.local4.weight]
         rest = [p for p in network.parameters() if all(p is not d for d in decayed)]
-        groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": 0.004},
+            {"params": rest},
+        ]
         optimizer = torch.optim.SGD(groups, lr=0.1)
         average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.9999))  # type: ignore[no-untyped-call]
     else:
@@ -145,7 +187,9 @@ def main() -> None:
         if average is not None:
             average.update_parameters(network)
         if (step + 1) % args.steps == 0:
-            rates.append(args.batch * dist.get_world_size() * args.steps / (time.perf_counter() - started))
+            rates.append(
+                args.batch * dist.get_world_size() * args.steps / (time.perf_counter() - started)
+            )
             started = time.perf_counter()
     if dist.get_rank() == 0:
         report(args, rates[1:], float(loss))
@@ -156,10 +200,23 @@ def report(args: argparse.Namespace, rates: list[float], loss: float) -> None:
     """Print the record as one line of JSON."""
     settings = {key: value for key, value in vars(args).items() if key != "data"}
     settings |= {"processes": dist.get_world_size(), "threads": torch.get_num_threads()}
-    figures = {"n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)}
-    record = {"program": "pytorch ddp", "model": args.model, "images_per_s": figures, "last_loss": loss}
+    figures = {
+        "n": len(rates),
+        "median": statistics.median(rates),
+        "min": min(rates),
+        "max": max(rates),
+    }
+    record = {
+        "program": "pytorch ddp",
+        "model": args.model,
+        "images_per_s": figures,
+        "last_loss": loss,
+    }
     versions = {"torch": torch.__version__}
-    print(json.dumps({**record, "settings": settings, "versions": versions, "pid": os.getpid()}), flush=True)
+    print(
+        json.dumps({**record, "settings": settings, "versions": versions, "pid": os.getpid()}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

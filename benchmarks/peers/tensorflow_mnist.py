@@ -1,11 +1,13 @@
 """The multi-GPU MNIST program of TensorFlow-Examples on TensorFlow 2, for comparison with `mnist`.
 
-Written from its specification: batches of 1,024 per tower from the 55,000 training images, three convolutions, dense
-layers without activation, dropout of 0.75 after these, Adam at 0.001 on the mean of the towers' gradients.
-With --losses N the program prints the loss of the first N steps instead of the throughput.
+Written from its specification: batches of 1,024 per tower from the 55,000 training images, three
+convolutions, dense layers without activation, dropout of 0.75 after these, Adam at 0.001 on the
+mean of the towers' gradients. With --losses N the program prints the loss of the first N steps
+instead of the throughput.
 
-Run `DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`. FOLDER has the idx files. DIR is an
-environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
+Run `DIR/bin/python -m benchmarks.peers.tensorflow_mnist --data FOLDER --towers 2`. FOLDER has the
+idx files. DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install
+tensorflow-cpu`).
 """
 
 import gzip
@@ -16,13 +18,25 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.peers import tensorflow_towers as shared
-from benchmarks.peers.tensorflow_towers import Batch, Loss, cast, configure, mean_gradients, options, report
+from benchmarks.peers.tensorflow_towers import (
+    Batch,
+    Loss,
+    cast,
+    configure,
+    mean_gradients,
+    options,
+    report,
+)
 
 BATCH = 1024
 LAYERS = {
-    "conv1": [5, 5, 1, 64], "conv2": [3, 3, 64, 256], "conv3": [3, 3, 256, 512],
-    "dense1": [8192, 2048], "dense2": [2048, 1024], "out": [1024, 10],
-}  # fmt: skip
+    "conv1": [5, 5, 1, 64],
+    "conv2": [3, 3, 64, 256],
+    "conv3": [3, 3, 256, 512],
+    "dense1": [8192, 2048],
+    "dense2": [2048, 1024],
+    "out": [1024, 10],
+}
 
 
 def idx(folder: str, name: str, header: int) -> np.ndarray:
@@ -31,7 +45,9 @@ def idx(folder: str, name: str, header: int) -> np.ndarray:
     if not files:
         raise SystemExit(f"{folder}: no file {name} found")
     content = files[0].read_bytes()
-    return np.frombuffer(gzip.decompress(content) if files[0].suffix == ".gz" else content, np.uint8, offset=header)
+    return np.frombuffer(
+        gzip.decompress(content) if files[0].suffix == ".gz" else content, np.uint8, offset=header
+    )
 
 
 def batches(folder: str) -> Iterator[Batch]:
@@ -48,7 +64,9 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
 
     def layer(x: tf.Tensor, name: str) -> tf.Tensor:
         kernel = to(weights[name])
-        product = tf.nn.conv2d(x, kernel, 1, "VALID") if name.startswith("conv") else tf.matmul(x, kernel)
+        product = (
+            tf.nn.conv2d(x, kernel, 1, "VALID") if name.startswith("conv") else tf.matmul(x, kernel)
+        )
         return tf.nn.bias_add(product, to(weights[f"{name} bias"]))
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -58,26 +76,37 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
         x = tf.nn.dropout(layer(x, "dense1"), 0.75)
         x = tf.nn.dropout(layer(x, "dense2"), 0.75)
         logits = tf.cast(layer(x, "out"), tf.float32)
-        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        return tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        )
 
     return loss
 
 
 def losses(step: Callable[[], list[tf.Tensor]], count: int) -> list[float]:
-    """Return the loss of the first `count` steps before each update: the mean over the towers' equal batches."""
+    """Return the loss of the first `count` steps before each update: the mean over the towers'
+    equal batches.
+    """
     return [float(tf.reduce_mean(tf.stack(step()))) for _ in range(count)]
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--seed", type=int, help="seed of weights, order and dropout (default: a new one in each run)")
-    parser.add_argument("--losses", type=int, metavar="N", help="print only the loss of the first N steps")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed of weights, order and dropout (default: a new one in each run)",
+    )
+    parser.add_argument(
+        "--losses", type=int, metavar="N", help="print only the loss of the first N steps"
+    )
     args = parser.parse_args()
     configure(args)
     if args.seed is not None:
         tf.keras.utils.set_random_seed(args.seed)
     source, glorot = batches(args.data), tf.keras.initializers.GlorotUniform
-    weights = {name: tf.Variable(glorot()(shape)) for name, shape in LAYERS.items()}  # one object repeats its numbers
+    # one object repeats its numbers
+    weights = {name: tf.Variable(glorot()(shape)) for name, shape in LAYERS.items()}
     weights |= {f"{name} bias": tf.Variable(tf.zeros(shape[-1:])) for name, shape in LAYERS.items()}
     parameters = list(weights.values())
     slots = [(tf.Variable(tf.zeros_like(w)), tf.Variable(tf.zeros_like(w))) for w in parameters]
@@ -87,9 +116,17 @@ def main() -> None:
         towers, gradients = mean_gradients(loss, list(inputs), parameters)
         for weight, gradient, (first, second) in zip(parameters, gradients, slots, strict=True):
             tf.raw_ops.ResourceApplyAdam(
-                var=weight.handle, m=first.handle, v=second.handle, beta1_power=powers[0], beta2_power=powers[1],
-                lr=1e-3, beta1=0.9, beta2=0.999, epsilon=1e-8, grad=gradient,
-            )  # fmt: skip
+                var=weight.handle,
+                m=first.handle,
+                v=second.handle,
+                beta1_power=powers[0],
+                beta2_power=powers[1],
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                epsilon=1e-8,
+                grad=gradient,
+            )
         powers[0].assign(powers[0] * 0.9)
         powers[1].assign(powers[1] * 0.999)
         return towers
@@ -98,9 +135,18 @@ def main() -> None:
     everything = tf.function(lambda: compiled(*[next(source) for _ in range(args.towers)]))
     if args.losses:
         curve = {"losses": losses(everything, args.losses), "settings": shared.settings(args)}
-        report({"program": "tensorflow", "model": "mnist", **curve, "versions": {"tensorflow": tf.__version__}})
+        report(
+            {
+                "program": "tensorflow",
+                "model": "mnist",
+                **curve,
+                "versions": {"tensorflow": tf.__version__},
+            }
+        )
     else:
-        report({"program": "tensorflow", "model": "mnist", **shared.measure(args, everything, BATCH)})
+        report(
+            {"program": "tensorflow", "model": "mnist", **shared.measure(args, everything, BATCH)}
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Shared by the TensorFlow programs: N towers in one graph, averaged gradients, timing.
 
-Needs tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`), but neither Lockstep nor PyTorch.
+Needs tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`), but neither
+Lockstep nor PyTorch.
 """
 
 import argparse
@@ -24,11 +25,17 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", required=True, help="folder of the dataset")
     parser.add_argument("--towers", type=int, default=2)
-    parser.add_argument("--intervals", type=int, default=5, help="number of timed intervals, after one untimed")
+    parser.add_argument(
+        "--intervals", type=int, default=5, help="number of timed intervals, after one untimed"
+    )
     parser.add_argument("--steps", type=int, default=20, help="steps per interval")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=0, help="threads of one operation; 0: TensorFlow's default")
-    parser.add_argument("--parallel", type=int, default=0, help="operations at a time; 0: TensorFlow's default")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads of one operation; 0: TensorFlow's default"
+    )
+    parser.add_argument(
+        "--parallel", type=int, default=0, help="operations at a time; 0: TensorFlow's default"
+    )
     return parser
 
 
@@ -63,11 +70,13 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name != "data"}
 
 
-def measure(args: argparse.Namespace, step: Callable[[], list[tf.Tensor]], batch: int) -> dict[str, Any]:
+def measure(
+    args: argparse.Namespace, step: Callable[[], list[tf.Tensor]], batch: int
+) -> dict[str, Any]:
     """Measure images per second over `args.intervals` intervals of `args.steps` steps.
 
-    batch: images per tower and step. step: returns the loss of each tower. last_loss in the record is that of the last
-    tower, which the originals print.
+    batch: images per tower and step. step: returns the loss of each tower. last_loss in the record
+    is that of the last tower, which the originals print.
     """
     for _ in range(args.steps):
         loss = step()[-1]
@@ -80,12 +89,15 @@ def measure(args: argparse.Namespace, step: Callable[[], list[tf.Tensor]], batch
         rates.append(batch * args.towers * args.steps / (time.perf_counter() - started))
     return {
         "images_per_s": {
-            "n": len(rates), "median": statistics.median(rates), "min": min(rates), "max": max(rates)
+            "n": len(rates),
+            "median": statistics.median(rates),
+            "min": min(rates),
+            "max": max(rates),
         },
         "last_loss": float(loss),
         "settings": settings(args),
         "versions": {"tensorflow": tf.__version__},
-    }  # fmt: skip
+    }
 
 
 def report(record: dict[str, Any]) -> None:

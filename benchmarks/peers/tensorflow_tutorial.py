@@ -1,13 +1,15 @@
 """TensorFlow's CIFAR-10 tutorial on TensorFlow 2, for comparison with `cifar10-tutorial`.
 
-Written from its specification, in graph mode, which is 3 % faster than `tf.function` (AMD Zen 4, n 2). The records of
-the binary files are a constant in memory. A shuffled range gives their order, and 16 parallel map calls distort them.
-Batches of 128 are prefetched, two per tower. The towers are in one graph. The update is plain gradient descent on the
-mean of their gradients, followed by the average of the weights. In bfloat16 the local response norm computes in
-float32, because TensorFlow has no other one on a CPU.
+Written from its specification, in graph mode, which is 3 % faster than `tf.function` (AMD Zen 4, n
+2). The records of the binary files are a constant in memory. A shuffled range gives their order,
+and 16 parallel map calls distort them. Batches of 128 are prefetched, two per tower. The towers are
+in one graph. The update is plain gradient descent on the mean of their gradients, followed by the
+average of the weights. In bfloat16 the local response norm computes in float32, because TensorFlow
+has no other one on a CPU.
 
-Run `DIR/bin/python -m benchmarks.peers.tensorflow_tutorial --data FOLDER --towers 2`. FOLDER has cifar-10-batches-bin.
-DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip install tensorflow-cpu`).
+Run `DIR/bin/python -m benchmarks.peers.tensorflow_tutorial --data FOLDER --towers 2`. FOLDER has
+cifar-10-batches-bin. DIR is an environment with tensorflow-cpu (`python3 -m venv DIR && DIR/bin/pip
+install tensorflow-cpu`).
 """
 
 from pathlib import Path
@@ -36,9 +38,13 @@ def batches(folder: str, towers: int) -> tf.data.Dataset:
     files = sorted(str(path) for path in Path(folder).rglob("data_batch_?.bin"))
     if len(files) != 5:
         raise SystemExit(f"{folder}: {len(files)} files data_batch_N.bin found, 5 are needed")
-    records = tf.constant(np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in files]))
+    records = tf.constant(
+        np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in files])
+    )
     order = tf.data.Dataset.range(records.shape[0]).shuffle(records.shape[0]).repeat()
-    images = order.map(lambda i: distort(tf.gather(records, i)), num_parallel_calls=16, deterministic=False)
+    images = order.map(
+        lambda i: distort(tf.gather(records, i)), num_parallel_calls=16, deterministic=False
+    )
     return images.batch(BATCH, drop_remainder=True).prefetch(2 * towers)
 
 
@@ -63,11 +69,15 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
     to = cast(precision)
 
     def norm(x: tf.Tensor) -> tf.Tensor:
-        return to(tf.nn.local_response_normalization(tf.cast(x, tf.float32), 4, 1.0, 0.001 / 9.0, 0.75))
+        return to(
+            tf.nn.local_response_normalization(tf.cast(x, tf.float32), 4, 1.0, 0.001 / 9.0, 0.75)
+        )
 
     def layer(x: tf.Tensor, name: str) -> tf.Tensor:
         kernel = to(weights[f"{name}/weights"])
-        product = tf.nn.conv2d(x, kernel, 1, "SAME") if name.startswith("conv") else tf.matmul(x, kernel)
+        product = (
+            tf.nn.conv2d(x, kernel, 1, "SAME") if name.startswith("conv") else tf.matmul(x, kernel)
+        )
         return tf.nn.bias_add(product, to(weights[f"{name}/biases"]))
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -77,7 +87,9 @@ def tower_loss(weights: dict[str, tf.Variable], precision: str) -> Loss:
         x = tf.reshape(tf.nn.max_pool2d(x, 3, 2, "SAME"), [BATCH, -1])
         x = tf.nn.relu(layer(tf.nn.relu(layer(x, "local3")), "local4"))
         logits = tf.cast(layer(x, "softmax_linear"), tf.float32)
-        entropy = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+        entropy = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        )
         return entropy + tf.add_n([c * tf.nn.l2_loss(weights[name]) for name, c in DECAYED.items()])
 
     return loss
@@ -87,18 +99,31 @@ def main() -> None:
     args = options(__doc__).parse_args()
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph:
-        source, weights = v1.data.make_initializable_iterator(batches(args.data, args.towers)), variables()
+        source, weights = (
+            v1.data.make_initializable_iterator(batches(args.data, args.towers)),
+            variables(),
+        )
         parameters, count = list(weights.values()), tf.Variable(0.0)
         average = [tf.Variable(tf.zeros(w.shape)) for w in parameters]
         loss = tower_loss(weights, args.precision)
-        losses, gradients = mean_gradients(loss, [source.get_next() for _ in range(args.towers)], parameters)
+        losses, gradients = mean_gradients(
+            loss, [source.get_next() for _ in range(args.towers)], parameters
+        )
         decay = tf.minimum(0.9999, (1.0 + count) / (10.0 + count))
-        updates = [w.assign_sub(0.1 * gradient) for w, gradient in zip(parameters, gradients, strict=True)]
+        updates = [
+            w.assign_sub(0.1 * gradient) for w, gradient in zip(parameters, gradients, strict=True)
+        ]
         with tf.control_dependencies(updates):
-            averages = [a.assign_sub((1 - decay) * (a - w)) for a, w in zip(average, parameters, strict=True)]
+            averages = [
+                a.assign_sub((1 - decay) * (a - w))
+                for a, w in zip(average, parameters, strict=True)
+            ]
             train = tf.group(*averages, count.assign_add(1.0))
         start = [v1.global_variables_initializer(), source.initializer]
-    threads = {"intra_op_parallelism_threads": args.threads, "inter_op_parallelism_threads": args.parallel}
+    threads = {
+        "intra_op_parallelism_threads": args.threads,
+        "inter_op_parallelism_threads": args.parallel,
+    }
     session = v1.Session(graph=graph, config=v1.ConfigProto(**threads))
     session.run(start)
     step = measure(args, lambda: session.run([losses, train])[0], BATCH)

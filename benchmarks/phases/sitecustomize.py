@@ -1,10 +1,12 @@
-"""Stop a program of Lockstep at a phase of its training. Python imports this file if its folder is in PYTHONPATH.
+"""Stop a program of Lockstep at a phase of its training. Python imports this file if its folder is
+in PYTHONPATH.
 
-`benchmarks/survival.py` sets the variables. A worker process that reaches PHASE for the first time writes its process
-id into the file PHASE_FOLDER/at-RANK, and waits there until the file PHASE_FOLDER/go exists. The phases "program" and
-"program import" are those of the program itself: the import of its commands, and of torch. With PHASE_FAULT
-"exception" it raises an error instead, in process 0. With "deaf" it drops signals while it waits, and the launcher asks
-only once: a planted defect, which a test must notice.
+`benchmarks/survival.py` sets the variables. A worker process that reaches PHASE for the first time
+writes its process id into the file PHASE_FOLDER/at-RANK, and waits there until the file
+PHASE_FOLDER/go exists. The phases "program" and "program import" are those of the program itself:
+the import of its commands, and of torch. With PHASE_FAULT "exception" it raises an error instead,
+in process 0. With "deaf" it drops signals while it waits, and the launcher asks only once: a
+planted defect, which a test must notice.
 """
 
 import functools
@@ -22,7 +24,8 @@ from typing import Any
 PHASE, FAULT = os.environ.get("PHASE", ""), os.environ.get("PHASE_FAULT", "")
 FOLDER = Path(os.environ.get("PHASE_FOLDER", "."))
 WORKER = "LOCKSTEP_RENDEZVOUS" in os.environ
-_STEP, _SAVED = 7, 4  # the step in "training", and the first checkpoint that "save begun" and "save done" mean
+# the step in "training", and the first checkpoint that "save begun" and "save done" mean
+_STEP, _SAVED = (7, 4)
 
 
 def reach(phase: str) -> None:
@@ -43,8 +46,12 @@ def reach(phase: str) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def before(phase: str, found: Callable[..., Any], if_: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
-    """Return the function `found`, which reaches the phase when it is called with arguments for which `if_` is true."""
+def before(
+    phase: str, found: Callable[..., Any], if_: Callable[..., bool] = lambda *_: True
+) -> Callable[..., Any]:
+    """Return the function `found`, which reaches the phase when it is called with arguments for
+    which `if_` is true.
+    """
 
     @functools.wraps(found)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +110,9 @@ def _tower(module: Any) -> None:
     def late(*arguments: Any) -> bool:
         return trains(*arguments) and bool(arguments[3] == _STEP)
 
-    module.Tower.__call__ = before("first step", before("training", module.Tower.__call__, late), trains)
+    module.Tower.__call__ = before(
+        "first step", before("training", module.Tower.__call__, late), trains
+    )
 
 
 def _features(module: Any) -> None:
@@ -124,10 +133,15 @@ def _supervisor(module: Any) -> None:
 
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
-    "lockstep.jobs.session": _session, "lockstep.jobs.train": _train, "lockstep.runs.folder": _folder,
-    "lockstep.runs.saver": _saver, "lockstep.core.tower": _tower, "lockstep.head.features": _features,
-    "lockstep.core.group": _group, "lockstep.launch.supervisor": _supervisor,
-}  # fmt: skip
+    "lockstep.jobs.session": _session,
+    "lockstep.jobs.train": _train,
+    "lockstep.runs.folder": _folder,
+    "lockstep.runs.saver": _saver,
+    "lockstep.core.tower": _tower,
+    "lockstep.head.features": _features,
+    "lockstep.core.group": _group,
+    "lockstep.launch.supervisor": _supervisor,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -1,4 +1,5 @@
-"""Train on a Ray cluster: each worker of a TorchTrainer calls lockstep.train, and all train one run together.
+"""Train on a Ray cluster: each worker of a TorchTrainer calls lockstep.train, and all train one run
+together.
 
     pip install lockstep 'ray[train]'              on every host
     ray start --head --num-cpus 4                  on the first host
@@ -20,7 +21,8 @@ import lockstep
 
 def work(options: dict[str, Any]) -> None:
     """Train, in each of Ray's workers. All pass the same arguments."""
-    # resume=True starts the run if there is none yet, so workers that Ray starts again continue where they were.
+    # resume=True starts the run if there is none yet, so workers that Ray starts again continue
+    # where they were.
     lockstep.train(options.pop("recipe"), resume=True, **options)
 
 
@@ -29,8 +31,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("recipe", help="name of a recipe, or a recipe file that all hosts have")
     parser.add_argument("--name", required=True, help="name of the run")
-    parser.add_argument("--runs", required=True, type=Path, help="folder of the runs, on storage that all hosts share")
-    parser.add_argument("--workers", required=True, type=int, help="one process each, at most as many as towers")
+    parser.add_argument(
+        "--runs",
+        required=True,
+        type=Path,
+        help="folder of the runs, on storage that all hosts share",
+    )
+    parser.add_argument(
+        "--workers", required=True, type=int, help="one process each, at most as many as towers"
+    )
     parser.add_argument("--gpu", action="store_true", help="one GPU for each worker")
     parser.add_argument("--towers", type=int)
     parser.add_argument("--steps", type=int)
@@ -41,10 +50,13 @@ def main() -> None:
         work,
         train_loop_config={**given, "device": "cuda" if gpu else "cpu"},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
-        # The group of Ray's own workers only tells them the address at which Lockstep's processes connect.
+        # The group of Ray's own workers only tells them the address at which Lockstep's processes
+        # connect.
         torch_config=TorchConfig(backend="gloo"),
         run_config=RunConfig(
-            name=given["name"], storage_path=str(runs / "ray"), failure_config=FailureConfig(max_failures=3)
+            name=given["name"],
+            storage_path=str(runs / "ray"),
+            failure_config=FailureConfig(max_failures=3),
         ),
     )
     trainer.fit()

@@ -4,9 +4,9 @@ The recipe decides the bits; the placement decides only the speed.
 
     import lockstep
 
-    run = lockstep.train("digits")                       # a recipe, a recipe file, or a folder of images
+    run = lockstep.train("digits")  # a recipe, a recipe file, or a folder of images
     print(run.accuracy, run.path, run.metrics()[-1])
-    classifier = lockstep.load(run)                      # a run, its folder, or model.safetensors
+    classifier = lockstep.load(run)  # a run, its folder, or model.safetensors
     print(classifier.predict("one.png").label)
     for p in classifier.predict(["two.png", "photos/"]):
         print(p.source, p.label, p.probability)
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from lockstep.classify.predict import Classifier as Classifier, Prediction as Prediction
-    from lockstep.commands.evaluate import EvaluationRecord as EvaluationRecord, evaluate as evaluate
+    from lockstep.commands.evaluate import (
+        EvaluationRecord as EvaluationRecord,
+        evaluate as evaluate,
+    )
     from lockstep.commands.export import ExportRecord as ExportRecord, export as export
     from lockstep.commands.predict import load as load
     from lockstep.commands.report import Report as Report, report as report
@@ -38,9 +41,12 @@ if TYPE_CHECKING:
 
 if sys.platform == "win32":
     sys.tracebacklimit = 0  # The sentence says all.
-    raise ImportError("Lockstep does not run on Windows itself: it needs POSIX signals and file locks. Use WSL 2")
+    raise ImportError(
+        "Lockstep does not run on Windows itself: it needs POSIX signals and file locks. Use WSL 2"
+    )
 
-# module -> its public names. It is imported when one is first used, so that --help does not wait for torch.
+# module -> its public names. It is imported when one is first used, so that --help does not wait
+# for torch.
 _NAMES = {
     "classify.predict": ("Classifier", "Prediction"),
     "commands.evaluate": ("EvaluationRecord", "evaluate"),

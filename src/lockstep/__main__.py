@@ -3,8 +3,14 @@
 import os
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
-    del sys.path[0]  # `python -m` searches the current folder first, so a torch.py there would replace torch.
+if (
+    __name__ == "__main__"
+    and not sys.flags.safe_path
+    and sys.path
+    and sys.path[0] in ("", os.getcwd())
+):
+    # `python -m` searches the current folder first, so a torch.py there would replace torch.
+    del sys.path[0]
 
 from lockstep.launch.signals import ending_program
 

@@ -10,8 +10,8 @@ ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
 
-# Whether a Python program reads the messages of this process, from all its threads. The command line sets it to False,
-# and every worker process to what the launcher has.
+# Whether a Python program reads the messages of this process, from all its threads. The command
+# line sets it to False, and every worker process to what the launcher has.
 in_python = True
 
 
@@ -19,7 +19,8 @@ class LockstepError(Exception):
     """An error that the user can fix. The message says what we got, what is allowed and what to do.
 
     Attributes:
-        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or processes.
+        code: the program's exit code: 1 crash, 2 usage or recipe, 3 data, 4 environment or
+            processes.
     """
 
     def __init__(self, message: str, code: int = USAGE) -> None:
@@ -28,18 +29,21 @@ class LockstepError(Exception):
 
 
 class PeerLostError(LockstepError):
-    """The connection to another process broke. It is never the first cause, so other errors are reported first."""
+    """The connection to another process broke. It is never the first cause, so other errors are
+    reported first.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ENVIRONMENT)
 
 
 def option(name: str, value: object = None) -> str:
-    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"` in Python.
+    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"`
+    in Python.
 
-    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is NAME=VALUE. Without a
-    value, only the option is named. True and False are for switches: `--resume` and `resume=True`, `--no-portable` and
-    `portable=False`.
+    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is
+    NAME=VALUE. Without a value, only the option is named. True and False are for switches:
+    `--resume` and `resume=True`, `--no-portable` and `portable=False`.
     """
     if in_python:
         if value is None:
@@ -53,9 +57,11 @@ def option(name: str, value: object = None) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with characters that do not print escaped, as Python escapes them, except those in `keep`.
+    """Return `text` with characters that do not print escaped, as Python escapes them, except those
+    in `keep`.
 
-    Names and messages may come from other people's files, and a terminal executes the control codes in them.
+    Names and messages may come from other people's files, and a terminal executes the control codes
+    in them.
     """
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
@@ -63,12 +69,15 @@ def printable(text: str, keep: str = "") -> str:
 def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
-    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is nearest to `got`.
+    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is
+    nearest to `got`.
     """
     from difflib import get_close_matches  # not before the program handles signals
 
     got, allowed = got[:300], sorted(allowed)
-    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(got, allowed, n=3, cutoff=0.5)
+    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(
+        got, allowed, n=3, cutoff=0.5
+    )
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"

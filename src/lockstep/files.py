@@ -19,13 +19,17 @@ from typing import IO, Any
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
-Fence = Callable[[], None]  # raises an error if this program may not write, just before a new file gets its name
-Record = dict[str, Any]  # a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
+# raises an error if this program may not write, just before a new file gets its name
+Fence = Callable[[], None]
+# a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
+Record = dict[str, Any]
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 _MAX_LINES_BYTES = 1 << 30  # of metrics.jsonl
-_ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)  # as https://host/file; a Path has lost one slash
-# Names of the files that `replace` writes first for a run, and of those that the library safetensors does.
+# as https://host/file; a Path has lost one slash
+_ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)
+# Names of the files that `replace` writes first for a run, and of those that the library
+# safetensors does.
 _TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -34,26 +38,33 @@ def given(path: str | Path) -> Path:
     """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address."""
     if (found := _ADDRESS.fullmatch(str(path))) and not os.path.lexists(path):
         raise LockstepError(
-            f"{found[1]}://{found[2]} is an address, and Lockstep reads only files on this machine: download it first, "
+            f"{found[1]}://{found[2]} is an address, and Lockstep reads only files on this "
+            f"machine: download it first, "
             f"and give the path of what you downloaded"
         )
     return Path(path).expanduser()
 
 
 def near(path: Path) -> str:
-    """Return the question whether the user meant the path of the nearest name, here or in runs/; "" if none is near."""
+    """Return the question whether the user meant the path of the nearest name, here or in runs/; ""
+    if none is near.
+    """
     found = _nearest(path) or _nearest("runs" / path)
     return f"did you mean {found}? " if found and not os.path.lexists(path) else ""
 
 
 def _nearest(path: Path) -> Path | None:
-    """Return the path that exists whose parts are nearest to those of `path`, None if a part has no near name."""
+    """Return the path that exists whose parts are nearest to those of `path`, None if a part has no
+    near name.
+    """
     found = Path(path.anchor)
     for part in path.relative_to(found).parts:
         if not os.path.lexists(found / part):
             with contextlib.suppress(OSError):
                 names = {one.name.lower(): one.name for one in found.iterdir()}
-                part = next((names[name] for name in get_close_matches(part.lower(), names, n=1)), part)
+                part = next(
+                    (names[name] for name in get_close_matches(part.lower(), names, n=1)), part
+                )
         found /= part
     return found if os.path.lexists(found) else None
 
@@ -64,7 +75,8 @@ def no_room(error: OSError) -> bool:
 
 
 def open_to_read(path: Path) -> io.BufferedReader:
-    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device, which may not end.
+    """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device,
+    which may not end.
 
     Folders of runs come from strangers.
     """
@@ -85,7 +97,9 @@ def open_to_write(path: Path, flags: int = 0) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder `path` of a run, unless it is there. Raises: OSError, also as `require_own`."""
+    """Make the folder `path` of a run, unless it is there. Raises: OSError, also as
+    `require_own`.
+    """
     path.mkdir(parents=True, exist_ok=True)
     require_own(path)
 
@@ -93,20 +107,29 @@ def make_folder(path: Path) -> None:
 def require_own(path: Path) -> None:
     """Raise an OSError if a link, a pipe, a device, or a file that has a second name is at `path`.
 
-    A run's folder may come from a stranger, and what is written there must change no file elsewhere.
+    A run's folder may come from a stranger, and what is written there must change no file
+    elsewhere.
     """
     with contextlib.suppress(FileNotFoundError):
         facts = path.lstat()
-        if not stat.S_ISDIR(facts.st_mode) and (not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1):
-            problem = f"{path.name} is a link, has a second name, or is no file: put the file or folder itself there"
+        if not stat.S_ISDIR(facts.st_mode) and (
+            not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1
+        ):
+            problem = (
+                f"{path.name} is a link, has a second name, or is no file: put the file or "
+                f"folder itself there"
+            )
             raise OSError(errno.EINVAL, problem, str(path))
 
 
 def require_permission(path: Path, error: Exception) -> None:
-    """Raise a LockstepError if `error` says that this user may not read `path`, which is then not damaged."""
+    """Raise a LockstepError if `error` says that this user may not read `path`, which is then not
+    damaged.
+    """
     if isinstance(error, PermissionError):
         raise LockstepError(
-            f"this user may not read {path}: ask its owner for the permission, as by chmod -R a+rX", ENVIRONMENT
+            f"this user may not read {path}: ask its owner for the permission, as by chmod -R a+rX",
+            ENVIRONMENT,
         ) from None
 
 
@@ -114,11 +137,15 @@ def unreadable(path: Path, error: Exception) -> LockstepError:
     """Return the error for a file of a run that cannot be read. Raises: as `require_permission`."""
     require_permission(path, error)
     remedy = "restore it" if path.name == "recipe.json" else "remove it to go on without it"
-    return LockstepError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {remedy}", DATA)
+    return LockstepError(
+        f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {remedy}", DATA
+    )
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if it is larger."""
+    """Return the content of a regular file of at most `most` bytes. Raises: OSError; ValueError if
+    it is larger.
+    """
     with open_to_read(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise ValueError(f"it is larger than {most:,} bytes")
@@ -126,7 +153,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the lines of a regular file of at most 1 GiB, [] if there is none. Raises: LockstepError."""
+    """Return the lines of a regular file of at most 1 GiB, [] if there is none. Raises:
+    LockstepError.
+    """
     try:
         return read_bytes(path, _MAX_LINES_BYTES).splitlines() if path.is_file() else []
     except (OSError, ValueError) as error:
@@ -140,12 +169,16 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in the JSON file `path`. Raises: OSError; ValueError if it has none, or more than 16 MiB."""
+    """Return the value in the JSON file `path`. Raises: OSError; ValueError if it has none, or more
+    than 16 MiB.
+    """
     return parse_json(read_bytes(path, _MAX_JSON_BYTES))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises: ValueError, also for brackets that nest too deeply."""
+    """Return the value of a JSON text. Raises: ValueError, also for brackets that nest too
+    deeply.
+    """
     try:
         return json.loads(text)
     except RecursionError:
@@ -153,7 +186,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return `value` with None for each number in it that is not finite, as JSON has no infinity and no NaN."""
+    """Return `value` with None for each number in it that is not finite, as JSON has no infinity
+    and no NaN.
+    """
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -163,7 +198,8 @@ def finite(value: Any) -> Any:
 
 @contextlib.contextmanager
 def locked(path: Path, doing: str) -> Iterator[None]:
-    """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with this process.
+    """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with
+    this process.
 
     If another program holds it, say what it is `doing`, and wait. Raises: OSError.
     """
@@ -176,7 +212,8 @@ def locked(path: Path, doing: str) -> Iterator[None]:
                 logger.warning(f"another program is {doing}: waiting for it")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
-                continue  # The last holder removed this lock file while we waited: lock the new one.
+                # The last holder removed this lock file while we waited: lock the new one.
+                continue
             try:
                 yield
             finally:
@@ -186,11 +223,15 @@ def locked(path: Path, doing: str) -> Iterator[None]:
             os.close(lock)
 
 
-def replace(path: Path, data: bytes | Callable[[Path], object], fence: Fence = lambda: None) -> None:
-    """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an error.
+def replace(
+    path: Path, data: bytes | Callable[[Path], object], fence: Fence = lambda: None
+) -> None:
+    """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an
+    error.
 
-    `data` may be a function that writes the file of a given name. `fence` is called before the new file gets its name,
-    and raises an error if this program may not write there. Raises: OSError, or the error of `fence`.
+    `data` may be a function that writes the file of a given name. `fence` is called before the new
+    file gets its name, and raises an error if this program may not write there. Raises: OSError, or
+    the error of `fence`.
     """
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
@@ -216,7 +257,9 @@ def deliver(path: Path, data: bytes) -> None:
     try:
         replace(path, data)
     except OSError as error:
-        raise LockstepError(f"{path} cannot be written: {error.strerror or error}", ENVIRONMENT) from None
+        raise LockstepError(
+            f"{path} cannot be written: {error.strerror or error}", ENVIRONMENT
+        ) from None
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -240,10 +283,12 @@ def flush(path: Path) -> None:
 
 
 def reserve_standard_streams() -> None:
-    """Open /dev/null as each of stdin, stdout and stderr that is closed, for example by `>&-` in a shell.
+    """Open /dev/null as each of stdin, stdout and stderr that is closed, for example by `>&-` in a
+    shell.
 
-    Otherwise the next file that is opened gets that descriptor, and printed text ends up in the file. Call this before
-    anything opens a file. stdout and stderr escape characters that their encoding lacks, as in a file's name.
+    Otherwise the next file that is opened gets that descriptor, and printed text ends up in the
+    file. Call this before anything opens a file. stdout and stderr escape characters that their
+    encoding lacks, as in a file's name.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free descriptor
         os.set_inheritable(descriptor, True)
@@ -256,7 +301,9 @@ def reserve_standard_streams() -> None:
 
 
 def discard(stream: IO[str]) -> None:
-    """Send all further output on `stream` to the null device, including what the interpreter flushes at its end."""
+    """Send all further output on `stream` to the null device, including what the interpreter
+    flushes at its end.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

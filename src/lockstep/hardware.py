@@ -1,4 +1,6 @@
-"""What this host has, and what this process uses of it. Needs no torch at import time, which takes a second."""
+"""What this host has, and what this process uses of it. Needs no torch at import time, which takes
+a second.
+"""
 
 import contextlib
 import ctypes
@@ -18,16 +20,24 @@ if TYPE_CHECKING:
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"  # the network interface of this host alone
 
-_GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
-_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")  # in torch's messages
-_ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")  # on x86 and ARM
+# in /dev: NVIDIA, NVIDIA's embedded boards, WSL, AMD
+_GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")
+# in torch's messages
+_OF_ALLOCATOR = re.compile("allocate memory|Storage size calculation overflowed")
+# on x86 and ARM
+_ARITHMETIC_FLAG = re.compile(r"(avx|amx|sse4|sve|asimd)\w*|fma|f16c|sme\d?|bf16|i8mm")
 
 
 def host() -> int:
-    """Return a number that the processes of this host share: of its name, its start and its network namespace."""
+    """Return a number that the processes of this host share: of its name, its start and its network
+    namespace.
+    """
     texts = [platform.node()]
     with contextlib.suppress(OSError):
-        texts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/net")]
+        texts += [
+            Path("/proc/sys/kernel/random/boot_id").read_text(),
+            os.readlink("/proc/self/ns/net"),
+        ]
     return int.from_bytes(hashlib.sha256("\n".join(texts).encode()).digest()[:7], "big")
 
 
@@ -47,7 +57,9 @@ def gpus() -> int:
 
 
 def gpu_problem() -> str | None:
-    """Return why torch sees no GPU although a driver is here; None if it sees one, or CUDA_VISIBLE_DEVICES is set."""
+    """Return why torch sees no GPU although a driver is here; None if it sees one, or
+    CUDA_VISIBLE_DEVICES is set.
+    """
     if not has_gpu_driver() or "CUDA_VISIBLE_DEVICES" in os.environ or gpus():
         return None
     import torch
@@ -62,15 +74,16 @@ def gpu_problem() -> str | None:
 def compute_capability() -> tuple[int, int]:
     """Return the compute capability of the first GPU that CUDA_VISIBLE_DEVICES shows, as (9, 0).
 
-    NVIDIA's driver is asked itself, as torch would make a context, which holds 500 MB of the GPU's memory until this
-    process ends.
+    NVIDIA's driver is asked itself, as torch would make a context, which holds 500 MB of the GPU's
+    memory until this process ends.
     """
     device, major, minor = (ctypes.c_int() for _ in range(3))
     with contextlib.suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
         driver.cuDeviceGet(ctypes.byref(device), 0)
-        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
         if driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device) == 0:
             return major.value, minor.value
     import torch
@@ -79,15 +92,21 @@ def compute_capability() -> tuple[int, int]:
 
 
 def memory_problem(error: Exception) -> str | None:
-    """Return torch's words if `error` says that a GPU or the host has too little memory, else None."""
+    """Return torch's words if `error` says that a GPU or the host has too little memory, else
+    None.
+    """
     import torch
 
-    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(str(error))
+    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(
+        str(error)
+    )
     return (str(error).strip() or "out of memory").splitlines()[0] if lacks else None
 
 
 def cores() -> int:
-    """Return how many CPU cores this process may use, by its affinity. A container's CPU quota does not count."""
+    """Return how many CPU cores this process may use, by its affinity. A container's CPU quota does
+    not count.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -97,7 +116,9 @@ def processor() -> str:
 
 
 def cpu() -> dict[str, str]:
-    """Return the CPU's properties by which kernels choose instructions and block sizes: model, flags and caches."""
+    """Return the CPU's properties by which kernels choose instructions and block sizes: model,
+    flags and caches.
+    """
     sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     flags = (cpuinfo("flags") or cpuinfo("Features")).split()  # x86, ARM
     return {
@@ -118,10 +139,16 @@ def cpuinfo(key: str) -> str:
 
 
 def memory_bytes(device: "torch.device") -> int:
-    """Return the memory that this process holds: of tensors on a GPU, or all resident memory on a CPU."""
+    """Return the memory that this process holds: of tensors on a GPU, or all resident memory on a
+    CPU.
+    """
     import torch
 
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else int(psutil.Process().memory_info().rss)
+    return (
+        torch.cuda.memory_allocated(device)
+        if device.type == "cuda"
+        else int(psutil.Process().memory_info().rss)
+    )
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
@@ -136,4 +163,6 @@ def peak_memory_bytes(device: "torch.device") -> int:
         # On Linux, ru_maxrss of a program also counts the memory of the program that started it.
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

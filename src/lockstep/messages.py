@@ -1,7 +1,8 @@
-"""Messages for the user: Python's logger "lockstep", the commands that messages name, and the progress of long work.
+"""Messages for the user: Python's logger "lockstep", the commands that messages name, and the
+progress of long work.
 
-A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it sends them. The
-command line and the worker processes handle them with `handled`.
+A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it
+sends them. The command line and the worker processes handle them with `handled`.
 """
 
 import logging
@@ -22,7 +23,9 @@ _LINE_S = 10.0  # between two lines of progress
 
 
 def program() -> str:
-    """Return how the user's shell starts Lockstep: by its name, if that is the program beside this Python."""
+    """Return how the user's shell starts Lockstep: by its name, if that is the program beside this
+    Python.
+    """
     found, beside = shutil.which("lockstep"), Path(sys.executable).with_name("lockstep")
     by_name = found and beside.exists() and beside.samefile(found)
     return "lockstep" if by_name else shlex.join([sys.executable, "-m", "lockstep"])
@@ -62,9 +65,11 @@ def on_stderr(text: str) -> None:
 
 @contextmanager
 def handled(write: Callable[[str], None], later: bool = False) -> Iterator[_Handler]:
-    """Give every message within the context to `write` of the handler that this returns, and to no other handler.
+    """Give every message within the context to `write` of the handler that this returns, and to no
+    other handler.
 
-    If `write` shows them `later`, those that have the extra "progress" go to the handlers outside of the context.
+    If `write` shows them `later`, those that have the extra "progress" go to the handlers outside
+    of the context.
     """
     before = logger.handlers[:], logger.propagate
     handler = _Handler(write, before[0] if later else ())
@@ -81,8 +86,11 @@ def muted(quiet: bool) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def progress(description: str, total: int, *, at_once: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that counts done pieces.
+def progress(
+    description: str, total: int, *, at_once: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show the progress of `total` pieces of work, for one thread at a time. Yield a function that
+    counts done pieces.
 
     With `at_once`, the first line comes before any piece is done.
     """
@@ -97,7 +105,10 @@ def progress(description: str, total: int, *, at_once: bool = False) -> Iterator
         now = time.monotonic()
         if now >= due and all_done:
             left = duration((now - began) * (total - all_done) / all_done)
-            logger.warning(f"{description}: {all_done / total:.0%}, about {left} left", extra={"progress": True})
+            logger.warning(
+                f"{description}: {all_done / total:.0%}, about {left} left",
+                extra={"progress": True},
+            )
             due = now + _LINE_S
 
     yield advance

@@ -1,7 +1,9 @@
-"""Training's only writer of torch's global flags, of thread counts, and of the variables that decide them.
+"""Training's only writer of torch's global flags, of thread counts, and of the variables that
+decide them.
 
-The number of threads changes low-order bits (a sum split over two threads rounds differently), so it is part of the
-recipe. It must be in the environment before torch is imported: a thread pool ignores later changes.
+The number of threads changes low-order bits (a sum split over two threads rounds differently), so
+it is part of the recipe. It must be in the environment before torch is imported: a thread pool
+ignores later changes.
 """
 
 import os
@@ -14,7 +16,8 @@ from typing import Any
 
 from lockstep import hardware
 
-# What has the flag, its name, and its value. The name is that of an attribute, or of functions after get_ and set_.
+# What has the flag, its name, and its value. The name is that of an attribute, or of functions
+# after get_ and set_.
 Flag = tuple[Any, str, Any]
 
 _lock = Lock()
@@ -23,34 +26,43 @@ _before: list[Flag] = []  # the flags of the program before them
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment variables under which a process computes with exactly `threads` threads."""
+    """Return the environment variables under which a process computes with exactly `threads`
+    threads.
+    """
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "OMP_DYNAMIC": "FALSE",
         "MKL_DYNAMIC": "FALSE",
-        # Without a fixed code branch, MKL may choose one by the alignment of a buffer. Its STRICT branches, which also
-        # give one result on any number of threads, take up to a third longer; here the recipe has that number.
+        # Without a fixed code branch, MKL may choose one by the alignment of a buffer. Its STRICT
+        # branches, which also give one result on any number of threads, take up to a third longer;
+        # here the recipe has that number.
         "MKL_CBWR": _mkl_branch(),
         # cuBLAS is deterministic only with a fixed workspace that is set before its first call.
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # Pages of 2 MiB for large tensors save about 5 % of the time of `cifar10`, and change no bit.
+        # Pages of 2 MiB for large tensors save about 5 % of the time of `cifar10`, and change no
+        # bit.
         "THP_MEM_ALLOC_ENABLE": "1",
-        # Tensors stay in the heap of the C library (glibc). To give their memory back and take new pages at every step
-        # would cost up to an eighth of the time of `mnist`. This changes no bit, too.
+        # Tensors stay in the heap of the C library (glibc). To give their memory back and take new
+        # pages at every step would cost up to an eighth of the time of `mnist`. This changes no
+        # bit, too.
         "MALLOC_MMAP_MAX_": "0",
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     }
 
 
 def prepare(threads: int) -> None:
-    """Set the variables `environment(threads)` in this process. Call this before torch is imported."""
+    """Set the variables `environment(threads)` in this process. Call this before torch is
+    imported.
+    """
     os.environ.update(environment(threads))
 
 
 def configure(threads: int, exact: bool) -> None:
-    """Set torch's global flags: the thread count; in exact mode deterministic algorithms and no autotuning."""
+    """Set torch's global flags: the thread count; in exact mode deterministic algorithms and no
+    autotuning.
+    """
     import torch
 
     torch.set_num_threads(threads)
@@ -59,9 +71,11 @@ def configure(threads: int, exact: bool) -> None:
 
 @contextmanager
 def own_flags(exact: bool) -> Iterator[None]:
-    """Compute with the flags of `configure` in a program of others, whose flags are as they were after the context.
+    """Compute with the flags of `configure` in a program of others, whose flags are as they were
+    after the context.
 
-    Several threads may be in the context. They share it, as torch's flags belong to the whole process.
+    Several threads may be in the context. They share it, as torch's flags belong to the whole
+    process.
     """
     global _users
     flags = _flags(exact)
@@ -84,13 +98,21 @@ def _flags(exact: bool) -> list[Flag]:
     import torch
 
     backends: Any = torch.backends
-    # Torch has two names for each precision. To write one by its older name also writes others, so these come last.
-    precisions = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    # Torch has two names for each precision. To write one by its older name also writes others, so
+    # these come last.
+    precisions = [
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+    ]
     return [
-        # use_deterministic_algorithms() would set the same, and import torch.compile's settings, which takes a second.
+        # use_deterministic_algorithms() would set the same, and import torch.compile's settings,
+        # which takes a second.
         (torch, "deterministic_debug_mode", 2 if exact else 0),
         (torch, "float32_matmul_precision", "highest"),
-        # Filling every new tensor with NaN costs a pass over memory, and no code here reads uninitialised memory.
+        # Filling every new tensor with NaN costs a pass over memory, and no code here reads
+        # uninitialised memory.
         (torch.utils.deterministic, "fill_uninitialized_memory", False),
         (backends.cudnn, "benchmark", not exact),
         (backends.cudnn, "deterministic", exact),
@@ -114,14 +136,19 @@ def _write(flags: list[Flag]) -> None:
 
 
 def workers() -> int:
-    """Return how many threads keep this process's cores busy, if each computes with torch's number of threads."""
+    """Return how many threads keep this process's cores busy, if each computes with torch's number
+    of threads.
+    """
     import torch
 
-    return max(2, hardware.cores() // torch.get_num_threads())  # Two: one decodes an image, and one computes.
+    # Two: one decodes an image, and one computes.
+    return max(2, hardware.cores() // torch.get_num_threads())
 
 
 def pool(count: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of threads, each of which computes with torch's number of threads in this program."""
+    """Return a pool of threads, each of which computes with torch's number of threads in this
+    program.
+    """
     import torch
 
     # A new thread computes with all cores of the machine until torch looks the number up in it.

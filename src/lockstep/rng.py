@@ -1,8 +1,8 @@
 """Counter-based random words: each word is a pure function of its keys.
 
-A word is keyed by (seed, stream, key, ...). So it does not depend on the number of processes, the order in which they
-draw, or the step at which a run was resumed. Keys are mixed one after another, never added, so that (seed 0, epoch 1)
-and (seed 1, epoch 0) give unrelated words.
+A word is keyed by (seed, stream, key, ...). So it does not depend on the number of processes, the
+order in which they draw, or the step at which a run was resumed. Keys are mixed one after another,
+never added, so that (seed 0, epoch 1) and (seed 1, epoch 0) give unrelated words.
 
 Source: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 """
@@ -19,7 +19,9 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def words(seed: int, stream: str, *keys: ArrayLike) -> Words:
-    """Return independent uniform 64-bit words, one for each element of the broadcast `keys` (integers >= 0)."""
+    """Return independent uniform 64-bit words, one for each element of the broadcast `keys`
+    (integers >= 0).
+    """
     h = _mix(_uint64(seed) ^ _stream_id(stream))
     for key in keys:
         h = _mix(h ^ _mix(_uint64(key)))

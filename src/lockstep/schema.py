@@ -1,7 +1,8 @@
 """Base of all settings: frozen, validated values that can be read before torch is imported.
 
-The recipe fixes the number of CPU threads, and torch reads that number from the environment when it is imported. So a
-settings class names its implementation and imports it only when it is asked to build it.
+The recipe fixes the number of CPU threads, and torch reads that number from the environment when it
+is imported. So a settings class names its implementation and imports it only when it is asked to
+build it.
 """
 
 import importlib
@@ -22,12 +23,16 @@ class Settings(BaseModel):
     """A frozen group of settings. An unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    shorthands: ClassVar[dict[str, tuple[type, str]]] = {}  # name of no field that sets another one -> type and help
+    shorthands: ClassVar[
+        dict[str, tuple[type, str]]
+    ] = {}  # name of no field that sets another one -> type and help
 
     @field_validator("*", mode="before")
     @classmethod
     def _reject_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject booleans for numeric fields, as `towers=true` is a mistake. Python alone would read it as 1."""
+        """Reject booleans for numeric fields, as `towers=true` is a mistake. Python alone would
+        read it as 1.
+        """
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("true and false are for switches: give a value")
@@ -36,21 +41,33 @@ class Settings(BaseModel):
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         """Return what `repr` shows: the fields that do not have their default."""
         fields = type(self).model_fields
-        return [(name, value) for name, value in super().__repr_args__() if value != fields[str(name)].get_default()]
+        return [
+            (name, value)
+            for name, value in super().__repr_args__()
+            if value != fields[str(name)].get_default()
+        ]
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, validated like settings from a file. Raises: LockstepError."""
-        return validated(type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes)
+        """Return a copy with `changes`, validated like settings from a file. Raises:
+        LockstepError.
+        """
+        return validated(
+            type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes
+        )
 
 
 def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
-    """Return a validator that reads `{"kind": name, ...}`, or just `name`, as the settings class `registry[name]`."""
+    """Return a validator that reads `{"kind": name, ...}`, or just `name`, as the settings class
+    `registry[name]`.
+    """
 
     def validate(value: Any) -> S:
         if isinstance(value, Settings):
             return value  # type: ignore[return-value]
         if not isinstance(value, str | Mapping):
-            raise ValueError(f"give a name, or settings with a kind. Allowed kinds: {', '.join(registry)}")
+            raise ValueError(
+                f"give a name, or settings with a kind. Allowed kinds: {', '.join(registry)}"
+            )
         fields = {"kind": value} if isinstance(value, str) else dict(value)
         kind = str(fields.get("kind", ""))
         if kind not in registry:
@@ -61,7 +78,9 @@ def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
 
 
 def kinds(union: Any) -> dict[str, type[Any]]:
-    """Return the registry of a union of settings classes: the default of each class's `kind` -> the class."""
+    """Return the registry of a union of settings classes: the default of each class's `kind` -> the
+    class.
+    """
     return {member.model_fields["kind"].default: member for member in get_args(union)}
 
 
@@ -69,16 +88,24 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as one mapping with dotted names."""
     flat: dict[str, Any] = {}
     for key, value in fields.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+        flat |= (
+            dotted(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping) and value
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
 def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
-    """Return `kind` made from `fields`. Raises: LockstepError that names each wrong setting and what is allowed."""
+    """Return `kind` made from `fields`. Raises: LockstepError that names each wrong setting and
+    what is allowed.
+    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise LockstepError("; ".join(_sentence(kind, fields, item) for item in error.errors()[:_SHOWN])) from None
+        raise LockstepError(
+            "; ".join(_sentence(kind, fields, item) for item in error.errors()[:_SHOWN])
+        ) from None
 
 
 def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
@@ -92,17 +119,25 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     problem = item["msg"].removeprefix("Value error, ")
-    return f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
+    return (
+        f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
+    )
 
 
-def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]) -> list[str]:
-    """Return the names that exist where `loc` names one that does not: in the settings, or in a group of them."""
+def _allowed_names(
+    kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
+) -> list[str]:
+    """Return the names that exist where `loc` names one that does not: in the settings, or in a
+    group of them.
+    """
     if len(loc) == 1:
         return [*kind.model_fields, *kind.shorthands]
     group = str(loc[0])
     annotation: Any = kind.model_fields[group].annotation
     classes = [
-        one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Settings)
+        one
+        for one in (annotation, *get_args(annotation))
+        if isinstance(one, type) and issubclass(one, Settings)
     ]
     chosen = classes[0] if len(classes) == 1 else kinds(annotation)[fields[group]["kind"]]
     return [f"{group}.{name}" for name in chosen.model_fields]
@@ -111,8 +146,8 @@ def _allowed_names(kind: type[Settings], fields: Mapping[str, Any], loc: tuple[s
 def load_object(path: str) -> Any:
     """Return the object `package.module:name`. Raises: LockstepError if there is none.
 
-    The current folder is searched last, so that a file with the name of an installed module does not replace it. It
-    stays on sys.path, because the object may import more when it is called.
+    The current folder is searched last, so that a file with the name of an installed module does
+    not replace it. It stays on sys.path, because the object may import more when it is called.
     """
     module_name, _, name = path.partition(":")
     if module_name not in sys.modules and (folder := os.getcwd()) not in sys.path:
@@ -121,8 +156,13 @@ def load_object(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and not (module_name + ".").startswith(error.name + "."):
-            raise  # The module exists, but one of its own imports fails: its author needs the traceback.
-        raise LockstepError(f"no module {module_name!r} for {path!r}: run from its folder or install it") from None
+            # The module exists, but one of its own imports fails: its author needs the traceback.
+            raise
+        raise LockstepError(
+            f"no module {module_name!r} for {path!r}: run from its folder or install it"
+        ) from None
     if not hasattr(module, name):
-        raise LockstepError(unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"]))
+        raise LockstepError(
+            unknown(f"name in {module_name}", name, [n for n in dir(module) if n[0] != "_"])
+        )
     return getattr(module, name)

@@ -13,10 +13,17 @@ def plural(count: int, word: str) -> str:
 
 
 def noted(items: Sequence[str], word: str, what: str, remedy: str = "") -> list[str]:
-    """Return one text that counts `items`, names the first, and says what to do; none if there are no items."""
+    """Return one text that counts `items`, names the first, and says what to do; none if there are
+    no items.
+    """
     more = f" and {len(items) - 1} more" if len(items) > 1 else ""
     return (
-        [f"{plural(len(items), word)} {what} ({items[0]}{more})" + (f": {remedy}" if remedy else "")] if items else []
+        [
+            f"{plural(len(items), word)} {what} ({items[0]}{more})"
+            + (f": {remedy}" if remedy else "")
+        ]
+        if items
+        else []
     )
 
 
@@ -47,7 +54,9 @@ def counted(correct: int, examples: int, what: str = "") -> str:
 
 
 def loss_text(loss: float | None) -> str:
-    """Return a mean loss as `0.1234`; as `not finite` if it is not, or is None, as records state it."""
+    """Return a mean loss as `0.1234`; as `not finite` if it is not, or is None, as records state
+    it.
+    """
     return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
 
 
@@ -57,19 +66,27 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 
 def rate_text(result: Mapping[str, Any]) -> str:
-    """Return the speed of a run by its `result`: images a second, or for a head steps, which compute no images."""
+    """Return the speed of a run by its `result`: images a second, or for a head steps, which
+    compute no images.
+    """
     if result["images_per_s"] is None:
         return f"{result['steps_per_s']:,.0f} steps/s"
     return f"{result['images_per_s']:,.0f} images/s"
 
 
 def gpu_text(result: Mapping[str, Any]) -> str:
-    """Return how busy each GPU was, if that is known, and the most memory of each process; "" for a run on CPUs."""
+    """Return how busy each GPU was, if that is known, and the most memory of each process; "" for a
+    run on CPUs.
+    """
     if "gpu_utilization" not in result:
         return ""
-    shares = [f"GPU {number} busy {share:.0%} of the time; " for number, share in result["gpu_utilization"].items()]
+    shares = [
+        f"GPU {number} busy {share:.0%} of the time; "
+        for number, share in result["gpu_utilization"].items()
+    ]
     return (
-        f"{''.join(shares)}memory of each process at most {listed([*map(size, result.get('peak_memory_bytes', ()))])}"
+        f"{''.join(shares)}memory of each process at most "
+        f"{listed([*map(size, result.get('peak_memory_bytes', ()))])}"
     )
 
 

@@ -12,7 +12,9 @@ from tests.conftest import _outside
 def kernel(tmp_path):
     """Return (kernel manager, client) of a kernel that runs in the test's folder."""
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(tmp_path), env={**_outside(), "IPYTHONDIR": str(tmp_path / "ipython")})
+    manager.start_kernel(
+        cwd=str(tmp_path), env={**_outside(), "IPYTHONDIR": str(tmp_path / "ipython")}
+    )
     client = manager.client()
     client.start_channels()
     client.wait_for_ready(timeout=120)
@@ -22,7 +24,9 @@ def kernel(tmp_path):
 
 
 def cell(client, code, seen=lambda text: None):
-    """Run a cell. Return what it printed, and the status of the reply; `seen` receives what is printed so far."""
+    """Run a cell. Return what it printed, and the status of the reply; `seen` receives what is
+    printed so far.
+    """
     message = client.execute(code)
     printed = ""
     while True:
@@ -53,16 +57,22 @@ def test_a_notebook_shows_a_live_line_and_its_interrupt_saves_the_run(kernel, tr
 
     out, status = cell(client, "import sys, lockstep; print(sys.executable)")
     assert (out, status) == (f"{sys.executable}\n", "ok")
-    out, status = cell(client, "run = lockstep.train('digits', steps=300, processes=2, name='n'); run", interrupt)
+    out, status = cell(
+        client, "run = lockstep.train('digits', steps=300, processes=2, name='n'); run", interrupt
+    )
     assert status == "ok", out
     assert "\r" in out
-    out, status = cell(client, "print(run.complete, run.state); run = lockstep.train(run, resume=True)")
+    out, status = cell(
+        client, "print(run.complete, run.state); run = lockstep.train(run, resume=True)"
+    )
     assert status == "ok", out
     assert out.startswith("False stopped\n")
     assert re.search(r"\r.*\d+/300", out)
     assert out.splitlines()[-1].startswith("  next ")
     out, _ = cell(client, "print(run.result()['weights_sha256'])")
-    assert out.strip() == trained_once("digits", "--steps", 300, "--processes", 2)[1]["weights_sha256"]
+    assert (
+        out.strip() == trained_once("digits", "--steps", 300, "--processes", 2)[1]["weights_sha256"]
+    )
     out, status = cell(client, "def build(shape, classes): ...\nlockstep.train(model=build)")
     assert status == "error"
     assert "put it in a file, for example mynet.py, and give model='mynet:build'" in out

@@ -1,4 +1,6 @@
-"""lockstep.train in programs that an outer launcher starts several times: they train one run together."""
+"""lockstep.train in programs that an outer launcher starts several times: they train one run
+together.
+"""
 
 import json
 import os
@@ -30,7 +32,9 @@ def alone(trained_once):
 
 
 def programs(folder, code, **environment):
-    """What two programs of a user printed, as an outer launcher starts them: (exit code, stdout, stderr) of each."""
+    """What two programs of a user printed, as an outer launcher starts them: (exit code, stdout,
+    stderr) of each.
+    """
     (folder / "go.py").write_text(code)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2"}
     started = []
@@ -57,11 +61,18 @@ def test_every_program_starts_one_process_of_one_run(tmp_path, alone, group):
 
 def test_what_an_outer_launch_does_not_allow_is_refused(trained_once, here, monkeypatch):
     run, _ = trained_once(*NATIVE)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "a1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LockstepError, match="processes=3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, name="x", quiet=True)
-    with pytest.raises(LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"):
+    with pytest.raises(
+        LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"
+    ):
         lockstep.evaluate(run)
     done = here("doctor")
     assert (done.returncode, "starts its own processes" in done.stderr) == (USAGE, True)
@@ -71,13 +82,29 @@ def test_what_an_outer_launch_does_not_allow_is_refused(trained_once, here, monk
 def test_ray_train(tmp_path, alone):
     """The example, on a real Ray of this host, with two workers."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
-    command = [EXAMPLE, "digits", "--steps", STEPS, "--workers", 2, "--name", "x", "--runs", tmp_path / "runs"]
+    command = [
+        EXAMPLE,
+        "digits",
+        "--steps",
+        STEPS,
+        "--workers",
+        2,
+        "--name",
+        "x",
+        "--runs",
+        tmp_path / "runs",
+    ]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "default"}
     for _ in range(2):  # The second time the run is complete.
         done = subprocess.run(
             [sys.executable, *map(str, command)],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False,
-        )  # fmt: skip
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert f"weights_sha256 {alone[1]['weights_sha256']}" in done.stdout
     assert json.loads((tmp_path / "runs/x/result.json").read_text())["processes"] == 2

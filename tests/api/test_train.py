@@ -1,6 +1,8 @@
-"""lockstep.train and lockstep.evaluate: in a script, a thread and a notebook, with the command line's weights.
+"""lockstep.train and lockstep.evaluate: in a script, a thread and a notebook, with the command
+line's weights.
 
-They start worker processes, so there is one start for each kind of use. Their arguments are tested without a start.
+They start worker processes, so there is one start for each kind of use. Their arguments are tested
+without a start.
 """
 
 import json
@@ -39,8 +41,12 @@ def script(folder: Path, code: str, **environment: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_a_script_trains_in_a_thread_beside_torch_with_the_weights_of_the_command_line(tmp_path, trained_once):
-    """Without `if __name__`, with torch on other threads, and with a child process of its own that stays."""
+def test_a_script_trains_in_a_thread_beside_torch_with_the_weights_of_the_command_line(
+    tmp_path, trained_once
+):
+    """Without `if __name__`, with torch on other threads, and with a child process of its own that
+    stays.
+    """
     code = f"""
 import os, subprocess, sys, threading
 import torch
@@ -121,7 +127,8 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM
     assert "saved" in out
-    assert len(list((tmp_path / "runs/long/checkpoints").glob("step-*"))) == 2  # that of the start, and the last
+    # that of the start, and the last
+    assert len(list((tmp_path / "runs/long/checkpoints").glob("step-*"))) == 2
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -136,11 +143,16 @@ def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
         ({"settings": {"lr": 0.1}, "lr": 0.2}, "set the same setting: give one"),
         ({"device": "gpu"}, "give auto, cpu, cuda"),
         ({"resume": True}, "resume=True continues a run"),
-        ({"model": "__main__:build"}, "put it in a file, for example mynet.py, and give model='mynet:build'"),
+        (
+            {"model": "__main__:build"},
+            "put it in a file, for example mynet.py, and give model='mynet:build'",
+        ),
         ({"model": lambda shape, classes: None}, "cannot be imported by its name"),
     ],
 )
-def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkeypatch, arguments, message):
+def test_a_mistake_is_one_lockstep_error_before_anything_starts(
+    tmp_path, monkeypatch, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(LockstepError, match=message):
@@ -149,7 +161,9 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(tmp_path, monkeypatch, capfd):
+def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match="mnist") as error:
         lockstep.train("mnist", data=tmp_path / "nowhere", processes=1, quiet=True)
@@ -170,7 +184,9 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     """capsys replaces sys.stdout, not the descriptor."""
     monkeypatch.chdir(tmp_path)
     first = lockstep.Run.open(trained_once(*ALONE)[0])
-    run = lockstep.train(init=first, steps=1, processes=1, settings={"optimizer.momentum": 0.5}, seed=None, lr=1e-9)
+    run = lockstep.train(
+        init=first, steps=1, processes=1, settings={"optimizer.momentum": 0.5}, seed=None, lr=1e-9
+    )
     out, err = capsys.readouterr()
     assert err == ""
     assert out.count("step 0, loss") == 1
@@ -180,11 +196,14 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     assert repr(run) == f"<Run {run.path}: complete, accuracy {run.accuracy:.2%}>"
     images = load(None)["test"].images[:50].numpy()
     labels = [[p.label for p in lockstep.load(each).predict(images)] for each in (first, run)]
-    # A step moves the running averages of the norms. Without the initial weights, 5 of 50 labels would agree.
+    # A step moves the running averages of the norms. Without the initial weights, 5 of 50 labels
+    # would agree.
     assert sum(map(str.__eq__, *labels)) >= 30
 
 
-def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp_path, monkeypatch, trained_once):
+def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(
+    tmp_path, monkeypatch, trained_once
+):
     monkeypatch.chdir(tmp_path)
     digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
     digits["classes"] = list("abcdefghij")
@@ -200,7 +219,9 @@ def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(tmp
 
 
 @pytest.mark.parametrize(("what", "px"), [({}, 48), ({"what": "digits"}, None)])
-def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, monkeypatch, what, px):
+def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(
+    tmp_path, monkeypatch, what, px
+):
     def stored(data, image_px):
         raise LockstepError(f"stored at {image_px}")
 
@@ -214,13 +235,18 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(tmp_path, mo
 
 def test_evaluate_refuses_what_the_command_line_refuses(trained_once):
     path, _ = trained_once(*NATIVE)
-    for arguments, message in (({"checkpoint": True}, "give best"), ({"weights": "zz"}, "weights: got 'zz'")):
+    for arguments, message in (
+        ({"checkpoint": True}, "give best"),
+        ({"weights": "zz"}, "weights: got 'zz'"),
+    ):
         with pytest.raises(LockstepError, match=message):
             lockstep.evaluate(path, quiet=True, **arguments)
 
 
 def test_every_public_name_exists_and_has_a_docstring():
-    assert {"train", "evaluate", "load", "Run", "Classifier", "Recipe", "RECIPES"} <= set(lockstep.__all__)
+    assert {"train", "evaluate", "load", "Run", "Classifier", "Recipe", "RECIPES"} <= set(
+        lockstep.__all__
+    )
     for name in lockstep.__all__:
         assert getattr(lockstep, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'trian'"):

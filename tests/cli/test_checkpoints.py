@@ -34,7 +34,9 @@ def test_a_watcher_may_come_before_the_run(started, program, tmp_path):
     out, err = watcher.communicate(timeout=120)
     assert watcher.returncode == 0, err
     assert "has not begun" not in err  # said once
-    assert json.loads(out.splitlines()[-1])["accuracy"] == json.loads(done.stdout)["accuracy"]["ema"]
+    assert (
+        json.loads(out.splitlines()[-1])["accuracy"] == json.loads(done.stdout)["accuracy"]["ema"]
+    )
 
 
 def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_path):

@@ -18,13 +18,23 @@ import lockstep
 from lockstep import messages
 from lockstep.commands import shell
 
-SHELL = [(page, block) for page in documents.PAGES for block in documents.blocks(page.read_text(), page.name)]
+SHELL = [
+    (page, block)
+    for page in documents.PAGES
+    for block in documents.blocks(page.read_text(), page.name)
+]
 
 
-PAGES = {page.name: page.read_text() for page in (*documents.PAGES, documents.ROOT / "CHANGELOG.md")}
+PAGES = {
+    page.name: page.read_text() for page in (*documents.PAGES, documents.ROOT / "CHANGELOG.md")
+}
 PRINTED = {
-    "blocks": [(b.page, line) for _, b in SHELL if b.language == "sh" for line in documents.lines(b)],
-    "help texts": [(name, line) for name, lines in documents.examples_of_help().items() for line in lines],
+    "blocks": [
+        (b.page, line) for _, b in SHELL if b.language == "sh" for line in documents.lines(b)
+    ],
+    "help texts": [
+        (name, line) for name, lines in documents.examples_of_help().items() for line in lines
+    ],
     "examples": [*documents.lines_of_examples()],
     "source": [*documents.calls_in_source()],
     "inline code": [(name, span) for name, text in PAGES.items() for span in documents.spans(text)],
@@ -32,7 +42,9 @@ PRINTED = {
 
 
 def problem(line, check=commands.check):
-    """Return what is wrong with a line of shell; None if each command of Lockstep in it can be parsed."""
+    """Return what is wrong with a line of shell; None if each command of Lockstep in it can be
+    parsed.
+    """
     for part in documents.parts(line):
         try:
             check(part)
@@ -45,12 +57,18 @@ def problem(line, check=commands.check):
 def test_every_command_can_be_given(where):
     assert PRINTED[where]
     check = commands.check_mention if where == "inline code" else commands.check
-    assert [f"{place}: {found}" for place, line in PRINTED[where] if (found := problem(line, check))] == []
+    assert [
+        f"{place}: {found}" for place, line in PRINTED[where] if (found := problem(line, check))
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("on_path", "program"),
-    [("", "'a folder/python' -m lockstep"), ("a folder", "lockstep"), ("other", "'a folder/python' -m lockstep")],
+    [
+        ("", "'a folder/python' -m lockstep"),
+        ("a folder", "lockstep"),
+        ("other", "'a folder/python' -m lockstep"),
+    ],
 )
 def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, program):
     monkeypatch.chdir(tmp_path)
@@ -77,7 +95,9 @@ def place(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", sorted({block.page for _, block in SHELL if block.language == "python"}))
+@pytest.mark.parametrize(
+    "page", sorted({block.page for _, block in SHELL if block.language == "python"})
+)
 def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
     """In this process, where one small run stands for every run that the page trains or opens."""
     small, _ = trained_once(*NATIVE)
@@ -101,7 +121,9 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
 
 
 # What needs a network, a GPU, another program or host, or a person.
-OUTSIDE = r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda))"
+OUTSIDE = (
+    r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda))"
+)
 LINEAR = """from math import prod
 from torch import nn
 def function(shape, classes):
@@ -113,11 +135,15 @@ def shortened(line):
     """Return a line whose new runs take few steps."""
     if "lockstep train" not in line or "train runs/" in line:
         return line
-    return re.sub(r" --(steps|epochs) \S+", "", line).replace("lockstep train", "lockstep train --steps 4")
+    return re.sub(r" --(steps|epochs) \S+", "", line).replace(
+        "lockstep train", "lockstep train --steps 4"
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "usage.md", "own-images.md", "portable.md", "from-nothing.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "usage.md", "own-images.md", "portable.md", "from-nothing.md"]
+)
 def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
     Path("package").mkdir()
     Path("package/module.py").write_text(LINEAR)
@@ -133,5 +159,7 @@ def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
             if documents.parts(line) == [line]:
                 done = in_this_process(*shlex.split(line)[1:], cwd=place, LOCKSTEP_DATA=data)
             else:
-                done = subprocess.run(["bash", "-ec", line], capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["bash", "-ec", line], capture_output=True, text=True, check=False
+                )
             assert done.returncode == 0, f"{line}: {done.stderr}"

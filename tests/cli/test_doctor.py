@@ -1,4 +1,6 @@
-"""lockstep doctor: this machine computes the right bits, and a machine that does not is told apart."""
+"""lockstep doctor: this machine computes the right bits, and a machine that does not is told
+apart.
+"""
 
 import json
 from importlib import import_module
@@ -24,7 +26,11 @@ def test_this_machine_computes_the_right_bits_on_one_and_two_processes(here, tmp
 
 def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     results = {1: doctor._SHA256, 2: "0" * 64}
-    monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]})
+    monkeypatch.setattr(
+        doctor,
+        "record_of",
+        lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]},
+    )
     monkeypatch.setattr(hardware, "gpu_problem", lambda: "the driver is too old")
     kinds = {"8-bit integers": ["matrix products"], "float32": ["convolutions"]}
     monkeypatch.setattr(backends, "kinds_by_unit", lambda: kinds)
@@ -35,7 +41,10 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     first_words = [line.split()[0] for line in done.stdout.splitlines()]
     assert first_words == ["cpu", "native", "portable", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
-    assert "portable bits are those of every CPU tried; computed here in 8-bit integers and float32\n" in done.stdout
+    assert (
+        "portable bits are those of every CPU tried; computed here in 8-bit integers and float32\n"
+        in done.stdout
+    )
     assert "MKL" not in done.stdout
     assert "Winograd" in json.loads(here("doctor", "--json").stdout)["native"]
     assert "on 1 process: right" in done.stdout

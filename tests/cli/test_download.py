@@ -43,7 +43,9 @@ def server(bodies):
 def source(bodies):
     """The test's MNIST in place of the real one, at an address where no server listens."""
     real = SOURCES["mnist"]
-    archives = tuple(archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items())
+    archives = tuple(
+        archive(name, body, "http://127.0.0.1:9/nowhere/") for name, body in bodies.items()
+    )
     return Source("mnist", real.files, real.subfolders, archives)
 
 
@@ -65,13 +67,28 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
     (tmp_path / "small.py").write_text(
         "from torch import nn\n"
         "def function(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], "
+        "classes))\n"
     )
-    options = ("--model", "small:function", "--set", "weight_decay={}", "--steps", 1, "--batch", 8, "--towers", 1)
+    options = (
+        "--model",
+        "small:function",
+        "--set",
+        "weight_decay={}",
+        "--steps",
+        1,
+        "--batch",
+        8,
+        "--towers",
+        1,
+    )
     first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["steps"] == 1
-    fetching = f"fetching train-images-idx3-ubyte.gz ({size(len(bodies['train-images-idx3-ubyte.gz']))}) from"
+    fetching = (
+        f"fetching train-images-idx3-ubyte.gz "
+        f"({size(len(bodies['train-images-idx3-ubyte.gz']))}) from"
+    )
     assert fetching in first.stderr
     assert sorted(server.requests) == sorted(bodies)
     assert left(tmp_path) == sorted(bodies)
@@ -86,7 +103,11 @@ def test_fetch_and_use_what_is_there(done, server, tmp_path):
     assert "lockstep data fetch mnist" in missing.stderr
     fetched = done("data", "fetch", "mnist", "--data", "here", "--json")
     place = tmp_path / "here/mnist"
-    assert json.loads(fetched.stdout) == {"dataset": "mnist", "folder": str(place), "downloaded": True}
+    assert json.loads(fetched.stdout) == {
+        "dataset": "mnist",
+        "folder": str(place),
+        "downloaded": True,
+    }
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["mnist"]
     done = partial(done, LOCKSTEP_DATA=str(tmp_path / "here"))
     assert done("data", "fetch", "mnist").stdout == f"mnist is already in {place}\n"
@@ -108,7 +129,10 @@ def test_fetch_and_use_what_is_there(done, server, tmp_path):
 def test_stopped_halfway(server, source, bodies, tmp_path, command, number):
     name = "train-images-idx3-ubyte.gz"
     server.files[name] = server.half(bodies[name])
-    environment = _outside() | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "LOCKSTEP_MIRROR": server.url}
+    environment = _outside() | {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "LOCKSTEP_MIRROR": server.url,
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     words = [sys.executable, "-c", PROGRAM, repr(source), *command]
     with subprocess.Popen(words, cwd=tmp_path, env=environment, **pipes) as process:

@@ -1,4 +1,6 @@
-"""The examples: the loop in one file has the bits of `lockstep train`, photos give answers, clusters start runs."""
+"""The examples: the loop in one file has the bits of `lockstep train`, photos give answers,
+clusters start runs.
+"""
 
 import re
 import runpy
@@ -44,11 +46,15 @@ def test_a_folder_goes_in_and_answers_come_out(folder, capsys):
     (folder / "more/broken.jpg").write_bytes(b"")
     classify(folder, "new.jpg", "more/")
     out, err = capsys.readouterr()
-    assert re.search(r"% of the test images are classified correctly\. The classifier is in \S*runs/a\.", out)
+    assert re.search(
+        r"% of the test images are classified correctly\. The classifier is in \S*runs/a\.", out
+    )
     answers = [line for line in out.splitlines() if line.startswith(("new.jpg", "more/"))]
     assert [re.sub(r" \d+%", "", line) for line in answers] == [
-        "new.jpg: dog, cat", "more/0.png: cat, dog", "more/1.png: dog, cat",
-    ]  # fmt: skip
+        "new.jpg: dog, cat",
+        "more/0.png: cat, dog",
+        "more/1.png: dog, cat",
+    ]
     assert "more/broken.jpg: empty" in err
 
 
@@ -76,18 +82,24 @@ def test_the_loop_in_one_file_has_the_bits_of_train(trained_once, capsys, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("digits", "--steps", 12), ("cifar10-tutorial", "--steps", 3, "--towers", 4)])
+@pytest.mark.parametrize(
+    "options", [("digits", "--steps", 12), ("cifar10-tutorial", "--steps", 3, "--towers", 4)]
+)
 def test_other_numbers_of_processes_and_the_tutorial_too(options, trained_once, synthetic_data):
     data = () if options[0] == "digits" else ("--data", synthetic_data("cifar10"))
     _, result = trained_once(*options, *data)
     for processes in (2, 3, 4):
-        assert one_step(*options, *data, "--processes", processes) == [f"weights {result['weights_sha256']}"]
+        assert one_step(*options, *data, "--processes", processes) == [
+            f"weights {result['weights_sha256']}"
+        ]
 
 
 def one_step(*words):
     """Return the last line that the example prints."""
     command = [sys.executable, str(ONE_STEP), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1:]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[
+        -1:
+    ]
 
 
 def test_the_loop_in_one_file_is_short():
@@ -116,7 +128,15 @@ def test_the_batch_script_has_a_valid_command_and_the_directives_that_several_ho
     commands.check(command)
     assert "--name" in command
     given = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", script.split("\nset ")[0], re.M))
-    assert set(given) >= {"nodes", "ntasks-per-node", "cpus-per-task", "time", "requeue", "signal", "output"}
+    assert set(given) >= {
+        "nodes",
+        "ntasks-per-node",
+        "cpus-per-task",
+        "time",
+        "requeue",
+        "signal",
+        "output",
+    }
     towers = int(re.search(r"--towers (\d+)", command)[1])
     assert towers >= int(given["nodes"]) * int(given["ntasks-per-node"])
 
@@ -139,10 +159,18 @@ def test_the_ssh_script_starts_torchrun_on_every_host(tmp_path):
 
 def test_only_the_master_has_the_volume_of_the_runs_and_all_start_one_command():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    objects = {each["kind"]: each for each in yaml.safe_load_all((CLUSTERS / "pytorchjob.yaml").read_text())}
+    objects = {
+        each["kind"]: each
+        for each in yaml.safe_load_all((CLUSTERS / "pytorchjob.yaml").read_text())
+    }
     replicas = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
-    master, worker = (replicas[name]["template"]["spec"]["containers"][0] for name in ("Master", "Worker"))
+    master, worker = (
+        replicas[name]["template"]["spec"]["containers"][0] for name in ("Master", "Worker")
+    )
     assert master["command"] == worker["command"]
     commands.check(shlex.join(master["command"]))
-    paths = [{mount["mountPath"] for mount in container["volumeMounts"]} for container in (master, worker)]
+    paths = [
+        {mount["mountPath"] for mount in container["volumeMounts"]}
+        for container in (master, worker)
+    ]
     assert paths == [{"/runs", "/data"}, {"/data"}]

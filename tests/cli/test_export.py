@@ -1,4 +1,6 @@
-"""`lockstep export`: the file, what it says of itself, its use without Lockstep, and what is refused."""
+"""`lockstep export`: the file, what it says of itself, its use without Lockstep, and what is
+refused.
+"""
 
 import io
 import json
@@ -124,18 +126,36 @@ def example():
     """The module of the script, as it is without Lockstep."""
     names = {"__name__": "use_exported"}
     exec(compile(EXAMPLE.read_text(), str(EXAMPLE), "exec"), names)
-    assert not [name for name, value in names.items() if str(getattr(value, "__module__", "")).startswith("lockstep")]
+    assert not [
+        name
+        for name, value in names.items()
+        if str(getattr(value, "__module__", "")).startswith("lockstep")
+    ]
     return names
 
 
 def odd_pictures():
-    """Yield sixty pictures: formats, modes, orientations, transparency and 16 bits, of odd sizes."""
+    """Yield sixty pictures: formats, modes, orientations, transparency and 16 bits, of odd
+    sizes.
+    """
     generator = np.random.default_rng(0)
     options = [
-        ("L", "PNG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("1", "PNG"), ("I;16", "PNG"),
-        ("RGB", "JPEG"), ("CMYK", "JPEG"), ("L", "JPEG"), ("RGBA", "WEBP"), ("RGB", "BMP"), ("P", "GIF"),
-        ("RGB", "TIFF"), ("I;16", "TIFF"),
-    ]  # fmt: skip
+        ("L", "PNG"),
+        ("RGB", "PNG"),
+        ("RGBA", "PNG"),
+        ("LA", "PNG"),
+        ("P", "PNG"),
+        ("1", "PNG"),
+        ("I;16", "PNG"),
+        ("RGB", "JPEG"),
+        ("CMYK", "JPEG"),
+        ("L", "JPEG"),
+        ("RGBA", "WEBP"),
+        ("RGB", "BMP"),
+        ("P", "GIF"),
+        ("RGB", "TIFF"),
+        ("I;16", "TIFF"),
+    ]
     for number in range(60):
         mode, format = options[number % len(options)]
         size = tuple(generator.integers(8, 300, 2).tolist())
@@ -148,7 +168,11 @@ def odd_pictures():
         exif = Image.Exif()
         exif[0x0112] = number // len(options) * 2 + 1 + number % 2
         file = io.BytesIO()
-        image.save(file, format, **({"exif": exif.tobytes()} if format in ("PNG", "JPEG", "WEBP", "TIFF") else {}))
+        image.save(
+            file,
+            format,
+            **({"exif": exif.tobytes()} if format in ("PNG", "JPEG", "WEBP", "TIFF") else {}),
+        )
         yield file.getvalue()
 
 
@@ -167,7 +191,9 @@ def test_the_script_answers_as_predict_does_for_sixty_odd_pictures(written, exam
 def test_the_script_sees_the_same_pixels_in_colour(example):
     for picture in odd_pictures():
         for options in ({"image_px": 32}, {"image_px": 24, "grey": True}):
-            assert np.array_equal(example["decode_image"](picture, **options), decode_image(picture, **options))
+            assert np.array_equal(
+                example["decode_image"](picture, **options), decode_image(picture, **options)
+            )
 
 
 @pytest.mark.slow
@@ -177,7 +203,11 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
     label, probability, answer = found.predict(picture)
     assert (answer, found.facts["sure_from"], found.facts["like_from"]) == (None, None, None)
     index = found.facts["classes"].index(label)
-    for least, expected in ((probability, "sure"), (probability + 1e-6, "unsure"), (None, "unsure")):
+    for least, expected in (
+        (probability, "sure"),
+        (probability + 1e-6, "unsure"),
+        (None, "unsure"),
+    ):
         found.facts["sure_from"] = [0.0] * 10
         found.facts["sure_from"][index] = least
         assert found.predict(picture)[2] == expected
@@ -192,11 +222,24 @@ def test_the_script_runs_without_lockstep_and_goes_on_after_a_bad_file(written, 
     bad = tmp_path / "bad\x1b.png"
     bad.write_text("no image")
     # Lockstep and torch are not there.
-    hidden = "import runpy, sys; sys.modules |= dict.fromkeys(['lockstep', 'torch']); sys.argv = sys.argv[1:]; "
-    command = [sys.executable, "-c", f"{hidden}runpy.run_path(sys.argv[0], run_name='__main__')", script]
-    done = subprocess.run([*command, file, bad, tmp_path / "none.png", picture], capture_output=True, text=True)
+    hidden = (
+        "import runpy, sys; sys.modules |= dict.fromkeys(['lockstep', 'torch']); sys.argv = "
+        "sys.argv[1:]; "
+    )
+    command = [
+        sys.executable,
+        "-c",
+        f"{hidden}runpy.run_path(sys.argv[0], run_name='__main__')",
+        script,
+    ]
+    done = subprocess.run(
+        [*command, file, bad, tmp_path / "none.png", picture], capture_output=True, text=True
+    )
     own = lockstep.load(path).predict(picture)
-    assert (done.returncode, done.stdout) == (DATA, f"{picture}  {own.label} {own.probability:.2%}\n")
+    assert (done.returncode, done.stdout) == (
+        DATA,
+        f"{picture}  {own.label} {own.probability:.2%}\n",
+    )
     first, second = done.stderr.splitlines()
     assert "bad\\x1b.png: not a JPEG" in first
     assert second.endswith("none.png: no such file or directory")
@@ -221,7 +264,8 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     assert done.returncode == 0, done.stderr
     first, second, third, *_ = done.stderr.splitlines()
     compared = "comparing the file with Lockstep on 355 images"
-    assert [first, second] == ["making the file", compared]  # at once, as the next line may take a minute
+    # at once, as the next line may take a minute
+    assert [first, second] == ["making the file", compared]
     assert third.startswith(f"{compared}: 33%, about ")
     assert f"{record['accuracy']:.2%} of 355 test images" in done.stdout
     assert (tmp_path / "model.onnx").exists()
@@ -235,10 +279,17 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     assert not (tmp_path / "d.onnx").exists()
 
 
-def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(trained_once, here, monkeypatch):
+def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(
+    trained_once, here, monkeypatch
+):
     run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
-    monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: b"not made, which takes seconds")
-    monkeypatch.setattr("lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run)))
+    monkeypatch.setattr(
+        "lockstep.classify.export.exported",
+        lambda classifier, facts: b"not made, which takes seconds",
+    )
+    monkeypatch.setattr(
+        "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))
+    )
     whole = session.splits_of
     monkeypatch.setattr(session, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
     done = here("export", run, "-o", "d.onnx", "--json")
@@ -253,12 +304,20 @@ def test_what_cannot_be_exported_is_refused(run, picture, tmp_path, here):
     ignored = shutil.ignore_patterns("checkpoints", "result.json", "model.safetensors")
     begun = shutil.copytree(run, tmp_path / "begun", ignore=ignored)
     others = tmp_path / "others.safetensors"
-    facts = {name: value for name, value in facts_of(run / "model.safetensors").items() if name != SHA256}
-    statefile.write(others, read_tensors(run / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]})
+    facts = {
+        name: value for name, value in facts_of(run / "model.safetensors").items() if name != SHA256
+    }
+    statefile.write(
+        others, read_tensors(run / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]}
+    )
     for words, code, text in (
         (("export", run, "-o", file), USAGE, "exists already"),
         (("export", begun, "-o", "d.onnx"), DATA, "checkpoint"),
-        (("export", others, "-o", "d.onnx"), DATA, "the data have 10 classes and images of [8, 8, 1]"),
+        (
+            ("export", others, "-o", "d.onnx"),
+            DATA,
+            "the data have 10 classes and images of [8, 8, 1]",
+        ),
         (("export", file, "-o", "d.onnx"), USAGE, "is for other programs"),
         (("predict", file, picture), USAGE, "is for other programs"),
     ):

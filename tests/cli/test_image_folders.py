@@ -1,4 +1,6 @@
-"""`lockstep train photos/`: through the command line's main(), and once through the real program."""
+"""`lockstep train photos/`: through the command line's main(), and once through the real
+program.
+"""
 
 import json
 import shutil
@@ -16,9 +18,23 @@ from lockstep.runs.folder import Run
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
-    "--set", "image_px=32", "--model", "digits", "--precision", "float32", "--towers", 2, "--tower-batch", 8,
-    "--set", "eval_batch=20", "--set", "test_views=one", "--summary-every", 0,
-)  # fmt: skip
+    "--set",
+    "image_px=32",
+    "--model",
+    "digits",
+    "--precision",
+    "float32",
+    "--towers",
+    2,
+    "--tower-batch",
+    8,
+    "--set",
+    "eval_batch=20",
+    "--set",
+    "test_views=one",
+    "--summary-every",
+    0,
+)
 
 
 @pytest.mark.slow
@@ -41,23 +57,36 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     assert record["accuracy"] == first["accuracy"]["raw"]
 
     write(tmp_path / "other", {"bright": range(5), "dim": range(5, 10)})
-    refused(here("eval", "runs/my-photos-1", "--data", "other"), DATA, "1 class that the run does not know (dim)")
+    refused(
+        here("eval", "runs/my-photos-1", "--data", "other"),
+        DATA,
+        "1 class that the run does not know (dim)",
+    )
     bright_and_dark(tmp_path / "more", 40)
     done = here("eval", "runs/my-photos-1", "--data", "more", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["examples"] == 80
     assert "more is not the data of training: all 80 images are evaluated" in done.stderr
     shutil.rmtree(tmp_path / "my photos")
-    refused(here("eval", "runs/my-photos-1"), DATA, "was trained on the images in", "give their folder as --data")
+    refused(
+        here("eval", "runs/my-photos-1"),
+        DATA,
+        "was trained on the images in",
+        "give their folder as --data",
+    )
 
 
-def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(here, tmp_path, monkeypatch):
+def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(
+    here, tmp_path, monkeypatch
+):
     photos = bright_and_dark(tmp_path / "photos", 20)
     train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")
     assert here(*train).returncode == 0
     (tmp_path / "runs/a/result.json").unlink()  # as if it had been stopped
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"})
+        patch.setattr(
+            "lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"}
+        )
         done = here(*train, "--resume")
     assert "the image decoder too, so pixels may differ" in done.stdout + done.stderr
     assert json.loads((tmp_path / "runs/a/result.json").read_text())["mixed_arithmetic"] is True
@@ -73,12 +102,25 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(h
 @pytest.mark.slow
 def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     grey_folder(tmp_path / "letters", 20)
-    short = ("--steps", 1, "--tower-batch", 4, "--precision", "float32", "--set", "eval_batch=20", "--processes", 1)
+    short = (
+        "--steps",
+        1,
+        "--tower-batch",
+        4,
+        "--precision",
+        "float32",
+        "--set",
+        "eval_batch=20",
+        "--processes",
+        1,
+    )
     done = here("train", "letters", *short, "--name", "a")
     assert done.returncode == 0, done.stderr
     assert "32x32x1, 2 classes" in done.stdout
     log = (tmp_path / "runs/a/log.txt").read_text()
-    assert "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in log
+    assert (
+        "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in log
+    )
     assert "because all images are grey and their median shorter side is 28 pixels" in log
     assert "test images; 95% interval " in done.stdout
     warning = "2 classes with fewer than 20 training images (a has "
@@ -100,7 +142,9 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "pets: 30 images" in done.stdout
     assert done.stdout.endswith("ok: it can be trained on\n")
-    (photos / "list.csv").write_text("file,breed\n" + "".join(f"{n}.png,{'xy'[n > 9]}\n" for n in range(30)))
+    (photos / "list.csv").write_text(
+        "file,breed\n" + "".join(f"{n}.png,{'xy'[n > 9]}\n" for n in range(30))
+    )
     done = here("data", "check", "pets")
     assert done.returncode == DATA
     assert "a/0.png is a by its folder, and list.csv (file, breed) names it too" in done.stderr
@@ -121,13 +165,17 @@ def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
 
 
 def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
-    """One choice at the start of the run. A file that is mended, or another that is damaged, does not change it."""
+    """One choice at the start of the run. A file that is mended, or another that is damaged, does
+    not change it.
+    """
     photos = bright_and_dark(tmp_path / "photos", 20)
     whole = {name: (photos / name).read_bytes() for name in ("bright/3.png", "dark/4.png")}
     (photos / "bright/3.png").write_bytes(whole["bright/3.png"][:60])
     (photos / "dark/4.png").write_text("<html>")
     train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")
-    refused(here(*train), DATA, "2 images cannot be read", "or train without them: add --skip-damaged")
+    refused(
+        here(*train), DATA, "2 images cannot be read", "or train without them: add --skip-damaged"
+    )
     done = here(*train, "--skip-damaged")
     assert done.returncode == 0, done.stderr
     assert "left out  2 images that could not be read (bright/3.png and 1 more)" in done.stdout
@@ -141,29 +189,47 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     (photos / "bright/3.png").write_bytes(whole["bright/3.png"])
     done = here(*train, "--skip-damaged", "--resume")
     assert done.returncode == 0, done.stderr
-    assert json.loads((run / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
+    assert (
+        json.loads((run / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
+    )
     assert here("eval", "runs/a").returncode == 0
     assert here("report", "runs/a").returncode == 0
-    assert "<dt>Left out</dt><dd>2 images</dd>" in (run / "report.html").read_text().replace("\n", "")
+    assert "<dt>Left out</dt><dd>2 images</dd>" in (run / "report.html").read_text().replace(
+        "\n", ""
+    )
     (photos / "dark/5.png").write_text("")
     refused(here("eval", "runs/a"), DATA, "1 image cannot be read", "dark/5.png: empty")
     (photos / "dark/5.png").unlink()
     (photos / "dark/4.png").write_bytes(whole["dark/4.png"])
     done = here(*train[:-1], "b", "--skip-damaged", "--set", "fit=squash")
     assert json.loads((tmp_path / "runs/b/result.json").read_text())["left_out"] == []
-    own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")  # Prediction has the pixels of training.
+    # Prediction has the pixels of training.
+    own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
     assert np.array_equal(own, decode_image(photos / "dark/4.png", 32, fit="squash"))
     assert not np.array_equal(own, decode_image(photos / "dark/4.png", 32))
-    refused(here("train", "digits", "--skip-damaged"), DATA, "give the folder of images as --data DIR")
+    refused(
+        here("train", "digits", "--skip-damaged"), DATA, "give the folder of images as --data DIR"
+    )
 
 
 def test_train_and_data_check_say_the_same(here, tmp_path):
-    """One scan: whatever is given for a folder of images, both commands have the same sentence, and what to do."""
+    """One scan: whatever is given for a folder of images, both commands have the same sentence, and
+    what to do.
+    """
     (tmp_path / "link").symlink_to("gone")
     (tmp_path / "pets.zip").write_bytes(b"PK")
     (tmp_path / "notes").write_bytes(b"text")
     (tmp_path / "empty").mkdir()
-    write(tmp_path, {"flat": [1, 2], "one/cats": [1, 2], "misfit": [1, 2], "phone/a": [1, 2], "phone/b": [3, 4]})
+    write(
+        tmp_path,
+        {
+            "flat": [1, 2],
+            "one/cats": [1, 2],
+            "misfit": [1, 2],
+            "phone/a": [1, 2],
+            "phone/b": [3, 4],
+        },
+    )
     (tmp_path / "misfit/list.csv").write_text("name,breed\n1.png,a\n")
     (tmp_path / "phone/a/1.heic").write_bytes(b"bad")
     for name, *words in (
@@ -172,10 +238,22 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
         ("pets.zip", "pets.zip is a file: give a folder"),
         ("notes", "notes is a file: give a folder that holds a folder of images for each class"),
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
-        ("flat", "it holds no folders, but 2 images in no class: give each class a folder", "or add a CSV"),
+        (
+            "flat",
+            "it holds no folders, but 2 images in no class: give each class a folder",
+            "or add a CSV",
+        ),
         ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
-        ("misfit", "list.csv has the columns 'name', 'breed', and none names an image's class: call one label"),
-        ("phone", "1 image cannot be read", "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image"),
+        (
+            "misfit",
+            "list.csv has the columns 'name', 'breed', and none names an image's class: call one "
+            "label",
+        ),
+        (
+            "phone",
+            "1 image cannot be read",
+            "a/1.heic: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image",
+        ),
     ):
         trained, checked = here("train", name), here("data", "check", name)
         refused(trained, DATA, *words)

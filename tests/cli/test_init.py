@@ -20,15 +20,21 @@ def parent(trained_once, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(program, parent, tmp_path):
+def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(
+    program, parent, tmp_path
+):
     hashes = set()
     for processes in (1, 2):
-        done = program("train", "--init", "runs/parent", "--processes", processes, "--epochs", 0.5, "--json")
+        done = program(
+            "train", "--init", "runs/parent", "--processes", processes, "--epochs", 0.5, "--json"
+        )
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert (record["recipe"], record["run"]) == ("digits", f"runs/digits-{processes}")
         assert "network  digits: 58,474 parameters, from the weights " in done.stderr
-        assert ": 17 of 17 tensors are loaded\n" in (tmp_path / record["run"] / "log.txt").read_text()
+        assert (
+            ": 17 of 17 tensors are loaded\n" in (tmp_path / record["run"] / "log.txt").read_text()
+        )
         hashes.add(record["weights_sha256"])
     assert len(hashes - {parent["weights_sha256"]}) == 1
     shown = program("show", "runs/digits-1").stdout

@@ -1,4 +1,6 @@
-"""Bad input on the command line: one clear message, the documented exit code, no traceback, nothing lost."""
+"""Bad input on the command line: one clear message, the documented exit code, no traceback, nothing
+lost.
+"""
 
 import json
 import shutil
@@ -32,38 +34,93 @@ def refused(done, code, *words):
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
         (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "install it"]),
-        (["train", "--set", "augmentation.kind=distort"], USAGE, ["crop_px 24 is larger than the images, 8x8"]),
+        (
+            ["train", "--set", "augmentation.kind=distort"],
+            USAGE,
+            ["crop_px 24 is larger than the images, 8x8"],
+        ),
         (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
         (["trian"], USAGE, ["No such command"]),
-        (["train", "cifar10", "--set", "flip=false"], USAGE, ["setting 'flip': did you mean augmentation.flip?"]),
+        (
+            ["train", "cifar10", "--set", "flip=false"],
+            USAGE,
+            ["setting 'flip': did you mean augmentation.flip?"],
+        ),
         (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
         (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
-        (["train", "mnist", "--data", "nowhere"], DATA, ["no train-images-idx3-ubyte.gz in", "nowhere"]),
+        (
+            ["train", "mnist", "--data", "nowhere"],
+            DATA,
+            ["no train-images-idx3-ubyte.gz in", "nowhere"],
+        ),
         (["train", "digits", "--data", "."], DATA, ["comes with lockstep"]),
-        (["train", "--no-portable", "--device", "cuda"], ENVIRONMENT, ["sees no CUDA GPU", "--device cpu"]),
-        (["train", "--runs", "/proc/none"], ENVIRONMENT, ["cannot write the run folder /proc/none/digits-1"]),
+        (
+            ["train", "--no-portable", "--device", "cuda"],
+            ENVIRONMENT,
+            ["sees no CUDA GPU", "--device cpu"],
+        ),
+        (
+            ["train", "--runs", "/proc/none"],
+            ENVIRONMENT,
+            ["cannot write the run folder /proc/none/digits-1"],
+        ),
         (["train", "--inline", "--processes", "2"], USAGE, ["--inline computes one process"]),
-        *((["train", "--name", name], USAGE, [f"--name {name!r} is not", "letters"]) for name in ("a b", ".a", CLEAR)),
+        *(
+            (["train", "--name", name], USAGE, [f"--name {name!r} is not", "letters"])
+            for name in ("a b", ".a", CLEAR)
+        ),
         (["train", "--set", "dataset=memory"], USAGE, ["data= of lockstep.train sets both"]),
         (["train", "--init", "w.pt"], DATA, ["No such file"]),
-        (["eval", "RUN", "--checkpoint", "last"], USAGE, ["--checkpoint 'last': give best, or the number of steps"]),
-        (["eval", "RUN", "--checkpoint", "best", "--watch"], USAGE, ["--checkpoint is for one checkpoint"]),
+        (
+            ["eval", "RUN", "--checkpoint", "last"],
+            USAGE,
+            ["--checkpoint 'last': give best, or the number of steps"],
+        ),
+        (
+            ["eval", "RUN", "--checkpoint", "best", "--watch"],
+            USAGE,
+            ["--checkpoint is for one checkpoint"],
+        ),
         (["eval", "RUN", "--watch", "--interval", "0"], USAGE, ["--interval: got 0.0"]),
         (["verify", "RUN", "--from", "-1"], USAGE, ["--from"]),
         (["eval", "RUN", "--examples", "356"], USAGE, ["--examples: got 356", "give 1 to 355"]),
         (["eval", "RUN", "--once"], USAGE, ["--once needs --watch"]),
-        (["eval", "RUN", "--split", "validation"], USAGE, ["no split 'validation': its splits are train, test"]),
+        (
+            ["eval", "RUN", "--split", "validation"],
+            USAGE,
+            ["no split 'validation': its splits are train, test"],
+        ),
         (["train", "RUN", "--resume", "--init", "RUN"], USAGE, ["leave out --init to resume"]),
         (["predict", "RUN"], USAGE, ["Missing argument"]),
-        (["predict", "RUN", "https://a.org/new.png"], USAGE, ["https://a.org/new.png is an address"]),
+        (
+            ["predict", "RUN", "https://a.org/new.png"],
+            USAGE,
+            ["https://a.org/new.png is an address"],
+        ),
         (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
-        (["predict", "nothing", "x.png"], USAGE, ["nothing does not exist: give the folder of a run"]),
-        (["predict", "RUN/log.txt", "x.png"], DATA, ["is damaged, or not a file that Lockstep wrote"]),
-        (["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"], USAGE, ["--checkpoint is for runs"]),
+        (
+            ["predict", "nothing", "x.png"],
+            USAGE,
+            ["nothing does not exist: give the folder of a run"],
+        ),
+        (
+            ["predict", "RUN/log.txt", "x.png"],
+            DATA,
+            ["is damaged, or not a file that Lockstep wrote"],
+        ),
+        (
+            ["predict", "RUN/model.safetensors", "x.png", "--checkpoint", "best"],
+            USAGE,
+            ["--checkpoint is for runs"],
+        ),
         (["report", "RUN", "-o", "RUN/log.txt"], USAGE, ["exists already"]),
         (["report", "RUN", "-o", "nowhere/r.html"], ENVIRONMENT, ["there is no folder nowhere"]),
         (["report", "missing", "-o", "r.html"], USAGE, ["missing"]),
-        (["export", "RUN", "-o", "d.pt2"], USAGE, ["d.pt2: programs know a format by the name of its file"]),
+        (
+            ["export", "RUN", "-o", "d.pt2"],
+            USAGE,
+            ["d.pt2: programs know a format by the name of its file"],
+        ),
         (["serve", "RUN", "--port", "70000"], USAGE, ["less than or equal to 65535"]),
         (["serve", "none", "--port", "0"], USAGE, ["none does not exist"]),
     ],
@@ -80,14 +137,19 @@ def test_one_clear_message(here, trained_once, tmp_path, args, code, words):
 
 
 def test_a_broken_recipe_file(here, tmp_path):
-    for text, words in (("towers = [", "mine.toml"), ('recipe = "digits"\noptimizer.momentun = 1', "did you mean")):
+    for text, words in (
+        ("towers = [", "mine.toml"),
+        ('recipe = "digits"\noptimizer.momentun = 1', "did you mean"),
+    ):
         (tmp_path / "mine.toml").write_text(text)
         refused(here("train", "mine.toml"), USAGE, words)
 
 
 @pytest.fixture
 def run(trained_once, tmp_path):
-    """A run with checkpoints at 0, 4, 8 and 12, but no result: as if killed at its very end; a copy."""
+    """A run with checkpoints at 0, 4, 8 and 12, but no result: as if killed at its very end; a
+    copy.
+    """
     path, record = trained_once(*RUN)
     shutil.copytree(path, tmp_path / "runs/a")
     (tmp_path / "runs/a/result.json").unlink()
@@ -140,7 +202,9 @@ def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes
 def test_a_complete_run_stays_so(here, trained_once, tmp_path):
     path, record = trained_once(*RUN)
     before = contents(path)
-    again = here("train", *FEW, "--steps", 12, "--name", "a", "--runs", path.parent, "--resume", "--json")
+    again = here(
+        "train", *FEW, "--steps", 12, "--name", "a", "--runs", path.parent, "--resume", "--json"
+    )
     assert again.returncode == 0
     assert json.loads(again.stdout) == record
     assert "complete" in again.stderr

@@ -39,7 +39,9 @@ def test_both_languages_have_the_same_code():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_clean(name):
-    """It is valid, has no outputs of an unknown machine, and its links lead to files of the repository."""
+    """It is valid, has no outputs of an unknown machine, and its links lead to files of the
+    repository.
+    """
     text = notebook(name)
     nbformat.validate(text)
     code = [cell for cell in text.cells if cell.cell_type == "code"]
@@ -51,7 +53,9 @@ def test_a_notebook_is_clean(name):
 
 
 def executed(name, folder, **environment):
-    """The cells of the notebook by id, after they were executed in `folder` with the values in SHORT."""
+    """The cells of the notebook by id, after they were executed in `folder` with the values in
+    SHORT.
+    """
     text = notebook(name)
     for cell in text.cells:
         if "parameters" in tags(cell):
@@ -71,13 +75,26 @@ def printed(cell):
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, synthetic_data):
     """In one language, as both have the same code."""
     data = os.environ.get("LOCKSTEP_DATA") or synthetic_data("mnist").parent
-    cells = executed(NAMES[0], tmp_path, LOCKSTEP_DATA=str(data), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    cells = executed(
+        NAMES[0], tmp_path, LOCKSTEP_DATA=str(data), XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
     assert "20,217,226" in printed(cells["layers"])
     largest, difference = map(float, re.findall(r"\S+$", printed(cells["gradients"]), re.M))
     assert 0 < difference < 1e-5 * largest
-    assert re.findall(r"True|False", printed(cells["average-gradients"])) == ["True", "True", "False"]
-    assert [line.split()[0] for line in printed(cells["losses"]).splitlines()] == ["step", "0", "2", "3"]
-    assert re.search(r"testing accuracy: 0\.\d{4} \([\d,]+ of 10,000\)", printed(cells["evaluation"]))
+    assert re.findall(r"True|False", printed(cells["average-gradients"])) == [
+        "True",
+        "True",
+        "False",
+    ]
+    assert [line.split()[0] for line in printed(cells["losses"]).splitlines()] == [
+        "step",
+        "0",
+        "2",
+        "3",
+    ]
+    assert re.search(
+        r"testing accuracy: 0\.\d{4} \([\d,]+ of 10,000\)", printed(cells["evaluation"])
+    )
     assert len(printed(cells["predictions"]).splitlines()) == 8
     assert "image/png" in cells["predictions"].outputs[-1].data
     one, two = re.findall(r"^(\d) process.* ([0-9a-f]{64}) ", printed(cells["processes"]), re.M)

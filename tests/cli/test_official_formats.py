@@ -1,7 +1,9 @@
-"""Every recipe with a download, trained by the real program on files in the official format and size, made by a test.
+"""Every recipe with a download, trained by the real program on files in the official format and
+size, made by a test.
 
-The images are no photographs, so what is learnt says nothing of accuracies; that it is learnt says that the whole way
-from the files to the weights works. Batches are small, and most runs are judged on few images, to take seconds.
+The images are no photographs, so what is learnt says nothing of accuracies; that it is learnt says
+that the whole way from the files to the weights works. Batches are small, and most runs are judged
+on few images, to take seconds.
 """
 
 import json
@@ -37,7 +39,9 @@ def trained(program, synthetic_data, tmp_path):
 
 
 def judged_on(images: int) -> tuple[object, ...]:
-    """Flags that evaluate `images` held-out training images in one chunk, instead of all 10 000 test images."""
+    """Flags that evaluate `images` held-out training images in one chunk, instead of all 10 000
+    test images.
+    """
     return "--set", f"held_out={images}", "--set", f"eval_batch={images}"
 
 
@@ -45,7 +49,13 @@ def judged_on(images: int) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     ("recipe", "dataset", "small", "first", "drop"),
     [
-        ("cifar10-tutorial", "cifar10", ("--towers", 2, "--tower-batch", 16, "--steps", 60), 4.676, 0.8),
+        (
+            "cifar10-tutorial",
+            "cifar10",
+            ("--towers", 2, "--tower-batch", 16, "--steps", 60),
+            4.676,
+            0.8,
+        ),
         ("mnist", "mnist", ("--tower-batch", 24, "--steps", 12), None, 0.3),
     ],
     ids=["cifar10-tutorial", "mnist"],

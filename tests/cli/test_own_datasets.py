@@ -1,4 +1,6 @@
-"""Datasets of the user's own in the real program: the same bits from arrays and sequences, and code that is allowed."""
+"""Datasets of the user's own in the real program: the same bits from arrays and sequences, and code
+that is allowed.
+"""
 
 import json
 
@@ -31,7 +33,15 @@ def test_a_dataset_of_ones_own_is_one_on_any_number_of_processes(program, here, 
     (tmp_path / "mine.py").write_text(MODULE)
     results = []
     for name, function, processes in (("own", "arrays", 1), ("other", "pairs", 2)):
-        options = (*OPTIONS, "--dataset", f"mine:{function}", "--processes", processes, "--name", name)
+        options = (
+            *OPTIONS,
+            "--dataset",
+            f"mine:{function}",
+            "--processes",
+            processes,
+            "--name",
+            name,
+        )
         done = program("train", "digits", *options, "--json")
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout.splitlines()[-1]))
@@ -50,4 +60,7 @@ def test_a_dataset_of_ones_own_is_one_on_any_number_of_processes(program, here, 
     assert done.returncode == 3
     assert "the training data is not what runs/own was trained on" in done.stderr
     done = here("eval", "runs/own", "--trust-code")
-    assert "the source of dataset mine:arrays is not the one it was trained with (mine.py: " in done.stderr
+    assert (
+        "the source of dataset mine:arrays is not the one it was trained with (mine.py: "
+        in done.stderr
+    )

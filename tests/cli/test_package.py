@@ -27,7 +27,10 @@ def built(tmp_path_factory):
     pytest.importorskip("hatchling", reason="hatchling is not installed")
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True
+        [sys.executable, "-m", "hatchling", "build", "-d", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
 
@@ -38,10 +41,17 @@ def test_the_wheel_and_the_sdist_have_every_file(built):
         names = set(archive.namelist())
     assert names >= SOURCES
     assert all(name.startswith(("lockstep/", "lockstep-")) for name in names)
-    assert {Path(name).name for name in names if "licenses/" in name} >= {"LICENSE", "digits.LICENSE.txt"}
+    assert {Path(name).name for name in names if "licenses/" in name} >= {
+        "LICENSE",
+        "digits.LICENSE.txt",
+    }
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    assert inside >= {f"src/{name}" for name in SOURCES} | {"pyproject.toml", "README.md", "LICENSE"}
+    assert inside >= {f"src/{name}" for name in SOURCES} | {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    }
 
 
 def test_the_wheel_and_an_editable_install_have_one_sha256_of_their_code(built, tmp_path):
@@ -55,21 +65,39 @@ def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
     python = fresh / "bin/python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", built[0]]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        built[0],
+    ]
     subprocess.run(pip, check=True)
-    # Its dependencies are those of this environment. A .pth file in that folder, of the editable install, is not read.
+    # Its dependencies are those of this environment. A .pth file in that folder, of the editable
+    # install, is not read.
     path = fresh / f"lib/python3.{sys.version_info.minor}/site-packages/dependencies.pth"
     path.write_text(sysconfig.get_paths()["purelib"])
 
     def run(*words):
         done = subprocess.run(
-            [fresh / "bin/lockstep", *words], cwd=tmp_path, env=_outside(), capture_output=True, text=True
+            [fresh / "bin/lockstep", *words],
+            cwd=tmp_path,
+            env=_outside(),
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     where = [python, "-c", "import lockstep; print(lockstep.__file__)"]
-    assert subprocess.run(where, check=True, capture_output=True, text=True).stdout.startswith(str(fresh))
+    assert subprocess.run(where, check=True, capture_output=True, text=True).stdout.startswith(
+        str(fresh)
+    )
     run("train", "digits", "--steps", "3", "--inline", "--name", "installed")
     from PIL import Image
 

@@ -1,4 +1,6 @@
-"""lockstep predict: the counts of lockstep eval, streaming, bad files, and output for people and for programs."""
+"""lockstep predict: the counts of lockstep eval, streaming, bad files, and output for people and
+for programs.
+"""
 
 import json
 import subprocess
@@ -14,9 +16,19 @@ from lockstep.errors import DATA
 
 RUNS = [
     NATIVE,
-    ("digits", "--no-portable", "--steps", 60, "--precision", "bfloat16", "--processes", 1,
-     "--set", "test_views=flip-translate"),
-]  # fmt: skip
+    (
+        "digits",
+        "--no-portable",
+        "--steps",
+        60,
+        "--precision",
+        "bfloat16",
+        "--processes",
+        1,
+        "--set",
+        "test_views=flip-translate",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +53,9 @@ def rows(done):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "tolerance"), list(zip(RUNS, (1e-3, 0.02), strict=True)), ids=["float32", "views-bfloat16"]
+    ("options", "tolerance"),
+    list(zip(RUNS, (1e-3, 0.02), strict=True)),
+    ids=["float32", "views-bfloat16"],
 )
 def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
     options, tolerance, trained_once, program, predict, pictures
@@ -53,7 +67,8 @@ def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
     confusion = np.zeros((10, 10), int)
     np.add.at(confusion, (labels, [row["index"] for row in rows(done)]), 1)
     record = json.loads(program("eval", run, "--json").stdout)
-    # eval computes batches, so images whose two best classes are about equally probable may be counted otherwise.
+    # eval computes batches, so images whose two best classes are about equally probable may be
+    # counted otherwise.
     best = [[probability for _, probability in map(dict.values, row["top"])] for row in rows(done)]
     close = sum(first - second < tolerance for first, second in best)
     assert close < 30
@@ -75,7 +90,8 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
     assert "\x1b" not in text.stdout
     assert "\\n\\x1b[31mc.png  " in text.stdout
     assert text.stderr.splitlines() == [
-        "bad.png: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that begins with "
+        "bad.png: not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that "
+        "begins with "
         "'no image'",
         "none.png: no such file or directory",
         "lockstep: 2 of 4 images could not be classified",

@@ -27,9 +27,14 @@ def test_help_is_complete_and_has_examples(here, command):
 
 def test_help_of_train_has_ten_options_and_names_the_help_with_all(here):
     short, whole = (here("train", f"--help{rest}").stdout for rest in ("", "-all"))
-    options = {one.name: one.opts[0] for one in dict(every_command())["train"].params if one.opts[0].startswith("-")}
+    options = {
+        one.name: one.opts[0]
+        for one in dict(every_command())["train"].params
+        if one.opts[0].startswith("-")
+    }
     shown = [
-        {*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)} - {"--help", "--help-all"} for text in (short, whole)
+        {*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)} - {"--help", "--help-all"}
+        for text in (short, whole)
     ]
     assert len(shown[0]) == 10
     assert shown[1] == {*options.values()}
@@ -65,10 +70,18 @@ def test_train_then_eval(program, here, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     run = tmp_path / "runs/digits-1"
     log, said = (run / "log.txt").read_text().splitlines(), done.stdout.splitlines()
-    line = r"\d{4}-.*: step {}, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), accuracy = \d+\.\d %"
-    assert [any(re.fullmatch(line.replace("{}", step), one) for one in log) for step in ("10", "240")] == [True, True]
+    line = (
+        r"\d{4}-.*: step {}, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), "
+        r"accuracy = \d+\.\d %"
+    )
+    assert [
+        any(re.fullmatch(line.replace("{}", step), one) for one in log) for step in ("10", "240")
+    ] == [True, True]
     assert [one.split()[0] for one in said[:4]] == ["data", "network", "time", "run"]
-    assert len([one for one in said[4:] if ": step " in one]) <= 2 + float(result_of(run)["train_s"]) / 10
+    assert (
+        len([one for one in said[4:] if ": step " in one])
+        <= 2 + float(result_of(run)["train_s"]) / 10
+    )
     assert {one for one in said if ": step " not in one} <= {*log}
     result = result_of(run)
     assert result["accuracy"]["ema"] >= 0.985
@@ -87,7 +100,9 @@ def test_recipes_and_show_round_trip(here, tmp_path):
     listed = here("recipes").stdout
     for name in ("cifar10", "cifar10-tutorial", "mnist"):
         (tmp_path / "mine.toml").write_text(here("show", name).stdout)
-        from_file, by_name = (json.loads(here("show", what, "--json").stdout) for what in ("mine.toml", name))
+        from_file, by_name = (
+            json.loads(here("show", what, "--json").stdout) for what in ("mine.toml", name)
+        )
         assert from_file["digest"] == by_name["digest"]
     lines = listed.splitlines()
     assert [line.partition(": ")[0] for line in lines[:-1:2]] == [*RECIPES]
@@ -99,7 +114,9 @@ def test_nothing_is_said_where_the_reader_of_a_pipe_is_gone():
     reading, writing = os.pipe()
     os.close(reading)
     words = [sys.executable, "-m", "lockstep", "recipes"]
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=_outside(), check=False)
+    done = subprocess.run(
+        words, stdout=writing, stderr=subprocess.PIPE, env=_outside(), check=False
+    )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -110,8 +127,10 @@ def test_version(here):
 
 def test_a_shell_completes_commands_and_options(monkeypatch, here):
     for words, completions in (
-        ("lockstep tra", ["train"]), ("lockstep train --summ", ["--summary-every"]), ("lockstep data f", ["fetch"])
-    ):  # fmt: skip
+        ("lockstep tra", ["train"]),
+        ("lockstep train --summ", ["--summary-every"]),
+        ("lockstep data f", ["fetch"]),
+    ):
         monkeypatch.setenv("_LOCKSTEP_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
@@ -119,8 +138,13 @@ def test_a_shell_completes_commands_and_options(monkeypatch, here):
 
 
 def test_windows_is_refused_in_a_sentence(tmp_path):
-    code = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import lockstep.commands.program"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    code = (
+        "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; import "
+        "lockstep.commands.program"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert "does not run on Windows" in done.stderr
     assert "WSL 2" in done.stderr
@@ -131,13 +155,20 @@ def test_windows_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.slow
 def test_a_verbose_run_says_what_is_where(program, tmp_path):
     (tmp_path / "a b é").mkdir()
-    silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))  # where processes meet
+    # where processes meet
+    silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))
     assert "process 0" not in silent.stdout
     assert re.search(r"^  process 0 ", (tmp_path / "runs/digits-1/log.txt").read_text(), re.M)
     done = program("train", "--steps", 2, "--processes", 2, "-v")
     assert done.returncode == 0, done.stderr
     where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\)"
     places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)
-    assert [(process, first, last) for process, _, first, last in places] == [("0", "0", "1"), ("1", "2", "3")]
+    assert [(process, first, last) for process, _, first, last in places] == [
+        ("0", "0", "1"),
+        ("1", "2", "3"),
+    ]
     assert places[0][1] != places[1][1]
-    assert re.search(r"reduction +58,805 float32 values a step, 0.2 MiB; each process adds one slice", done.stdout)
+    assert re.search(
+        r"reduction +58,805 float32 values a step, 0.2 MiB; each process adds one slice",
+        done.stdout,
+    )

@@ -1,4 +1,6 @@
-"""The promise where it failed without a word: other arithmetic, code or data, lost work; with the real program."""
+"""The promise where it failed without a word: other arithmetic, code or data, lost work; with the
+real program.
+"""
 
 import json
 import os
@@ -20,7 +22,8 @@ USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(
-    "avx512f" not in hardware.cpu()["flags"].split(), reason="this CPU has no more than AVX2, which the test takes away"
+    "avx512f" not in hardware.cpu()["flags"].split(),
+    reason="this CPU has no more than AVX2, which the test takes away",
 )
 PURE = """
 import torch
@@ -48,8 +51,17 @@ def launched(cwd: Path, names: dict[str, str], *args: object, **others: dict[str
 
 
 PLAIN = {"RANK": "{number}", "WORLD_SIZE": "2"}
-SLURM = {"SLURM_PROCID": "{number}", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "{number}", "SLURM_JOB_ID": "7"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "{number}", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "{number}"}
+SLURM = {
+    "SLURM_PROCID": "{number}",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_LOCALID": "{number}",
+    "SLURM_JOB_ID": "7",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "{number}",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "{number}",
+}
 
 
 @pytest.fixture
@@ -59,7 +71,9 @@ def native(trained_once):
 
 
 @pytest.mark.parametrize(
-    "launchers", [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)], ids=["plain", "Slurm, Open MPI"]
+    "launchers",
+    [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)],
+    ids=["plain", "Slurm, Open MPI"],
 )
 def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, native, launchers):
     run = tmp_path / "runs/x"
@@ -119,7 +133,9 @@ def as_stopped(run):
 
 @pytest.fixture
 def stopped(trained_once, tmp_path):
-    """stopped(*options) -> runs/b, a copy of a run that goes on after step 4: as if it had been killed there."""
+    """stopped(*options) -> runs/b, a copy of a run that goes on after step 4: as if it had been
+    killed there.
+    """
 
     def copied(*options):
         shutil.copytree(trained_once(*SHORT, *options)[0], tmp_path / "runs/b")
@@ -164,8 +180,14 @@ def test_a_run_folder_runs_no_code(here, own):
     done = here("train", *OWN, "--steps", 2, "--name", "b")
     assert done.returncode == 0, done.stderr
     for folder in (own, own / "runs/b"):
-        (folder / "mine.py").write_text(f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n")
-    for command in (["eval", "runs/b"], ["train", "--resume", "runs/b"], ["predict", "runs/b", "x.png"]):
+        (folder / "mine.py").write_text(
+            f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n"
+        )
+    for command in (
+        ["eval", "runs/b"],
+        ["train", "--resume", "runs/b"],
+        ["predict", "runs/b", "x.png"],
+    ):
         refused = here(*command)
         assert (refused.returncode, "--trust-code" in refused.stderr) == (USAGE, True)
     assert here("show", "runs/b").returncode == 0
@@ -177,10 +199,19 @@ def test_a_run_folder_runs_no_code(here, own):
 @pytest.mark.slow
 def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, native):
     for name in ("torch", "sklearn", "numpy", "json", "lockstep"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
-    command = [str(Path(sys.executable).with_name("lockstep")), *map(str, LAUNCHED), "--processes", "2"]
+        (tmp_path / f"{name}.py").write_text(
+            "raise SystemExit('imported from the current folder')\n"
+        )
+    command = [
+        str(Path(sys.executable).with_name("lockstep")),
+        *map(str, LAUNCHED),
+        "--processes",
+        "2",
+    ]
     environment = {key: text for key, text in os.environ.items() if key != "LOCKSTEP_DATA"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["weights_sha256"] == native
     (tmp_path / "lockstep.py").unlink()  # which `python -m` would find first

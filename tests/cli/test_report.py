@@ -46,14 +46,17 @@ def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, wid
         page.get_by_text("Recipe, environment and digests").click()
         assert page.evaluate(WIDER) == []
         colours = page.evaluate(
-            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,"
+            "[getComputedStyle(document.body).backgroundColor, "
+            "getComputedStyle(document.body).color,"
             " getComputedStyle(document.querySelector('svg text')).fill]"
         )
         dark = scheme == "dark"
         assert colours[0] == ("rgb(20, 23, 26)" if dark else "rgb(255, 255, 255)")
         assert colours[2] == colours[1] == ("rgb(228, 232, 236)" if dark else "rgb(28, 32, 36)")
         assert page.evaluate("[...document.images].every(image => image.naturalWidth == 8)")
-        boxes = page.evaluate("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().height)")
+        boxes = page.evaluate(
+            "[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().height)"
+        )
         assert min(boxes) > 50
         assert page.get_by_role("columnheader", name="value").is_visible()
     assert [url for url in requests if not url.startswith("data:")] == [written.as_uri()]
@@ -73,7 +76,9 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_path, here, monkeypatch):
+def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(
+    tmp_path, here, monkeypatch
+):
     (tmp_path / "infinite.py").write_text(INFINITE)
     done = here(
         "train",
@@ -100,18 +105,30 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(tmp_pa
         spec = ReportSpec(recipe=run.recipe(), placement=Placement(), path=run.path, split="test")
         record = report(spec, Context())
     assert 0 < sum(map(sum, record["confusion"])) < record["examples"]
-    # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally probable.
+    # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally
+    # probable.
     assert any(one["top"] == [] for one in record["mistakes"])
     assert "classified as no class" in runs.page(Run(run.path), record)
 
 
 def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
     bright_and_dark(tmp_path / "photos", 8)
-    small = ("--model", "digits", "--set", "image_px=32", "--set", "batch=16", "--set", "eval_batch=16")
+    small = (
+        "--model",
+        "digits",
+        "--set",
+        "image_px=32",
+        "--set",
+        "batch=16",
+        "--set",
+        "eval_batch=16",
+    )
     done = here("train", "folder", "--data", "photos", "--steps", 1, *small, "--summary-every", 0)
     assert done.returncode == 0, done.stderr
     run, placement = Run(tmp_path / "runs/photos-1"), Placement(data=tmp_path / "photos")
-    record = report(ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context())
+    record = report(
+        ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context()
+    )
     assert {one["name"].split("/")[-2] for one in record["mistakes"]} <= {"bright", "dark"}
     assert all((tmp_path / "photos" / one["name"]).is_file() for one in record["mistakes"])
     shutil.rmtree(tmp_path / "photos")
@@ -121,16 +138,22 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
     assert "there are no pictures" in (tmp_path / "r.html").read_text()
 
 
-def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_once, tmp_path, monkeypatch, here):
+def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(
+    trained_once, tmp_path, monkeypatch, here
+):
     run = Run(shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a"))
     run.path.joinpath("report.html").write_text("an earlier one")
-    monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
+    monkeypatch.setattr(
+        "lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context())
+    )
     monkeypatch.setattr("lockstep.errors.in_python", True)
     made = lockstep.report(run, quiet=True)
     assert made.path == run.path / "report.html"
     assert made.path.read_text() == made.html
     assert len(repr(made)) < 300
-    with pytest.raises(lockstep.LockstepError, match="exists already: give a new one, or force=True"):
+    with pytest.raises(
+        lockstep.LockstepError, match="exists already: give a new one, or force=True"
+    ):
         lockstep.report(run, output=made.path)
     made.path.write_text("an earlier one")
     done = here("report", run.path, "-o", made.path, "--force")
@@ -138,7 +161,9 @@ def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(trained_o
 
 
 def test_a_notebook_shows_a_report_in_a_frame(trained_once, tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context()))
+    monkeypatch.setattr(
+        "lockstep.commands.report.record_of", lambda spec, quiet: report(spec, Context())
+    )
     made = lockstep.report(trained_once(*NATIVE)[0], output=tmp_path / "r.html", quiet=True)
     frame = made._repr_html_()
     assert frame.startswith("<iframe srcdoc=")

@@ -1,4 +1,5 @@
-"""The road of a job, from the caller to its worker processes and back: what on it may not change a run or hide its end.
+"""The road of a job, from the caller to its worker processes and back: what on it may not change a
+run or hide its end.
 
 One start of the real program for each kind of thing; the rest is in this process.
 """
@@ -22,13 +23,25 @@ ALONE = ("--steps", STEPS, "--processes", 1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_of_its_children(tmp_path, processes):
-    """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes them for 0."""
+def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_of_its_children(
+    tmp_path, processes
+):
+    """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes
+    them for 0.
+    """
     crash = f"if os.environ.get('RANK') == '{processes - 1}': raise RuntimeError('no such weights')"
     write_model(tmp_path, "mine", at_build=crash)
-    line = f"trap '' CHLD; exec {sys.executable} -m lockstep train --model mine:build --processes {processes} -q"
+    line = (
+        f"trap '' CHLD; exec {sys.executable} -m lockstep train --model mine:build --processes "
+        f"{processes} -q"
+    )
     done = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, env=_outside(), capture_output=True, text=True, check=False
+        ["bash", "-c", line],
+        cwd=tmp_path,
+        env=_outside(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert done.stderr.count("RuntimeError: no such weights") == 1
@@ -36,8 +49,12 @@ def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_
 
 
 @pytest.mark.slow
-def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(started, tmp_path, trained_once):
-    """Programs that clean a temporary folder remove them in a long run: heartbeats, rendezvous, the run's path."""
+def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(
+    started, tmp_path, trained_once
+):
+    """Programs that clean a temporary folder remove them in a long run: heartbeats, rendezvous, the
+    run's path.
+    """
     (tmp_path / "temporary").mkdir()
     process, children = begin(started, 2, TMPDIR=str(tmp_path / "temporary"))
     for path in (tmp_path / "temporary").iterdir():
@@ -53,9 +70,12 @@ def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(start
 @pytest.mark.slow
 def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path):
     write_model(
-        tmp_path, "mine", "self.training",
-        "pathlib.Path('flags').write_text(f'{torch.get_num_threads()} {torch.are_deterministic_algorithms_enabled()}')",
-    )  # fmt: skip
+        tmp_path,
+        "mine",
+        "self.training",
+        "pathlib.Path('flags').write_text(f'{torch.get_num_threads()} "
+        "{torch.are_deterministic_algorithms_enabled()}')",
+    )
     model = tmp_path / "mine.py"
     head = "import torch\ntorch.set_num_threads(7)\ntorch.use_deterministic_algorithms(False)\n"
     model.write_text(head + model.read_text())

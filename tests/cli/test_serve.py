@@ -1,4 +1,6 @@
-"""lockstep serve: the real program with a browser, and its end beside a client that has sent half a request."""
+"""lockstep serve: the real program with a browser, and its end beside a client that has sent half a
+request.
+"""
 
 import asyncio
 import contextlib
@@ -24,14 +26,18 @@ CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"
 def address_of(process):
     """Return the port of a server once it is ready."""
     first, second = process.stdout.readline(), process.stdout.readline()
-    assert re.fullmatch(r"serving .*a/model.safetensors, 10 classes\n", first), process.stderr.read()
+    assert re.fullmatch(r"serving .*a/model.safetensors, 10 classes\n", first), (
+        process.stderr.read()
+    )
     return int(re.fullmatch(r"http://127\.0\.0\.1:(\d+)  \(Ctrl-C ends it\)\n", second)[1])
 
 
 @pytest.fixture(scope="module")
 def server(trained_once, tmp_path_factory):
     """The port of a server that all tests share."""
-    process = start("serve", trained_once(*NATIVE)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve"))
+    process = start(
+        "serve", trained_once(*NATIVE)[0], "--port", 0, cwd=tmp_path_factory.mktemp("serve")
+    )
     port = address_of(process)
     yield port
     with half_sent(port, b"POST"):
@@ -56,10 +62,22 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
     run, _ = trained_once(*NATIVE)
     with socket.create_server(("127.0.0.1", 0)) as other:
         busy = other.getsockname()[1]
-        refused(here("serve", run, "--port", busy), ENVIRONMENT, f"--port {busy}: Address already in use: give")
-    refused(here("serve", run, "--port", 0, "--host", "no.such.host.invalid"), ENVIRONMENT, "at --host no.such")
+        refused(
+            here("serve", run, "--port", busy),
+            ENVIRONMENT,
+            f"--port {busy}: Address already in use: give",
+        )
+    refused(
+        here("serve", run, "--port", 0, "--host", "no.such.host.invalid"),
+        ENVIRONMENT,
+        "at --host no.such",
+    )
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused(here("serve", run), ENVIRONMENT, "serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's")
+    refused(
+        here("serve", run),
+        ENVIRONMENT,
+        "serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's",
+    )
 
 
 def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_is_warned_of(
@@ -68,10 +86,14 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_i
     run = shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "copy")
     (run / "result.json").unlink()
     (run / "model.safetensors").unlink()
-    monkeypatch.setattr("lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close())
+    monkeypatch.setattr(
+        "lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close()
+    )
     done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://")
+    assert done.stdout.startswith(
+        f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://"
+    )
     shown = re.findall(r"^http://(\S+):(\d+)  ", done.stdout, re.M)
     assert [name for name, _ in shown] == [network_address(), "127.0.0.1"]
     assert len({port for _, port in shown}) == 1
@@ -93,9 +115,15 @@ def page(browser, server):
     page = context.new_page()
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: None if "status of 422" in message.text else problems.append(message.text))
+    page.on(
+        "console",
+        lambda message: None if "status of 422" in message.text else problems.append(message.text),
+    )
     own = (f"http://127.0.0.1:{server}/", "blob:", "data:")
-    page.on("request", lambda request: None if request.url.startswith(own) else problems.append(request.url))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(own) else problems.append(request.url),
+    )
     page.goto(f"http://127.0.0.1:{server}/")
     yield page
     assert problems == []
@@ -132,11 +160,20 @@ def test_a_picture_that_is_dropped_or_pasted_shows_classes_with_bars(page, way):
     shares = [float(re.search(r"([\d.]+) %", each)[1]) for each in bars.all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) < 101
-    widths = [float(re.search(r"[\d.]+", each.get_attribute("style"))[0]) for each in page.locator(".fill").all()]
+    widths = [
+        float(re.search(r"[\d.]+", each.get_attribute("style"))[0])
+        for each in page.locator(".fill").all()
+    ]
     assert widths == pytest.approx(shares, abs=0.06)
-    assert page.locator(".input img").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [8, 8]
+    assert page.locator(".input img").evaluate(
+        "image => [image.naturalWidth, image.naturalHeight]"
+    ) == [8, 8]
     assert page.locator(".mark").is_hidden()
-    assert page.locator("#status").inner_text().startswith(f"a.png: {page.locator('h2').inner_text()}, ")
+    assert (
+        page.locator("#status")
+        .inner_text()
+        .startswith(f"a.png: {page.locator('h2').inner_text()}, ")
+    )
 
 
 def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, tmp_path):
@@ -145,7 +182,9 @@ def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, 
     notes.write_text("no image")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "files"
-    assert page.locator("#files").evaluate("input => input.labels[0].textContent") == "Choose pictures"
+    assert (
+        page.locator("#files").evaluate("input => input.labels[0].textContent") == "Choose pictures"
+    )
     page.set_input_files("#files", [picture, notes])
     first, second = classified(page, 2)
     assert picture.name in first
@@ -157,7 +196,9 @@ def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, 
 
 def test_the_camera_takes_a_picture_and_is_switched_off(page):
     page.get_by_role("button", name="Use the camera").click()
-    page.locator("#video").evaluate("video => video.videoWidth || new Promise(go => { video.onloadeddata = go; })")
+    page.locator("#video").evaluate(
+        "video => video.videoWidth || new Promise(go => { video.onloadeddata = go; })"
+    )
     page.get_by_role("button", name="Take the picture").click()
     assert "camera.png" in classified(page, 1)[0]
     assert page.locator("#video").evaluate("video => video.srcObject.active") is False

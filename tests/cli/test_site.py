@@ -1,4 +1,6 @@
-"""The documentation as a site: every link leads to a file, nothing comes from elsewhere, and search works in files."""
+"""The documentation as a site: every link leads to a file, nothing comes from elsewhere, and search
+works in files.
+"""
 
 import os
 import re
@@ -31,7 +33,9 @@ def build(folder, root=ROOT):
     """Build the site of the repository at `root` as `make docs` does, into `folder`."""
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", folder]
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=root, env=variables, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,5 +76,8 @@ def test_pages_and_files_that_readers_need_are_there(site, pages):
 def test_every_page_of_docs_is_in_the_navigation(site):
     links = re.findall(r'<a\b[^>]*\shref="([^"]+)"', (site / "index.html").read_text())
     listed = {urlsplit(link).path.removesuffix(".html") for link in links}
-    written = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    written = {
+        path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+    }
     assert written - listed == set()

@@ -1,4 +1,6 @@
-"""Signals to the real program before it has imported what it needs: one sentence, whatever the command."""
+"""Signals to the real program before it has imported what it needs: one sentence, whatever the
+command.
+"""
 
 import os
 import pty
@@ -24,7 +26,9 @@ def _as_in_a_terminal():
 
 
 def waiting(folder, phase, *args):
-    """Start the program, and return it when it has reached the phase, where it would stay for ever."""
+    """Start the program, and return it when it has reached the phase, where it would stay for
+    ever.
+    """
     variables = {"PYTHONPATH": str(HOOK), "PHASE": phase, "PHASE_FOLDER": str(folder)}
     process = popen("-m", "lockstep", *args, cwd=folder, **variables)
     while not (folder / "at-0").exists():
@@ -86,7 +90,9 @@ def alone_run(trained_once):
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path):
-    """The terminal sends the signal to all processes of its group; a second one follows at once, as a key repeats."""
+    """The terminal sends the signal to all processes of its group; a second one follows at once, as
+    a key repeats.
+    """
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(tmp_path)
@@ -103,6 +109,6 @@ def test_ctrl_c_in_a_terminal_is_one_sentence(tmp_path):
         pass
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
-    assert text.replace(b"^C", b"").replace(b"\x1b[?25h", b"").decode() == SENTENCE.format("Ctrl-C").replace(
-        "\n", "\r\n"
-    )
+    assert text.replace(b"^C", b"").replace(b"\x1b[?25h", b"").decode() == SENTENCE.format(
+        "Ctrl-C"
+    ).replace("\n", "\r\n")

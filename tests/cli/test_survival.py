@@ -1,4 +1,6 @@
-"""Signals, kills and crowds, with the real program and real processes; the oracle is an undisturbed run's sha256."""
+"""Signals, kills and crowds, with the real program and real processes; the oracle is an undisturbed
+run's sha256.
+"""
 
 import signal
 import sys
@@ -13,7 +15,9 @@ from lockstep.runs import statefile
 
 @pytest.fixture
 def signals_as_in_a_terminal():
-    """What the tests' own launcher may have ignored (nohup does) is not ignored in the programs they start."""
+    """What the tests' own launcher may have ignored (nohup does) is not ignored in the programs
+    they start.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -22,7 +26,8 @@ def signals_as_in_a_terminal():
 @pytest.mark.slow
 @pytest.mark.usefixtures("signals_as_in_a_terminal")
 @pytest.mark.parametrize(
-    ("number", "code", "processes"), [(signal.SIGTERM, 143, 2), (signal.SIGHUP, 129, 1), (signal.SIGINT, 130, 2)]
+    ("number", "code", "processes"),
+    [(signal.SIGTERM, 143, 2), (signal.SIGHUP, 129, 1), (signal.SIGINT, 130, 2)],
 )
 def test_a_signal_saves_at_one_step_and_another_count_goes_on(
     started, here, tmp_path, undisturbed, number, code, processes
@@ -55,5 +60,8 @@ def test_ctrl_c_ends_an_evaluation_without_a_traceback(started, here, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     _, err = end(process)
-    assert (process.returncode, err) == (130, "stopped by Ctrl-C: start again with the same command\n")
+    assert (process.returncode, err) == (
+        130,
+        "stopped by Ctrl-C: start again with the same command\n",
+    )
     assert gone(children)

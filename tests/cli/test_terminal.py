@@ -16,13 +16,19 @@ def terminal(tmp_path, monkeypatch):
     for name, value in _outside().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
-    return lambda columns, *args, out=None: in_terminal(["lockstep", *map(str, args)], tmp_path, columns, out)
+    return lambda columns, *args, out=None: in_terminal(
+        ["lockstep", *map(str, args)], tmp_path, columns, out
+    )
 
 
 def states(text):
     """Return the successive (percent, text) of the redrawn line."""
     plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)
-    return [(int(m[1]), row) for row in re.split(r"[\r\n]+", plain) if (m := re.search(r"^[━╸╺ ]*(\d+)%  ", row))]
+    return [
+        (int(m[1]), row)
+        for row in re.split(r"[\r\n]+", plain)
+        if (m := re.search(r"^[━╸╺ ]*(\d+)%  ", row))
+    ]
 
 
 def assert_redrawn_line_progresses(shown, columns):
@@ -36,7 +42,9 @@ def assert_redrawn_line_progresses(shown, columns):
 @pytest.mark.slow
 def test_train_shows_the_progress_of_training_and_evaluation(terminal):
     columns = 80
-    code, text = terminal(columns, "train", "--no-portable", "--steps", 12, "--processes", 1, "--name", "x")
+    code, text = terminal(
+        columns, "train", "--no-portable", "--steps", 12, "--processes", 1, "--name", "x"
+    )
     assert code == 0, text
     shown = states(text)
     evaluating = [state for state in shown if "evaluating on test" in state[1]]

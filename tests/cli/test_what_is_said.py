@@ -1,4 +1,6 @@
-"""What the program says to input that is near to right: one sentence, which says what we got and what to do."""
+"""What the program says to input that is near to right: one sentence, which says what we got and
+what to do.
+"""
 
 import pytest
 from tests.conftest import NATIVE
@@ -19,7 +21,14 @@ OWN = "train digits --no-portable --towers 1 --steps 1 --processes 1 --model net
 @pytest.fixture
 def place(here, trained_once, tmp_path):
     """`here`, in a folder with photos/, flowers/, new.png, mine.toml and the run runs/mine."""
-    for name in ("photos/ants", "photos/bees", "photos/wasps", "flowers/rose", "flowers/tulip", "mnist"):
+    for name in (
+        "photos/ants",
+        "photos/bees",
+        "photos/wasps",
+        "flowers/rose",
+        "flowers/tulip",
+        "mnist",
+    ):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "mine.toml").write_text('recipe = "digits"')
     (tmp_path / "weights.pt").touch()
@@ -31,17 +40,29 @@ def place(here, trained_once, tmp_path):
 
 CASES = [
     # A name of a file or folder that is nearly right: the nearest that exists.
-    ("train phots/", DATA, "there is no folder phots: did you mean photos? give the name of a recipe"),
+    (
+        "train phots/",
+        DATA,
+        "there is no folder phots: did you mean photos? give the name of a recipe",
+    ),
     ("train Photos/ant/", DATA, "there is no folder Photos/ant: did you mean photos/ants?"),
     ("train flowes", USAGE, "did you mean flowers? or give a .toml file"),
     ("train minne.toml", USAGE, "recipe file minne.toml: did you mean mine.toml? No such file"),
     ("train --data phots", DATA, "phots: did you mean /TMP/photos? give a folder that holds"),
     ("train photos --data flwers", DATA, "flwers: did you mean /TMP/flowers?"),
     ("train mnist --data minst", DATA, "dataset mnist: did you mean /TMP/mnist? no train-images"),
-    ("train --init runs/mien", DATA, "runs/mien: did you mean /TMP/runs/mine? it cannot be read: No such file"),
+    (
+        "train --init runs/mien",
+        DATA,
+        "runs/mien: did you mean /TMP/runs/mine? it cannot be read: No such file",
+    ),
     ("train --init wieghts.pt", DATA, "did you mean /TMP/weights.pt?"),
     ("train runs/mien --resume", DATA, "there is no folder runs/mien: did you mean runs/mine?"),
-    ("eval runs/mien", USAGE, "runs/mien is not a folder: did you mean runs/mine? give the folder of a run"),
+    (
+        "eval runs/mien",
+        USAGE,
+        "runs/mien is not a folder: did you mean runs/mine? give the folder of a run",
+    ),
     ("eval rusn/mine", USAGE, "did you mean runs/mine?"),
     ("eval mien", USAGE, "mien is not a folder: did you mean runs/mine?"),
     ("eval runs/mine --data phots --split tets", DATA, "leave out --data /TMP/phots"),
@@ -51,30 +72,87 @@ CASES = [
     ("export runs/mien", USAGE, "did you mean runs/mine?"),
     ("verify runs/mien", USAGE, "did you mean runs/mine?"),
     ("show runs/mien", DATA, "did you mean runs/mine?"),
-    ("data fetch photos", USAGE, "unknown dataset 'photos': Allowed: cifar10, digits, mnist; folders of images"),
+    (
+        "data fetch photos",
+        USAGE,
+        "unknown dataset 'photos': Allowed: cifar10, digits, mnist; folders of images",
+    ),
     ("data check phots", DATA, "there is no folder phots: did you mean photos?"),
-    ("train nothing/of/this", DATA, "there is no folder nothing/of/this: give the name of a recipe"),
+    (
+        "train nothing/of/this",
+        DATA,
+        "there is no folder nothing/of/this: give the name of a recipe",
+    ),
     # An address: what to do, with the address as it was given.
-    ("train https://a.org/photos", USAGE, "https://a.org/photos is an address, and Lockstep reads only files on this"),
+    (
+        "train https://a.org/photos",
+        USAGE,
+        "https://a.org/photos is an address, and Lockstep reads only files on this",
+    ),
     ("train hf://datasets/x/beans", USAGE, "hf://datasets/x/beans is an address"),
     ("train digits --data s3://bucket/x", USAGE, "s3://bucket/x is an address"),
     ("train --init https://a.org/w.pt", USAGE, "https://a.org/w.pt is an address"),
     ("train --runs gs://bucket/runs", USAGE, "gs://bucket/runs is an address"),
     ("eval http://a.org/run", USAGE, "http://a.org/run is an address"),
-    ("predict https://a.org/model.safetensors new.png", USAGE, "https://a.org/model.safetensors is an address"),
+    (
+        "predict https://a.org/model.safetensors new.png",
+        USAGE,
+        "https://a.org/model.safetensors is an address",
+    ),
     ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
-    # Several folders, a model of another library, a device of another kind, a batch that a model cannot train on.
-    ("train photos/ants photos/bees", USAGE, "photos/ants, photos/bees: give the folder that holds them, photos"),
-    ("train flowers photos", USAGE, "got 2: flowers, photos: give one, or a folder that holds a folder"),
-    ("train digits mnist.toml", USAGE, "takes one recipe, run or folder of photos, and got 2: digits, mnist.toml"),
-    ("train --model resnet50", USAGE, "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50"),
-    ("train --model timm/resnet50", USAGE, "or a function or class of yours, of torchvision or of timm"),
-    ("train --device mps", USAGE, "Lockstep computes on no other kind of GPU, such as Apple's (mps)"),
-    ("eval runs/mine --device xpu", USAGE, "got 'xpu': give auto, cpu, cuda, or the GPU of each process, as in"),
-    (f"{OWN}:norm --batch 1", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
-    (f"{OWN}:norm --towers 2 --batch 2", USAGE, "a tower computes only one image a step: give --tower-batch 2 or more"),
-    (f"{OWN}:other_size --batch 1", USAGE, "Correct the model, or give it images of the size that it takes"),
-]  # fmt: skip
+    # Several folders, a model of another library, a device of another kind, a batch that a model
+    # cannot train on.
+    (
+        "train photos/ants photos/bees",
+        USAGE,
+        "photos/ants, photos/bees: give the folder that holds them, photos",
+    ),
+    (
+        "train flowers photos",
+        USAGE,
+        "got 2: flowers, photos: give one, or a folder that holds a folder",
+    ),
+    (
+        "train digits mnist.toml",
+        USAGE,
+        "takes one recipe, run or folder of photos, and got 2: digits, mnist.toml",
+    ),
+    (
+        "train --model resnet50",
+        USAGE,
+        "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50",
+    ),
+    (
+        "train --model timm/resnet50",
+        USAGE,
+        "or a function or class of yours, of torchvision or of timm",
+    ),
+    (
+        "train --device mps",
+        USAGE,
+        "Lockstep computes on no other kind of GPU, such as Apple's (mps)",
+    ),
+    (
+        "eval runs/mine --device xpu",
+        USAGE,
+        "got 'xpu': give auto, cpu, cuda, or the GPU of each process, as in",
+    ),
+    (
+        f"{OWN}:norm --batch 1",
+        USAGE,
+        "a tower computes only one image a step: give --tower-batch 2 or more",
+    ),
+    (
+        f"{OWN}:norm --towers 2 --batch 2",
+        USAGE,
+        "a tower computes only one image a step: give --tower-batch 2 or more",
+    ),
+    (
+        f"{OWN}:other_size --batch 1",
+        USAGE,
+        "Correct the model, or give it images of the size that it takes",
+    ),
+]
 
 
 @pytest.mark.parametrize(("line", "code", "sentence"), CASES, ids=[case[0] for case in CASES])

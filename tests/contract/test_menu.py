@@ -1,4 +1,5 @@
-"""The contract of the menu: any choice from all registries trains exactly, on any number of processes and resumed.
+"""The contract of the menu: any choice from all registries trains exactly, on any number of
+processes and resumed.
 
 The processes are threads that run the real loop (tests/replicas.py). They reduce over a group in
 memory; tests/contract/test_reductions.py shows that groups of real processes have the same bits.
@@ -57,9 +58,13 @@ def tiny(shape, classes):
     """A network with filters, a matrix, batch norm and dropout."""
     channels, height, width = shape
     layers = {
-        "conv": nn.Conv2d(channels, 4, 3, stride=2), "norm": nn.BatchNorm2d(4), "relu": nn.ReLU(), "flat": nn.Flatten(),
-        "drop": nn.Dropout(0.1), "dense": nn.Linear(4 * ((height - 1) // 2) * ((width - 1) // 2), classes),
-    }  # fmt: skip
+        "conv": nn.Conv2d(channels, 4, 3, stride=2),
+        "norm": nn.BatchNorm2d(4),
+        "relu": nn.ReLU(),
+        "flat": nn.Flatten(),
+        "drop": nn.Dropout(0.1),
+        "dense": nn.Linear(4 * ((height - 1) // 2) * ((width - 1) // 2), classes),
+    }
     module = nn.Sequential()
     for name, layer in layers.items():
         module.add_module(name, layer)
@@ -67,11 +72,19 @@ def tiny(shape, classes):
 
 
 def chosen():
-    """Yield twice SAMPLES random choices, in each half of which every value of the menu occurs. FEW are fast."""
+    """Yield twice SAMPLES random choices, in each half of which every value of the menu occurs. FEW
+    are fast.
+    """
     columns = []
     for name, values in MENU.items():
         drawn, every = random.Random(name), itertools.cycle(values)
-        columns.append([one for _ in range(2) for one in drawn.sample(list(itertools.islice(every, SAMPLES)), SAMPLES)])
+        columns.append(
+            [
+                one
+                for _ in range(2)
+                for one in drawn.sample(list(itertools.islice(every, SAMPLES)), SAMPLES)
+            ]
+        )
     for number, row in enumerate(zip(*columns, strict=True)):
         choice = dict(zip(MENU, row, strict=True))
         name = f"{choice['optimizer']}-{choice['augmentation']}"
@@ -80,10 +93,16 @@ def chosen():
 
 def recipe(**changes) -> Recipe:
     fixed = {
-        "model": "tests.contract.test_menu:tiny", "towers": TOWERS, "batch": BATCH, "steps": STEPS, "lr": 0.01,
-        "schedule": "constant", "weight_decay": {}, "eval_batch": 8,
+        "model": "tests.contract.test_menu:tiny",
+        "towers": TOWERS,
+        "batch": BATCH,
+        "steps": STEPS,
+        "lr": 0.01,
+        "schedule": "constant",
+        "weight_decay": {},
+        "eval_batch": 8,
         "portable": changes.get("precision", "float32") == "float32",
-    }  # fmt: skip
+    }
     return make(get_recipe("digits").model_dump(mode="json"), fixed, changes)
 
 
@@ -113,19 +132,25 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     for _ in updates(dataset, tower, reduction, state, Log(bound), poll_flags=poll) if last else ():
         pass
     assert state.step == last
-    evaluation = evaluate(model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group)
+    evaluation = evaluate(
+        model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group
+    )
     return Trained(state, evaluation)
 
 
 def trained(of: Recipe, dataset: Dataset, processes: int, **options) -> Trained:
     """Return what replica 0 holds after training on `processes` replicas. All hold the same."""
     ends = on_replicas(processes, lambda group: trained_in(group, of, dataset, **options))
-    equal_in_all([(one.state.digest(), one.evaluation) if isinstance(one, Trained) else one for one in ends])
+    equal_in_all(
+        [(one.state.digest(), one.evaluation) if isinstance(one, Trained) else one for one in ends]
+    )
     return ends[0]
 
 
 def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_after: int) -> Trained:
-    """Raise unless the run is one result on one process, on `processes`, and if it is stopped and resumed."""
+    """Raise unless the run is one result on one process, on `processes`, and if it is stopped and
+    resumed.
+    """
     straight, split = trained(of, dataset, 1), trained(of, dataset, processes)
     half = trained(of, dataset, processes, steps=stopped_after)
     resumed = trained(of, dataset, 1, first=half.state)
@@ -178,7 +203,9 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
     """All of it together, stopped between two sizes."""
     pixels = np.random.default_rng(0).integers(256, size=(200, 32, 32, 3), dtype=np.uint8)
     images = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
-    evaluation = require_one_result(make(tomllib.loads(FAST)), images, 3, stopped_after=1).evaluation
+    evaluation = require_one_result(
+        make(tomllib.loads(FAST)), images, 3, stopped_after=1
+    ).evaluation
     assert evaluation.correct_one_view is not None
 
 

@@ -1,6 +1,8 @@
-"""Reductions: every number of towers and processes gives the bits of one process, by the messages that are documented.
+"""Reductions: every number of towers and processes gives the bits of one process, by the messages
+that are documented.
 
-The processes are threads with a group in memory (tests/replicas.py). One test starts real ones, for the backend.
+The processes are threads with a group in memory (tests/replicas.py). One test starts real ones, for
+the backend.
 """
 
 import itertools
@@ -31,7 +33,9 @@ MESSAGES = "tree, without memory in common"
 
 
 def vector(tower: int, length: int = LENGTH) -> torch.Tensor:
-    return torch.randn(length, generator=torch.Generator().manual_seed(tower)) * 10.0 ** (tower % 5 - 2)
+    return torch.randn(length, generator=torch.Generator().manual_seed(tower)) * 10.0 ** (
+        tower % 5 - 2
+    )
 
 
 def bits(total: torch.Tensor) -> str:
@@ -85,7 +89,9 @@ def test_any_number_of_processes_has_the_bits_of_one(processes, kind):
 
 
 def in_parts(members, towers, ends, kind="tree"):
-    """Return the bits of two sums, of which the last vector is completed in parts that end at `ends`, from its end."""
+    """Return the bits of two sums, of which the last vector is completed in parts that end at
+    `ends`, from its end.
+    """
     reduction = reduction_of(members, towers, kind)
     assert reduction.in_parts
 
@@ -113,9 +119,12 @@ HOSTS = {
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 def test_processes_on_any_hosts_and_vectors_in_any_parts_have_the_bits_of_one(hosts):
     for towers in range(len(hosts), 10, 2):
-        for ends in ([], [1], [500, 700], [2, 3, 4]):  # A part may be smaller than the number of processes.
+        # A part may be smaller than the number of processes.
+        for ends in ([], [1], [500, 700], [2, 3, 4]):
             for kind in ("tree", MESSAGES):
-                found = on_replicas(len(hosts), partial(in_parts, towers=towers, ends=ends, kind=kind), hosts)
+                found = on_replicas(
+                    len(hosts), partial(in_parts, towers=towers, ends=ends, kind=kind), hosts
+                )
                 assert found == [[alone(towers)] * 2] * len(hosts), (towers, ends, kind)
 
 
@@ -136,7 +145,9 @@ def child(folder: str) -> None:
     table = members.gather(torch.full((2, 3), float(process), dtype=torch.float64))
     found["gather"] = table[:, 0, 0].tolist()
     texts = (b"from process 0", b"")
-    found["broadcast"] = [members.broadcast(text if process == 0 else b"").decode() for text in texts]
+    found["broadcast"] = [
+        members.broadcast(text if process == 0 else b"").decode() for text in texts
+    ]
     if process == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     members.close()
@@ -149,7 +160,9 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
     code = f"from tests.contract.test_reductions import child; child({str(tmp_path)!r})"
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, **shared, "RANK": str(rank)}
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, **shared, "RANK": str(rank)},
         )
         for rank in range(2)
     ]
@@ -172,7 +185,9 @@ def noted(members, kind, towers, length):
         exchange(sends, receives)
 
     members.exchange = noted_exchange
-    members.all_reduce = lambda tensor: found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
+    members.all_reduce = lambda tensor: (
+        found.append(["all_reduce", tensor.numel(), None]) or add(tensor)
+    )
     reduction = reduction_of(members, towers, kind)
     summed(reduction, (vector(t, length) for t in reduction.owned))
     return found
@@ -181,7 +196,8 @@ def noted(members, kind, towers, length):
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("memory", [True, False])
 def test_a_value_crosses_a_link_once_for_each_host(width, memory):
-    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a vector of totals.
+    """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a
+    vector of totals.
 
     Within a host it sends as much to each process, if they have no memory in common.
     """
@@ -189,9 +205,15 @@ def test_a_value_crosses_a_link_once_for_each_host(width, memory):
     kind = "tree" if memory else MESSAGES
     found = on_replicas(2 * width, lambda members: noted(members, kind, 4 * width, 1600), hosts)
     for process, messages in enumerate(found):
-        sent = [(hosts[peer] == hosts[process], values) for name, values, peer in messages if name == "send"]
+        sent = [
+            (hosts[peer] == hosts[process], values)
+            for name, values, peer in messages
+            if name == "send"
+        ]
         assert [values for within, values in sent if not within] == [800 // width] * 2
-        assert [values for within, values in sent if within] == [1600 // width] * 2 * (width - 1) * (not memory)
+        assert [values for within, values in sent if within] == [1600 // width] * 2 * (
+            width - 1
+        ) * (not memory)
 
 
 def test_allreduce_is_one_call_of_the_backend():
@@ -199,7 +221,9 @@ def test_allreduce_is_one_call_of_the_backend():
     assert found == [[["all_reduce", LENGTH, None]]] * 4
 
 
-def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(monkeypatch):
+def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(
+    monkeypatch,
+):
     monkeypatch.setattr(group.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(group.dist, "get_world_size", lambda: 2)
     members = group.Processes(CPU, Monitor())
@@ -208,7 +232,10 @@ def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches
     def fail():
         raise PeerLostError("lost")
 
-    waits = [members.start(work) for work in (may.wait, lambda: done.append(threading.current_thread()), fail)]
+    waits = [
+        members.start(work)
+        for work in (may.wait, lambda: done.append(threading.current_thread()), fail)
+    ]
     assert not done  # `start` has returned although the first work waits
     may.set()
     waits[1]()
@@ -216,5 +243,6 @@ def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches
     assert done[0].daemon  # so that a process can end while another one does not answer
     with pytest.raises(PeerLostError, match="lost"):
         waits[2]()
-    with pytest.raises(PeerLostError, match="lost"):  # Its messages would meet those that the failed work left out.
+    # Its messages would meet those that the failed work left out.
+    with pytest.raises(PeerLostError, match="lost"):
         members.start(lambda: done.append(0))()

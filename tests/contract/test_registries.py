@@ -30,7 +30,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "mnist" else ()) for name in MODELS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "mnist" else ()) for name in MODELS],
 )
 def test_a_model_is_seeded_trainable_and_deterministic(name):
     build = load_object(MODELS[name])
@@ -48,7 +49,9 @@ def test_a_model_is_seeded_trainable_and_deterministic(name):
     logits = first(images)
     assert logits.shape == (4, 10)
     logits.square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in first.parameters() if p.ndim > 1)
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 for p in first.parameters() if p.ndim > 1
+    )
     first.eval()
     assert torch.equal(first(images), first(images))
 
@@ -69,7 +72,9 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
         assert result.is_contiguous(memory_format=torch.channels_last)
     order = np.random.default_rng(0).permutation(40)[:27]
     assert torch.equal(tested[order], augmentation.test(images[order]))
-    assert torch.equal(train(images[order], Keys(3, keys.epochs[order], keys.examples[order])), out[order])
+    assert torch.equal(
+        train(images[order], Keys(3, keys.epochs[order], keys.examples[order])), out[order]
+    )
     if name != "plain":
         assert not torch.equal(train(images, keys._replace(seed=4)), out)
         assert not torch.equal(train(images, keys._replace(epochs=keys.epochs + 1)), out)
@@ -78,7 +83,9 @@ def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_returns_factors_up_to_1(name):
     schedule = SCHEDULES[name]()
-    bound = SimpleNamespace(steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5))
+    bound = SimpleNamespace(
+        steps=100, examples=500, recipe=SimpleNamespace(batch=10, tower_batch=5)
+    )
     factors = [schedule.factor(step, bound) for step in range(100)]
     assert all(isinstance(f, float) and 0 < f <= 1 for f in factors)
 
@@ -105,12 +112,19 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
 def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coefficient):
-    """The factor applies to filters, matrices and vectors, also with weight decay. Other parameters do not change."""
+    """The factor applies to filters, matrices and vectors, also with weight decay. Other parameters
+    do not change.
+    """
 
     def trained(lr, factors):
         parameters = {
             key: torch.linspace(-1, 1, math.prod(shape)).view(shape)
-            for key, shape in {"filter": (4, 3, 3, 3), "matrix": (4, 6), "vector": (5,), "other": (3, 2)}.items()
+            for key, shape in {
+                "filter": (4, 3, 3, 3),
+                "matrix": (4, 6),
+                "vector": (5,),
+                "other": (3, 2),
+            }.items()
         }
         decay = dict.fromkeys(("matrix", "vector", "other"), coefficient)
         optimizer = OPTIMIZERS[name]().build(parameter_groups(parameters, decay, factors))
@@ -124,7 +138,11 @@ def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coeff
         return parameters
 
     slow = ("filter", "matrix", "vector")
-    divided, low, plain = trained(0.1, dict.fromkeys(slow, 0.25)), trained(0.025, {}), trained(0.1, {})
+    divided, low, plain = (
+        trained(0.1, dict.fromkeys(slow, 0.25)),
+        trained(0.025, {}),
+        trained(0.1, {}),
+    )
     assert all(torch.equal(divided[key], low[key]) for key in slow)
     assert torch.equal(divided["other"], plain["other"])
     assert not any(torch.equal(low[key], plain[key]) for key in low)

@@ -109,11 +109,17 @@ for number, (name, bomb) in enumerate(json.load(sys.stdin).items()):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Return for each bomb the length of the error's message and the MiB that the program grew by."""
+    """Return for each bomb the length of the error's message and the MiB that the program grew
+    by.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", PREPARE + MEASURE], cwd=tmp_path_factory.mktemp("bombs"), input=json.dumps(BOMBS),
-        capture_output=True, text=True, env={"PYTHONPATH": f"{Path(__file__).parents[2]}/src"},
-    )  # fmt: skip
+        [sys.executable, "-c", PREPARE + MEASURE],
+        cwd=tmp_path_factory.mktemp("bombs"),
+        input=json.dumps(BOMBS),
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{Path(__file__).parents[2]}/src"},
+    )
     return dict(map(json.loads, done.stdout.splitlines())), done.stderr
 
 

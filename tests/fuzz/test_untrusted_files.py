@@ -1,4 +1,6 @@
-"""Mutated files of every kind, given to every loader: only a LockstepError may come out, and no code is executed."""
+"""Mutated files of every kind, given to every loader: only a LockstepError may come out, and no
+code is executed.
+"""
 
 import gzip
 import io
@@ -37,9 +39,12 @@ from lockstep.runs.folder import Run
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1, "portable": False})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 bounded = settings(
-    max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)  # fmt: skip
+)
 
 
 def only_lockstep_errors(call, *arguments):
@@ -56,7 +61,10 @@ EDITS = st.lists(
     st.tuples(
         st.floats(0, 1),
         st.sampled_from(["change", "insert", "cut", "repeat", "end"]),
-        st.one_of(st.binary(min_size=1, max_size=8), st.sampled_from([b"\xff" * 8, bytes(8), b"9" * 40, b"[" * 3000])),
+        st.one_of(
+            st.binary(min_size=1, max_size=8),
+            st.sampled_from([b"\xff" * 8, bytes(8), b"9" * 40, b"[" * 3000]),
+        ),
     ),
     min_size=1,
     max_size=4,
@@ -68,29 +76,55 @@ def edited(data, edits):
         at = int(share * len(data))
         begin, rest = data[:at], data[at:]
         data = {
-            "change": begin + new + rest[len(new) :], "insert": begin + new + rest, "end": begin,
-            "cut": begin + rest[len(new) * 8 :], "repeat": begin + begin[-64:] * 3 + rest,
-        }[what]  # fmt: skip
+            "change": begin + new + rest[len(new) :],
+            "insert": begin + new + rest,
+            "end": begin,
+            "cut": begin + rest[len(new) * 8 :],
+            "repeat": begin + begin[-64:] * 3 + rest,
+        }[what]
     return data
 
 
 STRANGE = st.one_of(
     st.sampled_from(
         [
-            None, True, -1, 0, 10**30, -(10**400), 1e308, float("inf"), float("nan"), "", "\ud800", "a\x1b[2J\0b",
-            "../x", "os:system", [], {}, [None], {"kind": []}, {"kind": "sgd", "x": 1}, "x" * 10_000, [[]] * 100,
+            None,
+            True,
+            -1,
+            0,
+            10**30,
+            -(10**400),
+            1e308,
+            float("inf"),
+            float("nan"),
+            "",
+            "\ud800",
+            "a\x1b[2J\0b",
+            "../x",
+            "os:system",
+            [],
+            {},
+            [None],
+            {"kind": []},
+            {"kind": "sgd", "x": 1},
+            "x" * 10_000,
+            [[]] * 100,
             json.loads("[" * 400 + "]" * 400),
         ]
     ),
-    st.integers(), st.floats(), st.text(max_size=5),
-)  # fmt: skip
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+)
 CHANGES = st.lists(st.tuples(st.integers(0, 10_000), STRANGE), min_size=1, max_size=3)
 
 
 def places(value, path=()):
     """The paths of all parts of a JSON value, the whole first."""
     yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
         yield from places(value[key], (*path, key))
 
 
@@ -139,12 +173,24 @@ def look_at(path):
     """Read all that a run tells, as the commands do."""
     run = Run(path)
     for part in (
-        run.recipe, run.result, run.metrics, run.sessions, run.data, lambda: run.accuracy,
-        lambda: run.classes, lambda: repr(run), lambda: run.state,
-        lambda: weights_of(path), lambda: run.recipe().digest(), lambda: run.recipe().toml(),
-        lambda: statefile.latest(run.checkpoints), lambda: run.load("best"),
-        lambda: run.load(), lambda: find_weights(path), lambda: page(Run(path)),
-    ):  # fmt: skip
+        run.recipe,
+        run.result,
+        run.metrics,
+        run.sessions,
+        run.data,
+        lambda: run.accuracy,
+        lambda: run.classes,
+        lambda: repr(run),
+        lambda: run.state,
+        lambda: weights_of(path),
+        lambda: run.recipe().digest(),
+        lambda: run.recipe().toml(),
+        lambda: statefile.latest(run.checkpoints),
+        lambda: run.load("best"),
+        lambda: run.load(),
+        lambda: find_weights(path),
+        lambda: page(Run(path)),
+    ):
         only_lockstep_errors(part)
 
 
@@ -153,7 +199,9 @@ FAST = ["result.json", "metrics.jsonl", "model.safetensors"]
 OTHERS = ["recipe.json", "environment.json", "checkpoints/step-000000001.safetensors"]
 
 
-@pytest.mark.parametrize("name", FAST + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS])
+@pytest.mark.parametrize(
+    "name", FAST + [pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+)
 @bounded
 @given(edits=EDITS, changes=CHANGES)
 def test_a_file_of_a_run(run, copy, name, edits, changes):
@@ -233,7 +281,9 @@ def picture(kind):
 
 
 def start_from(path):
-    return load_initial_weights(build_model(RECIPE, (1, 8, 8), 10), "digits", path, find_weights(path).sha256)
+    return load_initial_weights(
+        build_model(RECIPE, (1, 8, 8), 10), "digits", path, find_weights(path).sha256
+    )
 
 
 def looked_at(path):
@@ -249,16 +299,41 @@ WEIGHTS = build_model(RECIPE, (1, 8, 8), 10).state_dict()
 PICKLED = {new_format: io.BytesIO() for new_format in (True, False)}
 for new_format, file in PICKLED.items():
     torch.save(WEIGHTS, file, _use_new_zipfile_serialization=new_format)
-EVALUATED = {"kind": "evaluation", "step": 3, "split": "test", "weights": "ema", "examples": 10, "accuracy": 0.5}
+EVALUATED = {
+    "kind": "evaluation",
+    "step": 3,
+    "split": "test",
+    "weights": "ema",
+    "examples": 10,
+    "accuracy": 0.5,
+}
 # Files by name, and what reads them in a folder.
 LOADERS = {
-    "recipe": ({"r.toml": get_recipe("cifar10").toml().encode()}, lambda folder: make(read_file(folder / "r.toml"))),
-    "MNIST": ({"i": IMAGES, "l": LABELS}, lambda folder: readers.read_mnist(folder / "i", folder / "l", count=20)),
-    "packed MNIST": (PACKED, lambda folder: readers.read_mnist(folder / "i.gz", folder / "l.gz", count=20)),
-    "CIFAR": ({"b.bin": bytes(5 * 3073)}, lambda folder: readers.read_cifar([folder / "b.bin"], records=5)),
-    **{kind: ({"p": content}, lambda folder: looked_at(folder / "p")) for kind, content in PICTURES.items()},
+    "recipe": (
+        {"r.toml": get_recipe("cifar10").toml().encode()},
+        lambda folder: make(read_file(folder / "r.toml")),
+    ),
+    "MNIST": (
+        {"i": IMAGES, "l": LABELS},
+        lambda folder: readers.read_mnist(folder / "i", folder / "l", count=20),
+    ),
+    "packed MNIST": (
+        PACKED,
+        lambda folder: readers.read_mnist(folder / "i.gz", folder / "l.gz", count=20),
+    ),
+    "CIFAR": (
+        {"b.bin": bytes(5 * 3073)},
+        lambda folder: readers.read_cifar([folder / "b.bin"], records=5),
+    ),
+    **{
+        kind: ({"p": content}, lambda folder: looked_at(folder / "p"))
+        for kind, content in PICTURES.items()
+    },
     "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, scan),
-    "safetensors": ({"w.safetensors": save(WEIGHTS)}, lambda folder: start_from(folder / "w.safetensors")),
+    "safetensors": (
+        {"w.safetensors": save(WEIGHTS)},
+        lambda folder: start_from(folder / "w.safetensors"),
+    ),
     "zip": ({"w.pt": PICKLED[True].getvalue()}, lambda folder: start_from(folder / "w.pt")),
     "legacy": ({"w.pt": PICKLED[False].getvalue()}, lambda folder: start_from(folder / "w.pt")),
     "evaluations": (
@@ -291,9 +366,13 @@ def test_weights_of_another_type_are_refused(run, tmp_path, dtype, names):
     found = statefile.read(run / "model.safetensors")
     changed = sorted(name for name, tensor in found.tensors.items() if tensor.is_floating_point())
     changed = changed[: 1 if names == "one" else None]
-    tensors = found.tensors | {name: found.tensors[name].to(getattr(torch, dtype)) for name in changed}
+    tensors = found.tensors | {
+        name: found.tensors[name].to(getattr(torch, dtype)) for name in changed
+    }
     statefile.write(tmp_path / "m.safetensors", tensors, found.facts)
-    with pytest.raises(LockstepError, match=f"the weights are of another model than digits: {changed[0]}"):
+    with pytest.raises(
+        LockstepError, match=f"the weights are of another model than digits: {changed[0]}"
+    ):
         load_classifier(tmp_path / "m.safetensors")
 
 
@@ -305,7 +384,10 @@ def test_a_file_of_weights_is_not_unpacked(tmp_path, method):
     ):
         for entry in stored.infolist():
             packed.writestr(entry.filename, bytes(10_000) + stored.read(entry))
-    with mock.patch("torch.load") as load, pytest.raises(LockstepError, match="the file is damaged, packed, or has"):
+    with (
+        mock.patch("torch.load") as load,
+        pytest.raises(LockstepError, match="the file is damaged, packed, or has"),
+    ):
         start_from(tmp_path / "w.pt")
     assert not load.called
 
@@ -352,13 +434,18 @@ def test_a_file_of_images_and_its_labels(tmp_path, suffix, edits, changes):
 
 
 @bounded
-@given(names=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=6), depth=st.integers(0, 3))
+@given(
+    names=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=6),
+    depth=st.integers(0, 3),
+)
 def test_the_names_in_a_folder_of_images(tmp_path, names, depth):
     root = os.fsencode(tmp_path / "photos")
     shutil.rmtree(root, ignore_errors=True)
     for number, name in enumerate(names):
         name = name.replace(b"/", b"_").replace(b"\0", b"_")
-        folder = os.path.join(root, *[b"train", b"val", b"x"][:depth], name if name.strip(b".") else b"dots")
+        folder = os.path.join(
+            root, *[b"train", b"val", b"x"][:depth], name if name.strip(b".") else b"dots"
+        )
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, name[:4] + b"%d.png" % number), "wb") as file:
             file.write(PICTURES["PNG"] + bytes([number]))

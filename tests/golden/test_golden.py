@@ -1,7 +1,9 @@
-"""The bits of short native runs, on machines where they are known. Only an intended change may change them.
+"""The bits of short native runs, on machines where they are known. Only an intended change may
+change them.
 
-Hashes are kept for each torch build and CPU (name, model, flags and caches, which decide the kernels' blocks). On a
-machine that is not in the file the test is skipped; run `python -m tests.golden.test_golden` to add it.
+Hashes are kept for each torch build and CPU (name, model, flags and caches, which decide the
+kernels' blocks). On a machine that is not in the file the test is skipped; run `python -m
+tests.golden.test_golden` to add it.
 """
 
 import hashlib
@@ -20,7 +22,13 @@ FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
     "digits float32": {"steps": 24, "arithmetic": "native"},
     "digits bfloat16": {"steps": 24, "precision": "bfloat16", "portable": False},
-    "digits adam, 3 towers": {"steps": 24, "arithmetic": "native", "towers": 3, "optimizer.kind": "adam", "lr": 1e-3},
+    "digits adam, 3 towers": {
+        "steps": 24,
+        "arithmetic": "native",
+        "towers": 3,
+        "optimizer.kind": "adam",
+        "lr": 1e-3,
+    },
 }
 
 
@@ -53,5 +61,7 @@ if __name__ == "__main__":
 
     known = json.loads(FILE.read_text()) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        known[machine()] = {case: weights_sha256(c, Path(folder) / case) for case, c in CASES.items()}
+        known[machine()] = {
+            case: weights_sha256(c, Path(folder) / case) for case, c in CASES.items()
+        }
     FILE.write_text(json.dumps(known, indent=1) + "\n")

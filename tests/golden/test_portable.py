@@ -1,7 +1,7 @@
 """The bits of portable arithmetic: one list of hashes for all machines, without a skip.
 
-Only an intended change of the arithmetic may change them: run `python -m tests.golden.test_portable` then. README
-states the hash of whole `digits`.
+Only an intended change of the arithmetic may change them: run `python -m
+tests.golden.test_portable` then. README states the hash of whole `digits`.
 """
 
 import hashlib
@@ -34,7 +34,12 @@ CASES = {
     "cifar10": {"progressive.sizes_px": [20, 32], "progressive.shares": [0.5, 0.5]},
     "mnist": {"model_options.dropout": 0.5},
     "folder": {"image_px": 32},
-    "digits, AdamW": {"optimizer": "adamw", "lr": 1e-3, "schedule": "cosine", "label_smoothing": 0.1},
+    "digits, AdamW": {
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "schedule": "cosine",
+        "label_smoothing": 0.1,
+    },
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
     "cifar10, GELU": {"model_options.activation": "gelu", "progressive": None},
 }
@@ -42,8 +47,13 @@ SLOW, TAKE_LONG = pytest.mark.slow, {"mnist", "folder", "cifar10, GELU"}
 
 
 def weights_sha256(case: str) -> str:
-    """Return the SHA-256 of all weights after some steps on random images, and of the loss of an evaluation."""
-    recipe = make(get_recipe(case.partition(",")[0]).model_dump(mode="json"), SMALL | CASES[case] | {"steps": STEPS})
+    """Return the SHA-256 of all weights after some steps on random images, and of the loss of an
+    evaluation.
+    """
+    recipe = make(
+        get_recipe(case.partition(",")[0]).model_dump(mode="json"),
+        SMALL | CASES[case] | {"steps": STEPS},
+    )
     dataset = invented.load(recipe.dataset, 40, recipe.image_px)["train"]
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
     model.fit(dataset)
@@ -52,27 +62,37 @@ def weights_sha256(case: str) -> str:
     network = model.network
     tower = Tower(bound, network)
     for step in range(STEPS):
-        first, second = (tower(state, dataset.shard(bound.plan(step), number), step) for number in range(2))
+        first, second = (
+            tower(state, dataset.shard(bound.plan(step), number), step) for number in range(2)
+        )
         gradients, buffer_deltas, _ = tower.layout.unpack(first + second)
         state.apply(gradients / recipe.batch, buffer_deltas / 2, bound.learning_rate(step))
-    judged = evaluate(network, state.ema or state.parameters, state.buffers, dataset.first(8), Group())
+    judged = evaluate(
+        network, state.ema or state.parameters, state.buffers, dataset.first(8), Group()
+    )
     return hashlib.sha256(f"{state.weights_sha256()} {judged.loss.hex()}".encode()).hexdigest()
 
 
 def features_sha256() -> str:
-    """Return the SHA-256 of what the layers of `photos` before its head compute for random images."""
+    """Return the SHA-256 of what the layers of `photos` before its head compute for random
+    images.
+    """
     recipe = get_recipe("photos").replace(arithmetic="portable", precision="float32", image_px=64)
     model = build_model(recipe, (3, 64, 64), 1000)
     model.load_state_dict(torch.load(known_weights(recipe), weights_only=True))
     images = invented.load(recipe.dataset, 2, 64)["train"].images
-    return hashlib.sha256(Backbone(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        Backbone(recipe, model, (3, 64, 64), CPU)(images).numpy().tobytes()
+    ).hexdigest()
 
 
 def digits_sha256(path: Path) -> str:
     return fit_here(get_recipe("digits"), path).result["weights_sha256"]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW) if case in TAKE_LONG else case for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=SLOW) if case in TAKE_LONG else case for case in CASES]
+)
 def test_some_steps_have_the_known_bits(case):
     assert weights_sha256(case) == json.loads(FILE.read_text())[case]
 
@@ -97,4 +117,6 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as folder:
         known = {"digits": digits_sha256(Path(folder) / "run"), "photos": features_sha256()}
-    FILE.write_text(json.dumps(known | {case: weights_sha256(case) for case in CASES}, indent=1) + "\n")
+    FILE.write_text(
+        json.dumps(known | {case: weights_sha256(case) for case in CASES}, indent=1) + "\n"
+    )

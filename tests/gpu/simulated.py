@@ -1,8 +1,9 @@
-"""Trains every recipe to its end on the simulated GPU of fake_cuda.cpp: `python -m tests.gpu.simulated LIBRARY`.
+"""Trains every recipe to its end on the simulated GPU of fake_cuda.cpp: `python -m
+tests.gpu.simulated LIBRARY`.
 
-The values are real, and the host may not touch the GPU's memory. It prints one line of JSON for each case: its name,
-whether the last checkpoint is that of the CPU, what made the host wait for the GPU in a step that nobody reads, and the
-error, if there is one.
+The values are real, and the host may not touch the GPU's memory. It prints one line of JSON for
+each case: its name, whether the last checkpoint is that of the CPU, what made the host wait for the
+GPU in a step that nobody reads, and the error, if there is one.
 """
 
 import contextlib
@@ -74,7 +75,8 @@ SEVERAL = {
     f"digits{PORTABLE}, a host with a GPU and one without": [("cuda", 0), ("cpu",)],
 }
 TUNED = f"photos-tuned{PORTABLE}"  # with small images
-BY_NAME = {TUNED, f"digits{PORTABLE}, three processes on one GPU"}  # They take minutes: only if they are asked for.
+# They take minutes: only if they are asked for.
+BY_NAME = {TUNED, f"digits{PORTABLE}, three processes on one GPU"}
 RESUMED = f"digits{PORTABLE}, resumed on a CPU and on a GPU again"
 MEMBER = "--member"
 DRIVER = {
@@ -122,19 +124,30 @@ class Waits(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
-        self.threads: set[int] = set()  # torch computes the backward pass of a GPU in one of its own
+        # torch computes the backward pass of a GPU in one of its own
+        self.threads: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.threads.add(threading.get_ident())
         result = func(*args, **(kwargs or {}))
-        given, made = ({t.device.type for t in tree_leaves(values) if isinstance(t, Tensor) and t.dim()}
-                       for values in ((args, kwargs), result))  # fmt: skip
+        given, made = (
+            {t.device.type for t in tree_leaves(values) if isinstance(t, Tensor) and t.dim()}
+            for values in ((args, kwargs), result)
+        )
         copies = func.name().startswith(("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"))
-        queued = (kwargs or {}).get("non_blocking") or any(argument is True for argument in args[2:3])
+        queued = (kwargs or {}).get("non_blocking") or any(
+            argument is True for argument in args[2:3]
+        )
         read = func.name() == "aten::_local_scalar_dense" and args[0].is_cuda
-        if read or ("cuda" in given and "cpu" in made) or (copies and "cpu" in given and "cuda" in made and not queued):
+        if (
+            read
+            or ("cuda" in given and "cpu" in made)
+            or (copies and "cpu" in given and "cuda" in made and not queued)
+        ):
             own = [f for f in traceback.extract_stack() if "/src/lockstep/" in f.filename]
-            self.found.append(f"{Path(own[-1].filename).name}: {own[-1].name}" if own else func.name())
+            self.found.append(
+                f"{Path(own[-1].filename).name}: {own[-1].name}" if own else func.name()
+            )
         return result
 
 
@@ -151,28 +164,40 @@ def watched(waits: Waits, *args: object, **options: object) -> Generator[Request
 
 @contextlib.contextmanager
 def simulating(*, native: bool) -> Iterator[Waits]:
-    """Answer what torch asks the driver itself. If `native`, also let the CPU compute by the operators of a GPU."""
+    """Answer what torch asks the driver itself. If `native`, also let the CPU compute by the
+    operators of a GPU.
+    """
     waits = Waits()
     with contextlib.ExitStack() as stack:
         for name, answer in DRIVER.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer))
+            stack.enter_context(
+                mock.patch.object(torch.cuda, name, lambda *_, answer=answer: answer)
+            )
         if native:  # Portable arithmetic has the same operators on both.
             stack.enter_context(operators_of_a_gpu())
         stack.enter_context(graphs_of_a_gpu())
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
         stack.enter_context(mock.patch.object(session, "read_splits", read))
         stack.enter_context(
-            mock.patch.object(session, "updates", lambda *args, **options: watched(waits, *args, **options))
+            mock.patch.object(
+                session, "updates", lambda *args, **options: watched(waits, *args, **options)
+            )
         )
         yield waits
 
 
 def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
-    """Return a short recipe, and the file `weights`, with random ones, if it starts from trained weights.
+    """Return a short recipe, and the file `weights`, with random ones, if it starts from trained
+    weights.
 
     `name` is that of a recipe, or of settings for `digits`.
     """
-    changes = {"steps": STEPS, "batch": 16, "towers": max(2, len(SEVERAL.get(name, ()))), "eval_batch": 16}
+    changes = {
+        "steps": STEPS,
+        "batch": 16,
+        "towers": max(2, len(SEVERAL.get(name, ()))),
+        "eval_batch": 16,
+    }
     if changes["towers"] == 3:
         changes["batch"] = 15
     name, portable, _ = name.partition(PORTABLE)
@@ -181,16 +206,25 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
     if name + PORTABLE == TUNED and portable:
         changes |= {"image_px": 32, "batch": 4}
     # The first step with another size of images also waits for the weights that resize them.
-    changes |= {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
+    changes |= (
+        {"progressive.sizes_px": [24], "progressive.shares": [1.0]} if base["progressive"] else {}
+    )
     recipe = make(base, changes | SETTINGS.get(name, {}))
     recipe = recipe.replace(precision="float32") if recipe.precision == "auto" else recipe
     if recipe.init_sha256 is None:
         return recipe, None
-    torch.save(build_model(recipe.replace(head=None), (3, recipe.image_px, recipe.image_px), 10).state_dict(), weights)
+    torch.save(
+        build_model(
+            recipe.replace(head=None), (3, recipe.image_px, recipe.image_px), 10
+        ).state_dict(),
+        weights,
+    )
     return recipe.replace(init_sha256=hashlib.sha256(weights.read_bytes()).hexdigest()), weights
 
 
-def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path) -> dict[str, Tensor]:
+def trained(
+    recipe: Recipe, init: Path | None, device: torch.device, path: Path
+) -> dict[str, Tensor]:
     """Return the tensors of the last checkpoint of a run on `device`."""
     placement = Placement(device=device.type, init=init)
     spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=0.0)
@@ -199,10 +233,16 @@ def trained(recipe: Recipe, init: Path | None, device: torch.device, path: Path)
 
 
 def resumed(recipe: Recipe, path: Path) -> dict[str, Tensor]:
-    """Return the tensors of the last checkpoint of a run that is resumed on another device after each step."""
+    """Return the tensors of the last checkpoint of a run that is resumed on another device after
+    each step.
+    """
     for device, stop in (("cuda:0", signal.SIGINT), ("cpu", signal.SIGINT), ("cuda:0", None)):
         spec = TrainSpec(
-            recipe=recipe, placement=Placement(device=device), path=path, started=0.0, resume=path.exists()
+            recipe=recipe,
+            placement=Placement(device=device),
+            path=path,
+            started=0.0,
+            resume=path.exists(),
         )
         with contextlib.suppress(StoppedError):
             train(spec, Context(device=torch.device(device), stop=lambda stop=stop: stop))
@@ -210,10 +250,14 @@ def resumed(recipe: Recipe, path: Path) -> dict[str, Tensor]:
 
 
 def confirmed(recipe: Recipe, path: Path, device: str) -> bool:
-    """Return whether `verify` on `device` finds the bits of a run that another device has trained too."""
+    """Return whether `verify` on `device` finds the bits of a run that another device has trained
+    too.
+    """
     spec = VerifySpec(recipe=recipe, placement=Placement(device=device), path=path)
     record = verify(spec, Context(device=torch.device(device)))
-    return record["same"] and {"weights_sha256", "checkpoints", "model.safetensors"} <= {*record["compared"]}
+    return record["same"] and {"weights_sha256", "checkpoints", "model.safetensors"} <= {
+        *record["compared"]
+    }
 
 
 def member(number: int, case_name: str, folder: Path) -> None:
@@ -225,15 +269,21 @@ def member(number: int, case_name: str, folder: Path) -> None:
         store = distributed.FileStore(str(folder / "store"), len(devices))
         group = connect(number, len(devices), device, store, Monitor(), shares_gpu=True)
         assert group.through_host
-        spec = TrainSpec(recipe=recipe, placement=Placement(device="cuda:0,0"), path=folder / "run", started=0.0)
+        spec = TrainSpec(
+            recipe=recipe, placement=Placement(device="cuda:0,0"), path=folder / "run", started=0.0
+        )
         train(spec, Context(device=device, group=group, local=number))
         group.close()
 
 
 def together(case_name: str, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the last checkpoint of a run of several processes, each in a program of its own."""
+    """Return the tensors of the last checkpoint of a run of several processes, each in a program of
+    its own.
+    """
     command = [sys.executable, "-m", "tests.gpu.simulated", sys.argv[1], MEMBER, case_name, folder]
-    members = [subprocess.Popen([*command, str(number)]) for number in range(len(SEVERAL[case_name]))]
+    members = [
+        subprocess.Popen([*command, str(number)]) for number in range(len(SEVERAL[case_name]))
+    ]
     assert [one.wait() for one in members] == [0] * len(members)
     return load_file(next((folder / "run").glob(f"checkpoints/*{STEPS}.safetensors")))
 
@@ -252,19 +302,28 @@ def main() -> None:
         Graph.replays = 0
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
-            with simulating(native=PORTABLE not in name) as waits, tempfile.TemporaryDirectory() as folder:
+            with (
+                simulating(native=PORTABLE not in name) as waits,
+                tempfile.TemporaryDirectory() as folder,
+            ):
                 recipe, init = case(name, Path(folder) / "weights.pt")
                 cpu = trained(recipe, init, torch.device("cpu"), Path(folder) / "cpu")
                 if name in SEVERAL:
                     gpu = together(name, Path(folder))
                 elif name == RESUMED:
                     gpu = resumed(recipe, Path(folder) / "gpu")
-                    line["verified"] = [confirmed(recipe, Path(folder) / "gpu", one) for one in ("cpu", "cuda:0")]
+                    line["verified"] = [
+                        confirmed(recipe, Path(folder) / "gpu", one) for one in ("cpu", "cuda:0")
+                    ]
                 else:
                     gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
                 line["equal"] = not line["differ"]
-                line |= {"waits": waits.found, "threads": len(waits.threads), "replays": Graph.replays}
+                line |= {
+                    "waits": waits.found,
+                    "threads": len(waits.threads),
+                    "replays": Graph.replays,
+                }
         except Exception as problem:
             line["error"] = f"{type(problem).__name__}: {problem}"
             traceback.print_exc()

@@ -1,4 +1,6 @@
-"""`make gpu-check` on a machine without a GPU: what does not need one is checked, and the rest is skipped by name."""
+"""`make gpu-check` on a machine without a GPU: what does not need one is checked, and the rest is
+skipped by name.
+"""
 
 import itertools
 import json
@@ -13,7 +15,9 @@ from lockstep.kernels.portable import elementary
 
 @pytest.fixture
 def checked(tmp_path, monkeypatch, capsys):
-    """Return a function (*words) -> the exit code, the printed lines, and the checks in the file."""
+    """Return a function (*words) -> the exit code, the printed lines, and the checks in the
+    file.
+    """
     monkeypatch.setattr(gpu_check, "FILE", tmp_path / "gpu-check.json")
     monkeypatch.delenv("LOCKSTEP_DATA", raising=False)
 
@@ -21,7 +25,11 @@ def checked(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr("sys.argv", ["gpu_check", *words])
         with pytest.raises(SystemExit) as end:
             gpu_check.main()
-        return end.value.code, capsys.readouterr().out.splitlines(), json.loads(gpu_check.FILE.read_text())["checks"]
+        return (
+            end.value.code,
+            capsys.readouterr().out.splitlines(),
+            json.loads(gpu_check.FILE.read_text())["checks"],
+        )
 
     return check
 
@@ -53,7 +61,9 @@ def test_the_comparison_of_operations_finds_the_one_that_gives_other_bits(monkey
 
 def test_a_check_that_fails_does_not_stop_the_others_and_its_message_is_kept(checked, monkeypatch):
     monkeypatch.setattr(gpu_check, "KERNEL_TOLERANCE", 0.0)
-    monkeypatch.setattr(gpu_check, "CHECKS", {"kernels": gpu_check.kernels, "GPUs of kernels": gpu_check.gpus})
+    monkeypatch.setattr(
+        gpu_check, "CHECKS", {"kernels": gpu_check.kernels, "GPUs of kernels": gpu_check.gpus}
+    )
     code, lines, checks = checked("--only", "kernels")
     assert code == 1
     assert checks["kernels"]["status"] == "FAIL"

@@ -1,4 +1,6 @@
-"""What a GPU's driver, NCCL or torch may answer, by stand-ins for these alone: choice, connection and failures."""
+"""What a GPU's driver, NCCL or torch may answer, by stand-ins for these alone: choice, connection
+and failures.
+"""
 
 from datetime import timedelta
 from types import SimpleNamespace
@@ -23,7 +25,9 @@ from tests.runs import fit_here
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2, "portable": False})
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
-OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+OUT_OF_MEMORY = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation"
+)
 
 
 @pytest.fixture
@@ -39,8 +43,12 @@ def old_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "init", init)
 
 
-def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(old_driver, tmp_path, capfd):
-    with pytest.raises(LockstepError, match=r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"):
+def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(
+    old_driver, tmp_path, capfd
+):
+    with pytest.raises(
+        LockstepError, match=r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"
+    ):
         gpus_here(Placement(device="cuda"))
     fit_here(RECIPE, tmp_path / "auto")
     note = f"torch sees no GPU, so the CPU computes: {TOO_OLD}"
@@ -70,13 +78,21 @@ class Store(dict):
 
 @pytest.fixture
 def connected(monkeypatch):
-    """connected(device, store, **options) -> the group of process 1 of 2, and how it was initialised."""
+    """connected(device, store, **options) -> the group of process 1 of 2, and how it was
+    initialised.
+    """
     calls = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs))
+    )
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid=f"GPU-{device.index}"),
+    )
     return lambda *args, **options: (connect(1, 2, *args, Monitor(), **options), *calls[-1])
 
 
@@ -86,20 +102,32 @@ def test_processes_with_gpus_connect_by_nccl_each_on_its_own(connected):
     assert args == ("nccl",)
     assert options["timeout"] >= timedelta(days=1)
     assert {**options, "timeout": None} == {
-        "timeout": None, "device_id": torch.device("cuda", 3), "store": store, "rank": 1, "world_size": 2,
-    }  # fmt: skip
+        "timeout": None,
+        "device_id": torch.device("cuda", 3),
+        "store": store,
+        "rank": 1,
+        "world_size": 2,
+    }
     assert (group.process, group.processes, group.through_host) == (1, 2, False)
-    assert store.timeout == options["timeout"]  # The store must not give up on a slow process before the group does.
+    # The store must not give up on a slow process before the group does.
+    assert store.timeout == options["timeout"]
 
 
 def test_processes_of_one_gpu_exchange_through_the_host_if_that_was_asked_for(connected):
     with pytest.raises(LockstepError, match=r"processes 0 and 1 have one GPU.*--device cuda:0,0"):
         connected(torch.device("cuda", 3), Store("GPU-3"))
     group, args, options = connected(torch.device("cuda", 3), Store("GPU-3"), shares_gpu=True)
-    assert (args, options["device_id"], group.through_host, group.overlaps) == (("gloo",), None, True, False)
+    assert (args, options["device_id"], group.through_host, group.overlaps) == (
+        ("gloo",),
+        None,
+        True,
+        False,
+    )
 
 
-def test_hosts_with_and_without_a_gpu_and_a_torch_without_nccl_exchange_through_the_host(connected, monkeypatch):
+def test_hosts_with_and_without_a_gpu_and_a_torch_without_nccl_exchange_through_the_host(
+    connected, monkeypatch
+):
     for device, other in ((torch.device("cpu"), "GPU-0"), (torch.device("cuda", 3), "")):
         group, args, _ = connected(device, Store(other))
         assert (args, group.through_host) == (("gloo",), True)
@@ -116,15 +144,24 @@ def trained(tmp_path, monkeypatch, error, world):
         raise error
 
     monkeypatch.setattr(Tower, "__call__", fails)
-    spec = TrainSpec(recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0)
+    spec = TrainSpec(
+        recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0
+    )
     return worker.compute(spec, world, Context())
 
 
 @pytest.mark.parametrize(
-    "error", [OUT_OF_MEMORY, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes")]
+    "error",
+    [
+        OUT_OF_MEMORY,
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+    ],
 )
 def test_too_little_memory_is_one_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
-    with pytest.raises(LockstepError, match=r"too little memory \(.*more --towers, a smaller --batch") as raised:
+    with pytest.raises(
+        LockstepError, match=r"too little memory \(.*more --towers, a smaller --batch"
+    ) as raised:
         trained(tmp_path, monkeypatch, error, World())
     assert raised.value.code == ENVIRONMENT
     assert "\n" not in str(raised.value)
@@ -138,4 +175,9 @@ def test_a_lost_gpu_is_a_crash_after_which_a_restart_may_help(tmp_path, monkeypa
 def test_an_error_of_nccl_is_the_loss_of_another_process(tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "_join", lambda *_: None)
     with pytest.raises(PeerLostError, match="lost the other processes"):
-        trained(tmp_path, monkeypatch, dist.DistBackendError("NCCL error: remote process exited"), World("Slurm", 0, 2))
+        trained(
+            tmp_path,
+            monkeypatch,
+            dist.DistBackendError("NCCL error: remote process exited"),
+            World("Slurm", 0, 2),
+        )

@@ -1,4 +1,6 @@
-"""benchmarks/gpu on a machine without a GPU: it is rehearsed, so that the minutes on a real one are not spent on it."""
+"""benchmarks/gpu on a machine without a GPU: it is rehearsed, so that the minutes on a real one are
+not spent on it.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ FILES = [f"{name}.bin" for names in packed.PARTS.values() for name in names]
 
 @pytest.fixture
 def kit(tmp_path):
-    """Return the folder of six files in CIFAR-10's format, of 40 images each, and that of their packed parts."""
+    """Return the folder of six files in CIFAR-10's format, of 40 images each, and that of their
+    packed parts.
+    """
     (tmp_path / "plain").mkdir()
     for number, name in enumerate(FILES):
         records = np.random.default_rng(number).integers(0, 256, (40, 3073), dtype=np.uint8)
@@ -36,14 +40,19 @@ def test_packed_data_is_unpacked_without_loss_and_a_damaged_part_is_refused(kit,
     plain, parts = kit
     assert sorted(packed.unpack(parts, tmp_path / "again")) == sorted(FILES)
     assert content(tmp_path / "again") == content(plain)
-    with zipfile.ZipFile(parts / "cifar-b.zip", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+    with (
+        zipfile.ZipFile(parts / "cifar-b.zip", "a") as archive,
+        pytest.warns(UserWarning, match="Duplicate name"),
+    ):
         archive.writestr("test_batch.labels", bytes(40))
     with pytest.raises(SystemExit, match=r"cifar-b\.zip: test_batch is damaged"):
         packed.unpack(parts, tmp_path / "again")
 
 
 def test_a_count_has_the_launches_of_each_tower_and_those_of_one_update():
-    one, two = (count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2))
+    one, two = (
+        count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2)
+    )
     graphs = count.counted("digits,batch=8,towers=2")
     assert graphs["launches"] < two["launches"] / 2
     assert 0 < one["copies"] < one["launches"] < one["operators"]
@@ -54,16 +63,34 @@ def test_a_count_has_the_launches_of_each_tower_and_those_of_one_update():
 def event(name, device, us=0.0, note=False):
     span = SimpleNamespace(elapsed_us=lambda: us)
     device_type = SimpleNamespace(name=device)
-    return SimpleNamespace(name=name, device_type=device_type, time_range=span, is_user_annotation=note)
+    return SimpleNamespace(
+        name=name, device_type=device_type, time_range=span, is_user_annotation=note
+    )
 
 
 def test_a_profile_is_divided_by_its_steps_and_counts_what_the_gpu_did():
-    host = ["aten::mm", "cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize", "cudaDeviceSynchronize"]
+    host = [
+        "aten::mm",
+        "cudaLaunchKernel",
+        "cudaGraphLaunch",
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+    ]
     events = [event(name, "CPU", 9.0) for name in host]
-    events += [event("gemm", "CUDA", 30.0), event("gemm", "CUDA", 10.0), event("Memcpy HtoD", "CUDA", 2.0)]
+    events += [
+        event("gemm", "CUDA", 30.0),
+        event("gemm", "CUDA", 10.0),
+        event("Memcpy HtoD", "CUDA", 2.0),
+    ]
     found = steps.profiled([*events, event("Optimizer.step", "CUDA", 99.0, note=True)], 2)
     assert found.pop("longest")[0] == {"kernel": "gemm", "ms": 0.02, "calls": 1.0}
-    assert found == {"operators": 0.5, "launches": 1.0, "waits": 0.5, "kernels": 1.0, "busy_ms": 0.021}
+    assert found == {
+        "operators": 0.5,
+        "launches": 1.0,
+        "waits": 0.5,
+        "kernels": 1.0,
+        "busy_ms": 0.021,
+    }
 
 
 @pytest.mark.slow  # a dozen programs
@@ -73,15 +100,21 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     out, place = tmp_path / "out", tmp_path / "place"
     variables = {"REHEARSE": "1", "PY": sys.executable, "KIT": parts, "OUT": out, "PLACE": place}
     done = subprocess.run(
-        ["bash", ROOT / "benchmarks/gpu/first.sh"], env={**os.environ, **{k: str(v) for k, v in variables.items()}},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        ["bash", ROOT / "benchmarks/gpu/first.sh"],
+        env={**os.environ, **{k: str(v) for k, v in variables.items()}},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout
     passed = re.findall(r"^\[ *\d+ s\] PASS (\w+)", (out / "log.txt").read_text(), re.M)
     assert passed == ["data", "canary", "portable", "bits", "steps", "cifar10", "checks"]
     assert content(place / "data/cifar-10-batches-bin") == content(plain)
     records = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
     assert {*records} == {"gpu-check-portable", "gpu-check", "gpu-bits", "gpu-steps", "gpu-runs"}
-    assert {one["status"] for one in records["gpu-check-portable"]["checks"].values()} <= {"PASS", "SKIP"}
+    assert {one["status"] for one in records["gpu-check-portable"]["checks"].values()} <= {
+        "PASS",
+        "SKIP",
+    }
     cases = [case for name in ("bits", "steps", "runs") for case in records[f"gpu-{name}"]["cases"]]
     assert [case for case in cases if "error" in case] == []

@@ -18,21 +18,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++
 
 
 @pytest.mark.timeout(1800)
-def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(tmp_path):
+def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(
+    tmp_path,
+):
     torch_folder = Path(torch.__file__).parent
     flags = [f"-I{torch_folder}/include", f"-L{torch_folder}/lib", "-std=c++20", "-fPIC", "-shared"]
     source, library = Path(__file__).parent / "fake_cuda.cpp", tmp_path / "fake_cuda.so"
     subprocess.run([COMPILER, source, "-o", library, *flags, "-lc10", "-ltorch_cpu"], check=True)
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.simulated", library],
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found = {one["case"]: one for one in map(json.loads, done.stdout.splitlines())}
     assert {*RECIPES} < {*found}
     read = ["vector.py: read"]
     assert found.pop("a model that is waiting")["waits"] != read
     assert found.pop("a model that is copying")["waits"] != read
-    assert "Expected all tensors to be on the same device" in found.pop("a model that is divided")["error"]
+    assert (
+        "Expected all tensors to be on the same device"
+        in found.pop("a model that is divided")["error"]
+    )
     assert found[simulated.RESUMED]["verified"] == [True, True]
     # Their waits are seen in the cases of one process.
     elsewhere = {*simulated.SEVERAL, simulated.RESUMED} - simulated.BY_NAME
@@ -40,5 +48,10 @@ def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_
     assert {name for name, one in found.items() if one["threads"] != 2} == elsewhere
     by_kernels = {"float16", *(f"{name}{simulated.PORTABLE}" for name in ("digits", "mnist"))}
     assert {name for name, one in found.items() if not one["replays"]} == by_kernels | elsewhere
-    assert [one for name, one in found.items() if one["error"] or one["waits"] != read * (name not in elsewhere)] == []
-    assert [name for name, one in found.items() if not one["equal"]] == ["float16"]  # whose sums the fallback rounds
+    assert [
+        one
+        for name, one in found.items()
+        if one["error"] or one["waits"] != read * (name not in elsewhere)
+    ] == []
+    # whose sums the fallback rounds
+    assert [name for name, one in found.items() if not one["equal"]] == ["float16"]

@@ -13,7 +13,9 @@ def pytest_collection_modifyitems(items):
         if item.path.parent.name == "hosts":
             item.add_marker(pytest.mark.slow)
             if REASON is not None:
-                item.add_marker(pytest.mark.skip(reason=f"no network namespaces as hosts: {REASON}"))
+                item.add_marker(
+                    pytest.mark.skip(reason=f"no network namespaces as hosts: {REASON}")
+                )
 
 
 @pytest.fixture
@@ -25,16 +27,39 @@ def hosts():
 
 @pytest.fixture
 def torchrun(hosts):
-    """torchrun(host, *arguments, cwd) starts torchrun with two processes on a host. Host `store` has the rendezvous."""
+    """torchrun(host, *arguments, cwd) starts torchrun with two processes on a host. Host `store`
+    has the rendezvous.
+    """
 
     def start(host, *arguments, cwd, nnodes="2", store=0, max_restarts=0):
         return hosts.start(
-            host, sys.executable, "-m", "torch.distributed.run", "--nnodes", nnodes, "--nproc-per-node", 2,
-            "--rdzv-backend", "c10d", "--rdzv-id", "x", "--rdzv-endpoint", f"{hosts.addresses[store]}:29500",
-            "--rdzv-conf", f"is_host={int(host == store)},last_call_timeout=1", "--local-addr", hosts.addresses[host],
-            "--max-restarts", max_restarts, "-m", "lockstep", *arguments, cwd=cwd,
-            # Else a host that joins later waits for an address that was published in an earlier round only.
+            host,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            nnodes,
+            "--nproc-per-node",
+            2,
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-id",
+            "x",
+            "--rdzv-endpoint",
+            f"{hosts.addresses[store]}:29500",
+            "--rdzv-conf",
+            f"is_host={int(host == store)},last_call_timeout=1",
+            "--local-addr",
+            hosts.addresses[host],
+            "--max-restarts",
+            max_restarts,
+            "-m",
+            "lockstep",
+            *arguments,
+            cwd=cwd,
+            # Else a host that joins later waits for an address that was published in an earlier
+            # round only.
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE=str(int(nnodes != "2")),
-        )  # fmt: skip
+        )
 
     return start

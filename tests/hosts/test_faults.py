@@ -1,6 +1,8 @@
-"""Hosts that die, are cut off, leave and join: the others end or continue in time, and nothing is lost.
+"""Hosts that die, are cut off, leave and join: the others end or continue in time, and nothing is
+lost.
 
-The oracle is the weights_sha256 of an undisturbed run on one process. Bounds are generous: the machine may be busy.
+The oracle is the weights_sha256 of an undisturbed run on one process. Bounds are generous: the
+machine may be busy.
 """
 
 import json
@@ -17,15 +19,29 @@ TIMEOUT_S = 1  # processes wait ten times as long for each other
 END_S = 90  # for processes to notice a fault, after the timeout
 RUN_S = 400  # for a run that is disturbed, on two cores
 TRAIN = (
-    "train", "digits", "--model", "slow:build", "--set", "weight_decay={}", "--steps", STEPS, "--name", "x",
-    "--log-every", 1, "--save-every", 5,
-)  # fmt: skip
+    "train",
+    "digits",
+    "--model",
+    "slow:build",
+    "--set",
+    "weight_decay={}",
+    "--steps",
+    STEPS,
+    "--name",
+    "x",
+    "--log-every",
+    1,
+    "--save-every",
+    5,
+)
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
 def slow(tmp_path, monkeypatch):
-    """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its faults."""
+    """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its
+    faults.
+    """
     monkeypatch.setenv("SLOW", str(tmp_path / "slow"))
     (tmp_path / "slow").touch()
     return tmp_path / "slow"
@@ -37,34 +53,50 @@ def folders(tmp_path, slow):
     made = [tmp_path / "h0", tmp_path / "h1"]
     for folder in made:
         folder.mkdir()
-        write_model(folder, "slow", "self.training and pathlib.Path(os.environ['SLOW']).exists()", "time.sleep(0.3)")
+        write_model(
+            folder,
+            "slow",
+            "self.training and pathlib.Path(os.environ['SLOW']).exists()",
+            "time.sleep(0.3)",
+        )
     return made
 
 
 @pytest.fixture
 def undisturbed(trained_once):
     """The sha256 of the run on one process. The model computes what `digits` does."""
-    return trained_once("--set", "weight_decay={}", "--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
+    return trained_once("--set", "weight_decay={}", "--steps", STEPS, "--processes", 1)[1][
+        "weights_sha256"
+    ]
 
 
 @pytest.fixture
 def begun(hosts, folders, undisturbed):
-    """Four processes on two hosts that have trained some steps, with plain variables: two for each host."""
+    """Four processes on two hosts that have trained some steps, with plain variables: two for each
+    host.
+    """
     programs = []
     for process in range(4):
         host = process // 2
         variables = {
-            "RANK": process, "WORLD_SIZE": 4, "LOCAL_RANK": process % 2,
-            "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": 29500,
-        }  # fmt: skip
+            "RANK": process,
+            "WORLD_SIZE": 4,
+            "LOCAL_RANK": process % 2,
+            "MASTER_ADDR": hosts.addresses[0],
+            "MASTER_PORT": 29500,
+        }
         text = {name: str(value) for name, value in variables.items()}
-        programs.append(hosts.lockstep(host, *TRAIN, "--timeout", TIMEOUT_S, cwd=folders[host], **text))
+        programs.append(
+            hosts.lockstep(host, *TRAIN, "--timeout", TIMEOUT_S, cwd=folders[host], **text)
+        )
     wait_for(folders[0], ": step 7,", programs[:1])
     return programs
 
 
 def wait_for(folder, pattern, programs, seconds=RUN_S):
-    """Wait until the log of the run in `folder` contains `pattern` while the programs run, and return the log."""
+    """Wait until the log of the run in `folder` contains `pattern` while the programs run, and
+    return the log.
+    """
     log, until = folder / "runs/x/log.txt", time.monotonic() + seconds
     while True:
         text = log.read_text() if log.exists() else ""
@@ -79,7 +111,9 @@ def wait_for(folder, pattern, programs, seconds=RUN_S):
 def ended(programs):
     """The stderr of programs that must end by themselves after a fault, with the code for it."""
     until = time.monotonic() + 10 * TIMEOUT_S + END_S
-    errors = [program.communicate(timeout=max(1, until - time.monotonic()))[1] for program in programs]
+    errors = [
+        program.communicate(timeout=max(1, until - time.monotonic()))[1] for program in programs
+    ]
     assert [program.returncode for program in programs] == [ENVIRONMENT] * len(programs), errors
     assert not any("Traceback" in error for error in errors), errors
     return errors
@@ -89,11 +123,16 @@ def checkpoints(folder):
     return sorted(path.name for path in (folder / "runs/x/checkpoints").iterdir())
 
 
-def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, here, folders, slow, undisturbed):
+def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(
+    hosts, begun, here, folders, slow, undisturbed
+):
     hosts.cut_off(1)
     errors = ended(begun)
     for half in (errors[:2], errors[2:]):
-        assert any("no answer from the other processes within ten times --timeout" in error for error in half), errors
+        assert any(
+            "no answer from the other processes within ten times --timeout" in error
+            for error in half
+        ), errors
     before = checkpoints(folders[0])
     hosts.connect(1)
     assert hosts.processes(0) == hosts.processes(1) == []
@@ -103,7 +142,9 @@ def test_a_host_that_is_cut_off_ends_itself_and_so_does_the_rest(hosts, begun, h
     assert resume(lambda *words: here(*words, "--trust-code", cwd=folders[0]), 1) == undisturbed
 
 
-def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders, slow, undisturbed):
+def test_torchrun_goes_on_with_the_hosts_that_are_there(
+    hosts, torchrun, folders, slow, undisturbed
+):
     """Host 1 dies, and comes back. Host 0 has the rendezvous and, as the first one, process 0."""
     train = (*TRAIN, "--timeout", TIMEOUT_S, "--json")
 
@@ -129,10 +170,13 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(hosts, torchrun, folders
 def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(
     hosts, torchrun, folders, slow, undisturbed
 ):
-    """The other processes continue: both hosts share the folder of the run, and host 1 has the rendezvous."""
+    """The other processes continue: both hosts share the folder of the run, and host 1 has the
+    rendezvous.
+    """
     shared = (*TRAIN, "--timeout", TIMEOUT_S, "--json", "--runs", folders[0] / "runs")
     first, second = (
-        torchrun(host, *shared, cwd=folders[host], nnodes="1:2", store=1, max_restarts=3) for host in (0, 1)
+        torchrun(host, *shared, cwd=folders[host], nnodes="1:2", store=1, max_restarts=3)
+        for host in (0, 1)
     )
     wait_for(folders[0], r"on 4 processes.*: step 5,", [first, second])
     hosts.cut_off(0)

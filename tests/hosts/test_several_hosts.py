@@ -1,7 +1,8 @@
-"""Several hosts train one run: the weights of one process, whatever started the processes, without shared files.
+"""Several hosts train one run: the weights of one process, whatever started the processes, without
+shared files.
 
-Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. In place of other launchers, the
-tests start the processes themselves, with the variables that these set.
+Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. In place of other
+launchers, the tests start the processes themselves, with the variables that these set.
 """
 
 import json
@@ -31,11 +32,16 @@ def kubernetes(process):
 
 
 def launched(hosts, tmp_path, variables, processes, **of_host_1):
-    """Return what the programs of a launcher print, the first half of them on host 0: (stdout, stderr) of each."""
+    """Return what the programs of a launcher print, the first half of them on host 0: (stdout,
+    stderr) of each.
+    """
     programs = []
     for process in range(processes):
         host = process * 2 // processes
-        environment = variables(process) | {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": str(PORT)}
+        environment = variables(process) | {
+            "MASTER_ADDR": hosts.addresses[0],
+            "MASTER_PORT": str(PORT),
+        }
         environment |= of_host_1 if host else {}
         programs.append(hosts.lockstep(host, *TRAIN, cwd=tmp_path / f"h{host}", **environment))
     printed = [program.communicate(timeout=SECONDS) for program in programs]
@@ -72,18 +78,30 @@ def test_host_1_needs_no_run_folder_to_resume(hosts, here, tmp_path, alone):
 def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):
     """A stand-in for ssh runs the command for a host in the host's namespace."""
     (tmp_path / "ssh").write_text(
-        f"#!/bin/bash\n[ $2 = {hosts.addresses[0]} ] && name={hosts.names[0]} || name={hosts.names[1]}\n"
+        f"#!/bin/bash\n[ $2 = {hosts.addresses[0]} ] && name={hosts.names[0]} || "
+        f"name={hosts.names[1]}\n"
         'exec ip netns exec $name bash -c "$3"\n'
     )
     (tmp_path / "ssh").chmod(0o755)
     settings = {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}", "FOLDER": str(tmp_path / "lockstep"), "PYTHON": sys.executable,
-        "RECIPE": "digits", "NAME": "x", "PROCESSES": "2", "INTERFACE": INTERFACE, "OPTIONS": f"--steps {STEPS} --json",
-    }  # fmt: skip
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "FOLDER": str(tmp_path / "lockstep"),
+        "PYTHON": sys.executable,
+        "RECIPE": "digits",
+        "NAME": "x",
+        "PROCESSES": "2",
+        "INTERFACE": INTERFACE,
+        "OPTIONS": f"--steps {STEPS} --json",
+    }
     done = subprocess.run(
-        [SCRIPT, *hosts.addresses], cwd=tmp_path, env={**_outside(), **settings}, capture_output=True, text=True,
-        timeout=SECONDS, check=False,
-    )  # fmt: skip
+        [SCRIPT, *hosts.addresses],
+        cwd=tmp_path,
+        env={**_outside(), **settings},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert (result["processes"], result["weights_sha256"]) == (4, alone)

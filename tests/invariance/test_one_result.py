@@ -1,7 +1,8 @@
-"""The recipe decides the bits; the placement decides only the speed. Here with the real program and its processes.
+"""The recipe decides the bits; the placement decides only the speed. Here with the real program and
+its processes.
 
-tests/contract/test_menu.py shows the same for any recipe, with the real loop on threads. The network has batch norm and
-dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
+tests/contract/test_menu.py shows the same for any recipe, with the real loop on threads. The
+network has batch norm and dropout, the run an average and Nesterov momentum; 24 steps, two epochs.
 """
 
 import itertools
@@ -24,11 +25,15 @@ OPTIONS = ("--no-portable", "--steps", STEPS, "--save-every", 8)
 
 
 def recipe(**changes: object) -> Recipe:
-    return make(get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "portable": False, **changes})
+    return make(
+        get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "portable": False, **changes}
+    )
 
 
 def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):
-    """Train a new run in this process; SIGTERM ends it after `stop_after` steps. Return (result, signal)."""
+    """Train a new run in this process; SIGTERM ends it after `stop_after` steps. Return (result,
+    signal).
+    """
     calls = itertools.count()  # the loop calls `stop_requested` once for each tower of a step
 
     def stop_requested():
@@ -36,7 +41,10 @@ def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **p
         return signal.SIGTERM if stops else None
 
     outcome = fit_here(
-        recipe, path, Placement(**{"save_every": 8, "summary_every": 0, **placement}), stop_requested=stop_requested
+        recipe,
+        path,
+        Placement(**{"save_every": 8, "summary_every": 0, **placement}),
+        stop_requested=stop_requested,
     )
     return outcome.result, outcome.stopped_by
 
@@ -46,7 +54,11 @@ def train(cwd: Path, *args: object) -> dict:
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(run)): p.read_bytes() for p in sorted((run / "checkpoints").rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(run)): p.read_bytes()
+        for p in sorted((run / "checkpoints").rglob("*"))
+        if p.is_file()
+    }
 
 
 def rows(run: Path, kind: str) -> list[dict]:

@@ -1,4 +1,6 @@
-"""A head on features, with the real program: one result on any number of processes, after kills, and resumed."""
+"""A head on features, with the real program: one result on any number of processes, after kills,
+and resumed.
+"""
 
 import json
 
@@ -9,12 +11,26 @@ from tests.images import bright_and_dark
 
 pytestmark = pytest.mark.slow
 
-# 200 images of 96 pixels take some seconds on one core, so there is a middle of the features to be killed in.
-SETTINGS = ("--set", "image_px=96", "--set", "min_steps=400", "--log-every", 1, "--save-every", 50, "--name", "a")
+# 200 images of 96 pixels take some seconds on one core, so there is a middle of the features to be
+# killed in.
+SETTINGS = (
+    "--set",
+    "image_px=96",
+    "--set",
+    "min_steps=400",
+    "--log-every",
+    1,
+    "--save-every",
+    50,
+    "--name",
+    "a",
+)
 
 
 def train(cwd, *options):
-    return start("train", "photos", "--data", cwd.parent / "photos", *SETTINGS, "--json", *options, cwd=cwd)
+    return start(
+        "train", "photos", "--data", cwd.parent / "photos", *SETTINGS, "--json", *options, cwd=cwd
+    )
 
 
 def result(process):
@@ -25,7 +41,8 @@ def result(process):
 def expected(tmp_path_factory):
     """The SHA-256 of a run on one process; and its parent folder, which holds the photos."""
     root = tmp_path_factory.mktemp("photos")
-    bright_and_dark(root / "photos", 300)  # The features take seconds, so that a kill can come meanwhile.
+    # The features take seconds, so that a kill can come meanwhile.
+    bright_and_dark(root / "photos", 300)
     (root / "one").mkdir()
     return result(train(root / "one", "--processes", 1))["weights_sha256"], root
 
@@ -54,11 +71,15 @@ def test_kill_of_the_workers_in_the_middle_of_the_features_restarts_them(expecte
 def test_kill_of_everything_in_the_middle_of_the_head_is_resumed_on_three(expected):
     sha256, root = expected
     (root / "head").mkdir()
-    process = start("train", "photos", "--data", root / "photos", *SETTINGS, "--processes", 2, cwd=root / "head")
+    process = start(
+        "train", "photos", "--data", root / "photos", *SETTINGS, "--processes", 2, cwd=root / "head"
+    )
     read_until(process.stdout, "step 150,")
     kill(process)
     process.communicate()
     assert (
-        result(start("train", "runs/a", "--resume", "--processes", 3, "--json", cwd=root / "head"))["weights_sha256"]
+        result(start("train", "runs/a", "--resume", "--processes", 3, "--json", cwd=root / "head"))[
+            "weights_sha256"
+        ]
         == sha256
     )

@@ -1,4 +1,6 @@
-"""The application in a server of this process: answers, refusals and limits, which the tests make small."""
+"""The application in a server of this process: answers, refusals and limits, which the tests make
+small.
+"""
 
 import base64
 import contextlib
@@ -30,12 +32,17 @@ FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 
 
 class Here:
-    """Decodes in this process what its allowance of pixels permits. `wait` is called before each picture."""
+    """Decodes in this process what its allowance of pixels permits. `wait` is called before each
+    picture.
+    """
 
     def __init__(self, wait=lambda picture, alone: None, **facts):
         self.alone = facts["most_px"] == application.PIXEL_LIMIT
         self.most, self.wait, self.limit = facts["most_px"], wait, facts["limit_px"]
-        self.options = {name: facts[name] for name in facts.keys() - {"limit_px", "most_px", "memory", "seconds"}}
+        self.options = {
+            name: facts[name]
+            for name in facts.keys() - {"limit_px", "most_px", "memory", "seconds"}
+        }
 
     def pixels(self, picture):
         self.wait(picture, self.alone)
@@ -60,7 +67,16 @@ def classifier(trained_once):
 
 def like(classifier, **changed):
     """Return an object like `classifier`, with some other attributes."""
-    names = ("classes", "recipe", "image_shape", "origin", "decoding", "predict", "predict_pixels", "marks")
+    names = (
+        "classes",
+        "recipe",
+        "image_shape",
+        "origin",
+        "decoding",
+        "predict",
+        "predict_pixels",
+        "marks",
+    )
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 
 
@@ -94,7 +110,11 @@ def ask(port, path="/predict", body=None, method="POST", address="127.0.0.1", **
         connection.request(method, path, body, {"Content-Type": "image/png", **given})
         answer = connection.getresponse()
         text = answer.read().decode()
-    return answer.status, answer.headers, json.loads(text) if "json" in answer.headers["Content-Type"] else text
+    return (
+        answer.status,
+        answer.headers,
+        json.loads(text) if "json" in answer.headers["Content-Type"] else text,
+    )
 
 
 def refused(port, status, sentence, path="/predict", body=None, **options):
@@ -106,7 +126,9 @@ def refused(port, status, sentence, path="/predict", body=None, **options):
 def form(*files, field="image"):
     """Return the body of a form with files, given as (name, bytes)."""
     parts = [
-        f'--x\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'.encode() + data + b"\r\n"
+        f'--x\r\nContent-Disposition: form-data; name="{field}"; filename="{name}"\r\n\r\n'.encode()
+        + data
+        + b"\r\n"
         for name, data in files
     ]
     return b"".join(parts) + b"--x--\r\n"
@@ -132,7 +154,10 @@ def answer_of(connection):
 
 def test_an_answer_is_the_record_of_predict_with_five_classes_and_the_mark_unlike(classifier):
     expected = replace(classifier.predict(PICTURES[0], top=5), source="picture", answer="unlike")
-    marked = like(classifier, predict_pixels=lambda *words: replace(classifier.predict_pixels(*words), answer="unlike"))
+    marked = like(
+        classifier,
+        predict_pixels=lambda *words: replace(classifier.predict_pixels(*words), answer="unlike"),
+    )
     with serving(marked) as port:
         assert ask(port, body=PICTURES[0])[::2] == (200, {"predictions": [expected.record()]})
     assert len(expected.top) == 5
@@ -140,8 +165,11 @@ def test_an_answer_is_the_record_of_predict_with_five_classes_and_the_mark_unlik
 
 def test_the_input_is_the_picture_as_the_network_sees_it(classifier, port):
     photo = io.BytesIO()
-    Image.fromarray(np.arange(30 * 20 * 3, dtype=np.uint16).astype(np.uint8).reshape(30, 20, 3)).save(photo, "PNG")
-    centre = SimpleNamespace(shape=lambda *shape: (1, 4, 6))  # what the network takes of an image of 8 x 8 pixels
+    Image.fromarray(
+        np.arange(30 * 20 * 3, dtype=np.uint16).astype(np.uint8).reshape(30, 20, 3)
+    ).save(photo, "PNG")
+    # what the network takes of an image of 8 x 8 pixels
+    centre = SimpleNamespace(shape=lambda *shape: (1, 4, 6))
     cut = classifier.recipe.model_copy(update={"augmentation": centre})
     with serving(like(classifier, recipe=cut)) as other:
         for asked, part in ((port, np.s_[:, :]), (other, np.s_[2:6, 1:7])):
@@ -149,18 +177,25 @@ def test_the_input_is_the_picture_as_the_network_sees_it(classifier, port):
             start, _, text = prediction["input"].partition(",")
             assert start == "data:image/png;base64"
             with contextlib.closing(Image.open(io.BytesIO(base64.b64decode(text)))) as seen:
-                assert np.array_equal(np.array(seen), classifier.pixels(photo.getvalue())[..., 0][part])
+                assert np.array_equal(
+                    np.array(seen), classifier.pixels(photo.getvalue())[..., 0][part]
+                )
 
 
 def test_light_on_what_speaks_for_the_class_is_a_picture_on_request(classifier, port):
     asked = "/predict?evidence=png", PICTURES[0]
-    assert ask(port, *asked)[2]["predictions"][0]["evidence"] is None  # This network is no linear head.
+    # This network is no linear head.
+    assert ask(port, *asked)[2]["predictions"][0]["evidence"] is None
 
     def explained(pixels, top, name, evidence):
-        return replace(classifier.predict_pixels(pixels, top, name), evidence=np.eye(2) if evidence else None)
+        return replace(
+            classifier.predict_pixels(pixels, top, name), evidence=np.eye(2) if evidence else None
+        )
 
     with serving(like(classifier, predict_pixels=explained)) as other:
-        assert ask(other, *asked)[2]["predictions"][0]["evidence"].startswith("data:image/png;base64,")
+        assert ask(other, *asked)[2]["predictions"][0]["evidence"].startswith(
+            "data:image/png;base64,"
+        )
         assert "evidence" not in ask(other, "/predict", PICTURES[0])[2]["predictions"][0]
 
 
@@ -169,19 +204,30 @@ def test_an_answer_has_the_same_bits_beside_39_others(classifier, port):
     files[3] = ("b.txt", b"no image")  # which harms no other
     with ThreadPoolExecutor(5) as clients:
         parts = [files[16:32], files[:16], files[32:], files[:1], [files[5], files[0]]]
-        answers = list(clients.map(lambda part: ask(port, body=form(*part), **FORM)[2]["predictions"], parts))
-    expected = {name: {**classifier.predict([picture], 5)[0].record(), "source": name} for name, picture in files}
-    assert [answer for part in answers for answer in part] == [expected[name] for part in parts for name, _ in part]
+        answers = list(
+            clients.map(lambda part: ask(port, body=form(*part), **FORM)[2]["predictions"], parts)
+        )
+    expected = {
+        name: {**classifier.predict([picture], 5)[0].record(), "source": name}
+        for name, picture in files
+    }
+    assert [answer for part in answers for answer in part] == [
+        expected[name] for part in parts for name, _ in part
+    ]
 
 
 def large_form():
-    """Return the body of a form with eight files of a picture that is decoded alone, and this picture."""
+    """Return the body of a form with eight files of a picture that is decoded alone, and this
+    picture.
+    """
     file = io.BytesIO()
     Image.new("1", (2000, 1001)).save(file, "PNG")
     return form(*[("a.png", file.getvalue())] * 8), file.getvalue()
 
 
-def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(classifier, monkeypatch):
+def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(
+    classifier, monkeypatch
+):
     """A file of 200 kB may need a gigabyte. Sixteen in two requests take the memory of one."""
     begun, go_on, decoding = threading.Event(), threading.Event(), []
     body, _ = large_form()
@@ -227,9 +273,12 @@ def test_a_request_has_one_picture_decoded_at_a_time(classifier, monkeypatch):
 def test_a_picture_that_takes_more_than_any_may_is_an_error(classifier, monkeypatch):
     monkeypatch.setitem(application._LARGE, "most_px", 1_000_000)
     with serving(classifier) as port:
-        refused(port, 422, "it takes more than 1 GB or 20 s to decode: send it as", body=large_form()[1])
+        refused(
+            port, 422, "it takes more than 1 GB or 20 s to decode: send it as", body=large_form()[1]
+        )
     assert application._LARGE.keys() == {"most_px", "memory", "seconds"}
-    assert (application._LARGE["memory"], application._LARGE["seconds"]) == (1e9, 20)  # as the sentence says
+    # as the sentence says
+    assert (application._LARGE["memory"], application._LARGE["seconds"]) == (1e9, 20)
 
 
 def test_a_request_that_is_cancelled_leaves_nothing_to_decode(classifier, monkeypatch):
@@ -271,7 +320,12 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
         (422, "a.png: not a JPEG", form(("a.png", b"x")), FORM),
         (400, "Too many files", form(*[("a.png", b"x")] * 17), FORM),
         (400, "Missing boundary", b"text", {"Content-Type": "multipart/form-data"}),
-        (415, "Content-Type is text/plain: send a picture", b"text", {"Content-Type": "text/plain"}),
+        (
+            415,
+            "Content-Type is text/plain: send a picture",
+            b"text",
+            {"Content-Type": "text/plain"},
+        ),
         (413, "at most 32.0 MB", bytes(33_000_000), {}),
         (413, "at most 32.0 MB", (bytes(1 << 20) for _ in range(32)), {}),
     ],
@@ -281,9 +335,15 @@ def test_a_bad_upload_is_a_status_and_a_sentence(port, status, sentence, body, h
     assert capfd.readouterr() == ("", "")
 
 
-def test_get_has_the_page_and_what_is_served_and_other_paths_are_told_the_right_ones(classifier, port):
+def test_get_has_the_page_and_what_is_served_and_other_paths_are_told_the_right_ones(
+    classifier, port
+):
     facts = {"name": "digits", "weights": "model.safetensors", "classes": [*classifier.classes]}
-    assert ask(port, "/health", method="GET")[2] == {"status": "ok", **facts, "image_shape": [8, 8, 1]}
+    assert ask(port, "/health", method="GET")[2] == {
+        "status": "ok",
+        **facts,
+        "image_shape": [8, 8, 1],
+    }
     refused(port, 404, "POST /predict", "/other")
     refused(port, 405, "POST /predict", method="GET")
 
@@ -293,7 +353,13 @@ def test_only_own_names_and_origins_are_served(port):
         refused(port, 403, "only this server's page", "/health", method="GET", Host=host)
     for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"):
         refused(port, 403, "only this server's page", body=PICTURES[0], Origin=origin)
-    for host in (f"localhost:{port}", "192.168.1.7", "[::1]:8000", "LOCALHOST", "photos.example:8000"):
+    for host in (
+        f"localhost:{port}",
+        "192.168.1.7",
+        "[::1]:8000",
+        "LOCALHOST",
+        "photos.example:8000",
+    ):
         assert ask(port, body=PICTURES[0], Host=host, Origin=f"http://{host}")[0] == 200
 
 
@@ -325,12 +391,17 @@ def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, mo
             assert b"no answer within 0.5 s" in answer
         half_sent(port).close()  # a client that goes away
         assert ask(port, body=PICTURES[0])[0] == 200
-        headers = refused(port, 503, "too much memory, and this one is the largest", body=bytes(2000))
+        headers = refused(
+            port, 503, "too much memory, and this one is the largest", body=bytes(2000)
+        )
         assert int(headers["Retry-After"]) > 0
-        assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}  # together more than the limit
+        # together more than the limit
+        assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}
 
 
-def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(classifier, monkeypatch):
+def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(
+    classifier, monkeypatch
+):
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
     assert len(PICTURES[0]) < 300
     with serving(classifier) as port:
@@ -340,14 +411,21 @@ def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(cla
         for connection in slow:
             connection.shutdown(socket.SHUT_WR)
         answers = [answer_of(connection) for connection in slow]
-    assert sum(b"too much memory, and this one is the largest" in answer for answer in answers) in (1, 2)
+    assert sum(b"too much memory, and this one is the largest" in answer for answer in answers) in (
+        1,
+        2,
+    )
 
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    "text", [GET + HALF_HEAD, *(pytest.param(text, marks=pytest.mark.slow) for text in (b"", HALF_HEAD, HALF_BODY))]
+    "text",
+    [
+        GET + HALF_HEAD,
+        *(pytest.param(text, marks=pytest.mark.slow) for text in (b"", HALF_HEAD, HALF_BODY)),
+    ],
 )
 def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, monkeypatch, text):
     monkeypatch.setattr(application, "CONNECTION_LIMIT", 5)
@@ -377,7 +455,9 @@ def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classif
         answered = [clients.submit(ask, port, body=PICTURES[0]) for _ in range(2)]
         assert begun.acquire(timeout=60)
         assert begun.acquire(timeout=60)
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        ) as connection:
             connection.request("GET", "/health")
             assert connection.getresponse().status == 503
         go_on.set()
@@ -385,14 +465,20 @@ def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classif
         assert ask(port, body=PICTURES[0])[0] == 200
 
 
-def test_a_head_that_does_not_arrive_and_an_answer_that_is_not_read_end_their_connection(classifier, monkeypatch):
+def test_a_head_that_does_not_arrive_and_an_answer_that_is_not_read_end_their_connection(
+    classifier, monkeypatch
+):
     monkeypatch.setattr(application, "HEAD_LIMIT_S", 0.3)
     monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.3)
     page, seen = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", []
     with serving(classifier, seen=seen) as port:
         held = [half_sent(port, text) for text in (b"", HALF_HEAD, page + HALF_HEAD)]
         held += [half_sent(port, page * 2000)]  # more than fits into the buffers on the way
-        held += [half_sent(port, HALF_HEAD.replace(b"predict", b"none") + b"Content-Length: 99999\r\n\r\n")]
+        held += [
+            half_sent(
+                port, HALF_HEAD.replace(b"predict", b"none") + b"Content-Length: 99999\r\n\r\n"
+            )
+        ]
         assert [answer_of(connection)[:12] for connection in held[:2]] == [b"", b""]
         assert answer_of(held[2]).startswith(b"HTTP/1.1 200")
         (running,) = seen
@@ -448,6 +534,9 @@ def test_the_server_ends_though_a_client_has_sent_half_a_body(classifier, monkey
 
 
 def test_a_classifier_that_takes_no_pictures_is_an_error_at_the_start(classifier):
-    other = like(classifier, predict=lambda *args, **options: iter([lockstep.Prediction(0, error="squares only")]))
+    other = like(
+        classifier,
+        predict=lambda *args, **options: iter([lockstep.Prediction(0, error="squares only")]),
+    )
     with pytest.raises(LockstepError, match="cannot classify pictures: squares only"):
         application.application(other, "x", "127.0.0.1")

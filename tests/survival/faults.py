@@ -1,11 +1,13 @@
-"""Train again and again, and kill each run at one of its operations on files; then resume it. A program of its own.
+"""Train again and again, and kill each run at one of its operations on files; then resume it. A
+program of its own.
 
     python -m tests.survival.faults FOLDER
-    python -m tests.survival.faults FOLDER frozen    # of a head, and only at operations on files with this name
+    python -m tests.survival.faults FOLDER frozen    # of a head, only at files with this name
 
-An undisturbed run lists its operations. Operations of one kind on the same file, of whatever step, are one class: a run
-is killed at the first and at the last operation of each class. Each line of the output is a JSON object: the
-undisturbed run, then the killed ones. Every run is a fork of this program, which has imported everything already.
+An undisturbed run lists its operations. Operations of one kind on the same file, of whatever step,
+are one class: a run is killed at the first and at the last operation of each class. Each line of
+the output is a JSON object: the undisturbed run, then the killed ones. Every run is a fork of this
+program, which has imported everything already.
 """
 
 import itertools
@@ -21,11 +23,29 @@ from pathlib import Path
 import safetensors.torch
 
 COMMAND = (
-    "lockstep", "train", "digits", "--name", "x", "--inline", "--steps", "3", "--save-every", "1", "--keep", "1",
-    "--eval-every", "2", "--log-every", "2", "--summary-every", "0", "--json",
-)  # fmt: skip
+    "lockstep",
+    "train",
+    "digits",
+    "--name",
+    "x",
+    "--inline",
+    "--steps",
+    "3",
+    "--save-every",
+    "1",
+    "--keep",
+    "1",
+    "--eval-every",
+    "2",
+    "--log-every",
+    "2",
+    "--summary-every",
+    "0",
+    "--json",
+)
 HEAD = ("--set", "head=logits", "--set", "augmentation=plain", "--set", "weight_decay={}")
-_CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")  # audit events, raised before the operation
+# audit events, raised before the operation
+_CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod")
 
 
 def main() -> None:
@@ -46,12 +66,17 @@ def main() -> None:
             continue  # neither the first nor the last operation of its class
         killed = forked(folder / str(k), k, *options)
         saved = statefile.checkpoints_in(folder / str(k) / "runs/x/checkpoints")
-        killed["valid"] = [statefile.read(path).step for path in saved.values()]  # raises if one is damaged
-        print(json.dumps({**killed, "resumed": forked(folder / str(k), None, *options, "--resume")}), flush=True)
+        # raises if one is damaged
+        killed["valid"] = [statefile.read(path).step for path in saved.values()]
+        print(
+            json.dumps({**killed, "resumed": forked(folder / str(k), None, *options, "--resume")}),
+            flush=True,
+        )
 
 
 def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
-    """Run the command in `folder`, and return its exit code, its SHA-256, its operations and its messages.
+    """Run the command in `folder`, and return its exit code, its SHA-256, its operations and its
+    messages.
 
     It is killed when it begins operation `kill_at`; 0 only lists the operations, and None does not.
     """
@@ -80,17 +105,23 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
     return {
         "code": code,
         "sha256": json.loads(lines[-1])["weights_sha256"] if code == 0 else None,
-        "operations": paths["operations"].read_text().splitlines() if paths["operations"].exists() else [],
+        "operations": paths["operations"].read_text().splitlines()
+        if paths["operations"].exists()
+        else [],
         "err": paths["err"].read_text(),
     }
 
 
 def install(kill_at: int, report: Path) -> None:
-    """List this process's operations in the folder of runs, and kill it when it begins number `kill_at`."""
+    """List this process's operations in the folder of runs, and kill it when it begins number
+    `kill_at`.
+    """
     descriptor = os.open(report, os.O_WRONLY | os.O_CREAT)
     numbers = itertools.count(1)
 
-    def begins(operation: str, path: object, before_the_end: Callable[[], object] = lambda: None) -> None:
+    def begins(
+        operation: str, path: object, before_the_end: Callable[[], object] = lambda: None
+    ) -> None:
         if "runs" not in str(path):
             return
         os.write(descriptor, f"{operation} {path}\n".encode())
@@ -99,7 +130,11 @@ def install(kill_at: int, report: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def audit(event: str, arguments: tuple) -> None:
-        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        writes = (
+            event == "open"
+            and isinstance(arguments[2], int)
+            and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        )
         if writes or event in _CHANGES:
             begins(event, arguments[0])
 
@@ -110,7 +145,9 @@ def install(kill_at: int, report: Path) -> None:
         flush(number)
 
     def torn(write: Callable, number: int) -> Callable:
-        """Return `write`, which writes the whole file that argument `number` names, with half of it after a kill."""
+        """Return `write`, which writes the whole file that argument `number` names, with half of it
+        after a kill.
+        """
 
         def begun(*arguments: object) -> object:
             result, path = write(*arguments), Path(arguments[number])

@@ -1,4 +1,5 @@
-"""Damage to every file of a run: training resumes from what is valid and says so, or stops with one clear message.
+"""Damage to every file of a run: training resumes from what is valid and says so, or stops with one
+clear message.
 
 It never ends with other bits, and never with a traceback.
 """
@@ -34,7 +35,10 @@ def stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     calls = iter(range(1000))
     outcome = fit_here(
-        RECIPE, folder / "x", PLACE, stop_requested=lambda: SIGTERM if next(calls) >= 4 * RECIPE.towers - 1 else None
+        RECIPE,
+        folder / "x",
+        PLACE,
+        stop_requested=lambda: SIGTERM if next(calls) >= 4 * RECIPE.towers - 1 else None,
     )
     assert outcome.stopped_by == SIGTERM
     whole = fit_here(RECIPE, folder / "whole", PLACE).result
@@ -98,39 +102,86 @@ DAMAGES = {
     **{f"flip {share}": (flipped(NEWEST, share), {0}, BEFORE) for share in (0, 0.01, 1)},
     "a pipe": (replaced(NEWEST, os.mkfifo), {0}, BEFORE),
     "another step": (lambda run: state_path(run, 3).rename(state_path(run, 9)), {0}, BEFORE),
-    "no states": (lambda run: shutil.rmtree(run / "checkpoints"), {0}, "runs/x has no checkpoint: it starts again"),
+    "no states": (
+        lambda run: shutil.rmtree(run / "checkpoints"),
+        {0},
+        "runs/x has no checkpoint: it starts again",
+    ),
     "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: damaged and deleted: line \d+"),
-    **{f"recipe: {junk[:9]}": (replaced("recipe.json", partial(Path.write_text, data=junk)), {2, 3}, NAMED)
-       for junk in JUNK},
-    **{f"environment: {junk[:9]}": (replaced("environment.json", partial(Path.write_text, data=junk)), {0, 2, 3, 4},
-                                    "environment.json|^(?!.*lockstep: )") for junk in JUNK},
-    **{f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "") for share in (0.13, 0.5)},
-    **{f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
-       for name in ("log.txt", "environment.json", "recipe.json", ".lock")},
+    **{
+        f"recipe: {junk[:9]}": (
+            replaced("recipe.json", partial(Path.write_text, data=junk)),
+            {2, 3},
+            NAMED,
+        )
+        for junk in JUNK
+    },
+    **{
+        f"environment: {junk[:9]}": (
+            replaced("environment.json", partial(Path.write_text, data=junk)),
+            {0, 2, 3, 4},
+            "environment.json|^(?!.*lockstep: )",
+        )
+        for junk in JUNK
+    },
+    **{
+        f"bit of recipe {share}": (flipped("recipe.json", share, 4), {0, 2, 3}, "")
+        for share in (0.13, 0.5)
+    },
+    **{
+        f"a folder as {name}": (replaced(name, Path.mkdir), {2, 3, 4}, "runs/x")
+        for name in ("log.txt", "environment.json", "recipe.json", ".lock")
+    },
     "a folder as metrics.jsonl": (replaced("metrics.jsonl", Path.mkdir), {0}, "rows are lost"),
-    **{f"{name} is a {kind}": (replaced(name, make), codes, words)
-       for name, codes, words in ((".lock", {4}, "lock is a link"), ("log.txt", {4}, "log.txt is a link"),
-                                  ("metrics.jsonl", {0}, ""))
-       for kind, make in (("link", lambda path: path.symlink_to(PRECIOUS)),
-                          ("second name", lambda path: path.hardlink_to(path.parent / PRECIOUS)))},
-    "a link as checkpoints": (lambda run: [(run / "checkpoints").rename(run / "../elsewhere"),
-                                           (run / "checkpoints").symlink_to("../elsewhere")],
-                              {4}, "checkpoints is a link"),
-    "checkpoints is a file": (lambda run: [shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()],
-                              {4}, "runs/x"),
-}  # fmt: skip
+    **{
+        f"{name} is a {kind}": (replaced(name, make), codes, words)
+        for name, codes, words in (
+            (".lock", {4}, "lock is a link"),
+            ("log.txt", {4}, "log.txt is a link"),
+            ("metrics.jsonl", {0}, ""),
+        )
+        for kind, make in (
+            ("link", lambda path: path.symlink_to(PRECIOUS)),
+            ("second name", lambda path: path.hardlink_to(path.parent / PRECIOUS)),
+        )
+    },
+    "a link as checkpoints": (
+        lambda run: [
+            (run / "checkpoints").rename(run / "../elsewhere"),
+            (run / "checkpoints").symlink_to("../elsewhere"),
+        ],
+        {4},
+        "checkpoints is a link",
+    ),
+    "checkpoints is a file": (
+        lambda run: [shutil.rmtree(run / "checkpoints"), (run / "checkpoints").touch()],
+        {4},
+        "runs/x",
+    ),
+}
 
 
 # The fast tests: some damage that a resume mends, and some that it refuses.
 FAST = {
-    "nothing", "flip 0.01", "no states", "metrics", "recipe: {}", "bit of recipe 0.5", "environment: {}",
-    "a folder as metrics.jsonl", "a folder as .lock", ".lock is a link", "log.txt is a second name",
-    "metrics.jsonl is a link", "a link as checkpoints",
-}  # fmt: skip
+    "nothing",
+    "flip 0.01",
+    "no states",
+    "metrics",
+    "recipe: {}",
+    "bit of recipe 0.5",
+    "environment: {}",
+    "a folder as metrics.jsonl",
+    "a folder as .lock",
+    ".lock is a link",
+    "log.txt is a second name",
+    "metrics.jsonl is a link",
+    "a link as checkpoints",
+}
 
 
 @pytest.mark.parametrize(
-    "damage", [pytest.param(damage, marks=() if damage in FAST else pytest.mark.slow) for damage in DAMAGES]
+    "damage",
+    [pytest.param(damage, marks=() if damage in FAST else pytest.mark.slow) for damage in DAMAGES],
 )
 def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, damage):
     change, codes, words = DAMAGES[damage]
@@ -139,9 +190,16 @@ def test_a_resumed_run_ends_with_the_known_bits_or_with_one_message(resumed, dam
     assert re.search(words, err, re.S), err
 
 
-def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_are_swept(resumed, tmp_path):
+def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_are_swept(
+    resumed, tmp_path
+):
     copies = ("step-².safetensors", "step-5.safetensors", "step-new.safetensors", "step-")
-    empty = ("notes.txt", "step-000000004", ".step-000000009.safetensors-99", "../.metrics.jsonl-12")
+    empty = (
+        "notes.txt",
+        "step-000000004",
+        ".step-000000009.safetensors-99",
+        "../.metrics.jsonl-12",
+    )
 
     def damage(run):
         for name in copies:
@@ -150,7 +208,9 @@ def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_a
             (run / "checkpoints" / name).touch()
 
     assert resumed(damage)[0] == 0
-    assert {*copies, *empty[:2]} <= {path.name for path in (tmp_path / "runs/x/checkpoints").iterdir()}
+    assert {*copies, *empty[:2]} <= {
+        path.name for path in (tmp_path / "runs/x/checkpoints").iterdir()
+    }
     assert Run(tmp_path / "runs/x").complete
     assert not list(Path(tmp_path / "runs/x").rglob(".*-*"))
 
@@ -158,14 +218,19 @@ def test_foreign_files_among_the_checkpoints_are_left_alone_and_temporary_ones_a
 def test_a_checkpoint_of_another_run_is_refused(resumed, stopped, tmp_path):
     other = fit_here(RECIPE.replace(seed=1), tmp_path / "other", PLACE)
     assert other.result["weights_sha256"] != stopped[1]
-    code, err = resumed(lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5)))
+    code, err = resumed(
+        lambda run: shutil.copy(state_path(tmp_path / "other", 5), state_path(run, 5))
+    )
     assert code == 2
     assert "step-000000005.safetensors was trained by another recipe than recipe.json states" in err
 
 
 @pytest.mark.parametrize(
     "name",
-    ["model.safetensors", *(pytest.param(name, marks=pytest.mark.slow) for name in ("result.json", "recipe.json"))],
+    [
+        "model.safetensors",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("result.json", "recipe.json")),
+    ],
 )
 def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, tmp_path, name):
     run, answers = tmp_path / "runs/x", set()

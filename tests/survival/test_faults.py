@@ -1,4 +1,6 @@
-"""SIGKILL at every kind of operation on a file: what is left is valid, and a resume gives an undisturbed run's bits."""
+"""SIGKILL at every kind of operation on a file: what is left is valid, and a resume gives an
+undisturbed run's bits.
+"""
 
 import json
 import signal
@@ -18,14 +20,20 @@ from lockstep import numerics
 def test_kills_at_every_kind_of_operation(tmp_path, only):
     done = subprocess.run(
         [sys.executable, "-m", "tests.survival.faults", str(tmp_path), only],
-        cwd=Path(__file__).parents[2], env={**_outside(), **numerics.environment(1)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        env={**_outside(), **numerics.environment(1)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     undisturbed, *killed = map(json.loads, done.stdout.splitlines())
     assert undisturbed["code"] == 0, undisturbed["err"]
     kinds = {record["operations"][-1].split()[0] for record in killed}
-    assert {"fsync", "write", "os.rename"} | ({"open", "os.mkdir", "os.remove"} if not only else set()) <= kinds
-    assert any(record["valid"] for record in killed) != bool(only)  # The layers before a head are written first.
+    assert {"fsync", "write", "os.rename"} | (
+        {"open", "os.mkdir", "os.remove"} if not only else set()
+    ) <= kinds
+    # The layers before a head are written first.
+    assert any(record["valid"] for record in killed) != bool(only)
     for record in killed:
         assert record["code"] == -signal.SIGKILL
         resumed = record["resumed"]

@@ -1,4 +1,6 @@
-"""A disk that is full, or becomes read-only, while a run trains: the run goes on, and no valid checkpoint is lost."""
+"""A disk that is full, or becomes read-only, while a run trains: the run goes on, and no valid
+checkpoint is lost.
+"""
 
 import contextlib
 import json
@@ -74,7 +76,8 @@ def test_a_full_disk_costs_old_checkpoints_but_the_best_before_the_new_one(disk)
 def test_without_room_for_two_the_valid_one_stays(disk):
     folder = disk(500) / "checkpoints"
     assert "No space left on device" in saved_after(folder, 3)[-1]
-    assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]  # no unfinished one
+    # no unfinished one
+    assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]
     assert statefile.latest(folder).step == 1
 
 
@@ -102,7 +105,9 @@ def test_lost_rows_are_noted_once_and_the_next_row_is_whole(disk, caplog):
 
 
 def slow_digits(folder):
-    """Write slow.py: digits with a pause in each pass, so that the test can act in the middle of the run."""
+    """Write slow.py: digits with a pause in each pass, so that the test can act in the middle of
+    the run.
+    """
     (folder / "slow.py").write_text(
         "import time\n"
         "from lockstep.models.digits import Digits\n"
@@ -119,13 +124,34 @@ def slow_digits(folder):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(started, disk, trained_once, tmp_path):
+def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
+    started, disk, trained_once, tmp_path
+):
     folder, lines = disk(20_000), []
     process = started(
-        "train", "digits", "--steps", STEPS, "--runs", folder, "--name", "x", "--processes", 1, "--log-every", 1,
-        "--save-every", 5, "--summary-every", 0, "--keep", 1, *slow_digits(tmp_path),
-    )  # fmt: skip
-    threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True).start()
+        "train",
+        "digits",
+        "--steps",
+        STEPS,
+        "--runs",
+        folder,
+        "--name",
+        "x",
+        "--processes",
+        1,
+        "--log-every",
+        1,
+        "--save-every",
+        5,
+        "--summary-every",
+        0,
+        "--keep",
+        1,
+        *slow_digits(tmp_path),
+    )
+    threading.Thread(
+        target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True
+    ).start()
 
     def wait_for(text):
         until = time.monotonic() + 120
@@ -141,4 +167,7 @@ def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(start
     filler.unlink()
     assert process.wait(timeout=120) == 0, process.stderr.read()
     result = json.loads((folder / "x/result.json").read_text())
-    assert result["weights_sha256"] == trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
+    assert (
+        result["weights_sha256"]
+        == trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]
+    )

@@ -1,4 +1,6 @@
-"""Each phase of a training and each fault, once, in real programs; `python -m benchmarks.survival` tries all pairs."""
+"""Each phase of a training and each fault, once, in real programs; `python -m benchmarks.survival`
+tries all pairs.
+"""
 
 import os
 import signal
@@ -33,7 +35,9 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_in_a_shell():
-    """Give the programs a user's environment, and signals that the starter of the tests may ignore."""
+    """Give the programs a user's environment, and signals that the starter of the tests may
+    ignore.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with mock.patch.dict(os.environ):
         os.environ.pop("LOCKSTEP_DATA", None)
@@ -44,7 +48,9 @@ def _as_in_a_shell():
 @pytest.fixture(scope="module")
 def parent(made_once):
     """Return the run whose weights all runs start from, and the sha256 of an undisturbed run."""
-    folder = made_once("survival", lambda folder: (folder / "sha256").write_text(survival.trained(folder)[1]))
+    folder = made_once(
+        "survival", lambda folder: (folder / "sha256").write_text(survival.trained(folder)[1])
+    )
     return folder / "runs/parent", (folder / "sha256").read_text()
 
 

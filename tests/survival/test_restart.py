@@ -1,4 +1,6 @@
-"""Processes that die, crash or hang: the run continues, and has the sha256 of an undisturbed run."""
+"""Processes that die, crash or hang: the run continues, and has the sha256 of an undisturbed
+run.
+"""
 
 import re
 import time
@@ -34,7 +36,8 @@ def temporary(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("victim", "signal", "words"), [(1, "SIGKILL", "process 1 of 2 (towers "), (0, "SIGSTOP", HANGS)]
+    ("victim", "signal", "words"),
+    [(1, "SIGKILL", "process 1 of 2 (towers "), (0, "SIGSTOP", HANGS)],
 )
 def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
     started, tmp_path, temporary, undisturbed, victim, signal, words
@@ -59,18 +62,41 @@ def test_a_killed_launcher_leaves_no_process_and_no_folder(started, temporary):
 @pytest.mark.parametrize(
     ("condition", "action", "options", "code", "restarts", "words"),
     [
-        ("True", "raise RuntimeError('no such weights')", ["--max-restarts", 2], 1, 2,
-         ["RuntimeError: no such weights"]),
-        ("os.environ['RANK'] == '1'", "time.sleep(600)", ["--timeout", 3, "--max-restarts", 0], 4, 0,
-         ["the run hangs: no process has moved on for 3 s"]),
+        (
+            "True",
+            "raise RuntimeError('no such weights')",
+            ["--max-restarts", 2],
+            1,
+            2,
+            ["RuntimeError: no such weights"],
+        ),
+        (
+            "os.environ['RANK'] == '1'",
+            "time.sleep(600)",
+            ["--timeout", 3, "--max-restarts", 0],
+            4,
+            0,
+            ["the run hangs: no process has moved on for 3 s"],
+        ),
     ],
     ids=["crashed", "stuck"],
-)  # fmt: skip
+)
 def test_a_step_that_always_fails_ends_the_run_with_a_diagnosis(
     program, tmp_path, condition, action, options, code, restarts, words
 ):
     write_model(tmp_path, "failing", f"self.moved and {condition}", action)
-    done = program("train", "--model", "failing:build", "--steps", 30, "--processes", 2, "--name", "x", *options)
+    done = program(
+        "train",
+        "--model",
+        "failing:build",
+        "--steps",
+        30,
+        "--processes",
+        2,
+        "--name",
+        "x",
+        *options,
+    )
     assert done.returncode == code
     assert [done.stderr.count(word) for word in words] == [1] * len(words)
     assert f"lockstep train {RUN} --resume" in done.stderr
@@ -89,11 +115,14 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     assert HANGS in err
     assert "lockstep train runs/x --resume" in err
     assert gone(children)
-    assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5  # 7 was printed, and every fifth step is due
+    # 7 was printed, and every fifth step is due
+    assert max(checkpoints_in(tmp_path / RUN / "checkpoints")) >= 5
     assert resume(here, 1) == undisturbed
 
 
-def test_torchrun_restarts_a_run_after_a_kill_and_a_hang_and_none_outlives_it(tmp_path, undisturbed):
+def test_torchrun_restarts_a_run_after_a_kill_and_a_hang_and_none_outlives_it(
+    tmp_path, undisturbed
+):
     process = torchrun(tmp_path, "--timeout", "1")
     until_step(process, 7)
     ranks(process)[0].kill()

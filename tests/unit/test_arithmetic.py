@@ -1,4 +1,6 @@
-"""The arithmetic probe: equal for equal arithmetic. It rejects an unusable model before the first step."""
+"""The arithmetic probe: equal for equal arithmetic. It rejects an unusable model before the first
+step.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ from lockstep.recipes import get_recipe
 
 
 class Linear(nn.Module):
-    """A network of one layer with a counter, which is a part of the state, and with a chosen fault."""
+    """A network of one layer with a counter, which is a part of the state, and with a chosen
+    fault.
+    """
 
     def __init__(self, shape, classes, fault=None):
         super().__init__()
@@ -36,7 +40,15 @@ def session(model=None, **changes):
     """`model` is the name of one here, or the options of Linear."""
     options = model if isinstance(model, dict) else {}
     name = "Linear" if options else model
-    own = {"model": f"tests.unit.test_arithmetic:{name}", "model_options": options, "weight_decay": {}} if model else {}
+    own = (
+        {
+            "model": f"tests.unit.test_arithmetic:{name}",
+            "model_options": options,
+            "weight_decay": {},
+        }
+        if model
+        else {}
+    )
     recipe = make(get_recipe("digits").model_dump(mode="json"), {**own, **changes})
     return Session(recipe, Placement(), Context())
 
@@ -53,7 +65,10 @@ def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
     assert (built.state.digest(), built.state.step) == (before, step)
     assert len(first) == 64
     assert probed() == first
-    assert len({first, probed(seed=1), probed(precision="bfloat16", portable=False), probed(lr=0.1)}) == 4
+    assert (
+        len({first, probed(seed=1), probed(precision="bfloat16", portable=False), probed(lr=0.1)})
+        == 4
+    )
 
 
 @pytest.mark.parametrize("change", ["forward", "update"])

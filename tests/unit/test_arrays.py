@@ -1,4 +1,6 @@
-"""Datasets that users give as values: arrays and sequences become the same images, and mistakes are named."""
+"""Datasets that users give as values: arrays and sequences become the same images, and mistakes are
+named.
+"""
 
 import importlib
 import io
@@ -57,7 +59,9 @@ FORMS = {
     "pairs": pairs,
     "a generator": lambda part: (pair for pair in pairs(part)),
     "pairs of arrays": lambda part: list(zip(*part, strict=True)),
-    "pairs of tensors": lambda part: [[torch.from_numpy(i), torch.tensor(lab)] for i, lab in zip(*part, strict=True)],
+    "pairs of tensors": lambda part: [
+        [torch.from_numpy(i), torch.tensor(lab)] for i, lab in zip(*part, strict=True)
+    ],
     "torchvision": lambda part: Torchvision(*part),
 }
 
@@ -92,7 +96,10 @@ def test_equal_data_is_written_once(cache):
         {"train": (PIXELS[:8], LABELS[:8]), "test": (PIXELS[8:], LABELS[8:])},
         arrays(train=(PIXELS[:7] ^ np.uint8(1), LABELS[:7])),
         arrays(train=(PIXELS[:7], (LABELS[:7] + 1) % 3)),
-        {name: (images.transpose(0, 2, 1, 3), labels) for name, (images, labels) in arrays().items()},
+        {
+            name: (images.transpose(0, 2, 1, 3), labels)
+            for name, (images, labels) in arrays().items()
+        },
     ],
 )
 def test_other_data_has_another_sha256(other):
@@ -100,8 +107,12 @@ def test_other_data_has_another_sha256(other):
 
 
 def test_grey_images_get_a_channel_and_splits_their_own_sha256():
-    splits = read({"train": (PIXELS[..., 0], LABELS), "test": pairs((PIXELS[..., 0], (LABELS + 1) % 3))})
-    assert all((split.pixels(slice(None)).numpy() == PIXELS[..., :1]).all() for split in splits.values())
+    splits = read(
+        {"train": (PIXELS[..., 0], LABELS), "test": pairs((PIXELS[..., 0], (LABELS + 1) % 3))}
+    )
+    assert all(
+        (split.pixels(slice(None)).numpy() == PIXELS[..., :1]).all() for split in splits.values()
+    )
     assert splits["train"].sha256 != splits["test"].sha256
     other = read({"train": (PIXELS[..., 0], LABELS), "test": (PIXELS[:3, ..., 0], LABELS[:3])})
     assert splits["train"].sha256 == other["train"].sha256
@@ -117,12 +128,20 @@ def test_images_are_turned_upright_without_image_px():
 
 
 def test_images_of_any_size_are_brought_to_image_px():
-    images = [Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8)) for i in range(3)]
+    images = [
+        Image.fromarray(RNG.integers(0, 256, (40 + i, 90 - 3 * i, 3), dtype=np.uint8))
+        for i in range(3)
+    ]
     images[2] = images[2].convert("P")
     grey = RNG.integers(0, 256, (3, 50, 50), dtype=np.uint8)
     exact = RNG.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     splits = read(
-        {"train": list(zip(images, range(3), strict=True)), "test": (grey, range(3)), "same": (exact, range(3))}, 32
+        {
+            "train": list(zip(images, range(3), strict=True)),
+            "test": (grey, range(3)),
+            "same": (exact, range(3)),
+        },
+        32,
     )
     for name, given in (("train", images), ("test", grey)):
         found = splits[name].pixels(slice(None)).numpy()
@@ -136,23 +155,67 @@ WRONG = {
     "no train": ({"test": (PIXELS, LABELS)}, None, "has no split train, only test"),
     "split name": ({**arrays(), 3: 1}, None, "3 cannot be the name of a split"),
     "empty": (arrays(test=[]), None, "^test: is empty"),
-    "ToTensor": (arrays(test=[(torch.rand(3, 6, 5), 1)]), None, "^test, example 0: got float32.*leave out ToTensor"),
-    "channels first": (arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)), None, r"\[3, 6, 5\], expected \[H, W, "),
+    "ToTensor": (
+        arrays(test=[(torch.rand(3, 6, 5), 1)]),
+        None,
+        "^test, example 0: got float32.*leave out ToTensor",
+    ),
+    "channels first": (
+        arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)),
+        None,
+        r"\[3, 6, 5\], expected \[H, W, ",
+    ),
     "rank": (arrays(train=(PIXELS[None], LABELS[:1])), None, r"of shape \[1, 10, 6, 5, 3\]"),
     "lengths": (arrays(train=(PIXELS, LABELS[:9])), None, "^train: has 10 images and 9 labels"),
-    "float labels": (arrays(train=(PIXELS, LABELS / 1)), None, "^train, example 0: the label is a float"),
-    "label above": (arrays(test=(PIXELS[:3], [0, 1, 3])), None, "^test, example 2: label 3, allowed are 0 to 2"),
-    "label without a name": (arrays(classes=["a", "b"]), None, "^train, example 2: label 2, allowed are 0 to 1"),
-    "label above int64": (arrays(train=[(PIXELS[0], 2**70)]), None, "^train, example 0: label 1180591620717411303424"),
+    "float labels": (
+        arrays(train=(PIXELS, LABELS / 1)),
+        None,
+        "^train, example 0: the label is a float",
+    ),
+    "label above": (
+        arrays(test=(PIXELS[:3], [0, 1, 3])),
+        None,
+        "^test, example 2: label 3, allowed are 0 to 2",
+    ),
+    "label without a name": (
+        arrays(classes=["a", "b"]),
+        None,
+        "^train, example 2: label 2, allowed are 0 to 1",
+    ),
+    "label above int64": (
+        arrays(train=[(PIXELS[0], 2**70)]),
+        None,
+        "^train, example 0: label 1180591620717411303424",
+    ),
     "classes": (arrays(classes="abc"), None, "^classes: got 'abc'"),
     "one class": ({"train": (PIXELS, LABELS * 0)}, None, "at least two names"),
-    "sizes": (arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]), None, "^train, example 64: .* set image_px"),
-    "mode": (arrays(train=[(Image.fromarray(PIXELS[0]).convert("P"), 0)]), None, "mode P, allowed are L, RGB: set"),
-    "an image that is a path": (arrays(train=[("cat.jpg", 0)]), None, "the image is a str, expected a Pillow image"),
-    "no pair": (arrays(train=[PIXELS[0]]), None, "^train, example 0: got a ndarray, expected a pair"),
+    "sizes": (
+        arrays(train=[(PIXELS[0], 0)] * 64 + [(PIXELS[0][:4], 0)]),
+        None,
+        "^train, example 64: .* set image_px",
+    ),
+    "mode": (
+        arrays(train=[(Image.fromarray(PIXELS[0]).convert("P"), 0)]),
+        None,
+        "mode P, allowed are L, RGB: set",
+    ),
+    "an image that is a path": (
+        arrays(train=[("cat.jpg", 0)]),
+        None,
+        "the image is a str, expected a Pillow image",
+    ),
+    "no pair": (
+        arrays(train=[PIXELS[0]]),
+        None,
+        "^train, example 0: got a ndarray, expected a pair",
+    ),
     "text as split": (arrays(train="photos"), None, "^train: got a str, expected"),
-    "unreadable": (arrays(train=[(BROKEN, 0)]), 32, "^train, example 0: the image cannot be used: truncated"),
-}  # fmt: skip
+    "unreadable": (
+        arrays(train=[(BROKEN, 0)]),
+        32,
+        "^train, example 0: the image cannot be used: truncated",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -166,14 +229,18 @@ def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
 
 
 def test_splits_that_state_other_classes_are_refused(cache):
-    """A dataset of folders numbers the classes that it has itself, so a split that lacks one has other labels."""
+    """A dataset of folders numbers the classes that it has itself, so a split that lacks one has
+    other labels.
+    """
     parts = {name: Torchvision(images, labels % 2) for name, (images, labels) in arrays().items()}
     parts["train"].classes = ["ant", "bee", "cat"]
     assert read(parts)["test"].classes == ("ant", "bee", "cat")
     for others in (["ant", "cat"], ["ant", "bee"], ["bee", "ant", "cat"]):
         parts["test"].classes = others
         for data in (parts, {**parts, "classes": ["a", "b", "c"]}):
-            with pytest.raises(LockstepError, match=r"^test: label \d is .*, and in train it is ") as error:
+            with pytest.raises(
+                LockstepError, match=r"^test: label \d is .*, and in train it is "
+            ) as error:
                 read(data)
             assert error.value.code == DATA
     parts["test"].classes = ("ant", "bee", "cat")
@@ -193,7 +260,9 @@ def test_a_dataset_that_is_gone_is_named(cache):
         next(cache.iterdir()).unlink()
 
 
-@pytest.mark.parametrize("change", [lambda data: data.replace(b"0, 1, 2", b"0, 2, 1"), lambda data: data[:-9]])
+@pytest.mark.parametrize(
+    "change", [lambda data: data.replace(b"0, 1, 2", b"0, 2, 1"), lambda data: data[:-9]]
+)
 def test_changed_labels_are_noticed(cache, change):
     sha256 = module.store(arrays(), None)
     path = next(cache.glob("*.json"))
@@ -226,7 +295,9 @@ GIVEN = "np.frombuffer(bytes(range(256)), np.uint8).reshape(4, 8, 8), [0, 1, 0, 
 
 
 def test_a_function_may_take_the_folder(function, tmp_path):
-    path = function(f"seen = []\ndef load(folder=None): seen.append(folder); return {{'train': ({GIVEN})}}")
+    path = function(
+        f"seen = []\ndef load(folder=None): seen.append(folder); return {{'train': ({GIVEN})}}"
+    )
     module.load_function(path, None, None)
     module.load_function(path, tmp_path, None)
     assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]

@@ -24,11 +24,14 @@ def test_a_constant_image_becomes_zeros_and_a_faint_one_is_not_blown_up():
     assert standardise(torch.full((1, 24, 24, 3), 200.0)).abs().max() == 0
     faint = torch.zeros(1, 24, 24, 3)
     faint[0, 0, 0, 0] = 1e-3
-    assert standardise(faint).max() == pytest.approx(1e-3 * 1728**0.5, rel=1e-2)  # over 1/sqrt(1728)
+    # over 1/sqrt(1728)
+    assert standardise(faint).max() == pytest.approx(1e-3 * 1728**0.5, rel=1e-2)
 
 
 def test_every_distortion_in_order_by_hand():
-    """Compute each image in float64 from its random words. Contrast about the mean of all channels would differ."""
+    """Compute each image in float64 from its random words. Contrast about the mean of all channels
+    would differ.
+    """
     images, k = random_images(6), keys(6, seed=5)
     images[..., 2] //= 3  # channels of different means
     middle = Distort().test(images).permute(0, 2, 3, 1).double().numpy()
@@ -63,7 +66,9 @@ def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
 
 
 def test_flips_alternate_between_epochs_with_a_random_phase_for_each_image():
-    epochs = [Keys(5, np.full(2000, epoch), np.arange(2000)).alternating_flips() for epoch in range(4)]
+    epochs = [
+        Keys(5, np.full(2000, epoch), np.arange(2000)).alternating_flips() for epoch in range(4)
+    ]
     assert (epochs[0] != epochs[1]).all()
     assert (epochs[0] == epochs[2]).all()
     assert (epochs[1] == epochs[3]).all()
@@ -89,7 +94,9 @@ def test_translation_moves_the_reflected_image():
 def test_resizing_is_antialiased_bilinear_interpolation(size):
     images = unit(random_images(3))
     found = resize(images, size)
-    expected = torch.nn.functional.interpolate(images, (size, size), mode="bilinear", antialias=True)
+    expected = torch.nn.functional.interpolate(
+        images, (size, size), mode="bilinear", antialias=True
+    )
     assert torch.allclose(found, expected, atol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
 
@@ -101,7 +108,9 @@ def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
     # Each pixel of the image states its own row and column, so a crop states where it was taken.
     count, side = 4000, 32
     place = torch.arange(side, dtype=torch.uint8)
-    image = torch.stack((place[:, None].expand(side, side), place.expand(side, side), place.expand(side, side)), -1)
+    image = torch.stack(
+        (place[:, None].expand(side, side), place.expand(side, side), place.expand(side, side)), -1
+    )
     crop = Crop(scale=(0.2, 0.6), ratio=(0.5, 2.0), flip=False, **PLAIN_CROP)
     out = train(crop, image.expand(count, -1, -1, -1), keys(count))
     rows, columns = out[:, 0, :, side // 2].double() * 255, out[:, 1, side // 2].double() * 255
@@ -141,7 +150,10 @@ def test_a_crop_is_resized_like_torchs_bilinear_interpolation_and_flipped_at_ran
     ("make", "said"),
     [
         (lambda: Distort(crop_px=24).shape(8, 8, 1), "crop_px 24 is larger than the images, 8x8"),
-        (lambda: FlipTranslate(mean=(0.5,), std=(0.2,)).shape(32, 32, 3), "1 channels, the images have 3"),
+        (
+            lambda: FlipTranslate(mean=(0.5,), std=(0.2,)).shape(32, 32, 3),
+            "1 channels, the images have 3",
+        ),
         (lambda: FlipTranslate(pixels=32).shape(32, 32, 3), "not less than the images' side"),
         (lambda: Crop(scale=(0.8, 0.5)), r"give \[low, high\]"),
         (lambda: Crop(ratio=(2.0, 1.0)), r"give \[low, high\]"),

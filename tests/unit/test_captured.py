@@ -1,4 +1,6 @@
-"""Towers as CUDA graphs, by a stand-in that computes the operations of the captured call again, as a graph does."""
+"""Towers as CUDA graphs, by a stand-in that computes the operations of the captured call again, as
+a graph does.
+"""
 
 from unittest import mock
 
@@ -35,7 +37,9 @@ def seed():
 
 
 def called(compute, inputs=INPUTS, **options):
-    """Return the results of a Captured of `compute` for `inputs`, one after the other, and its calls of `compute`."""
+    """Return the results of a Captured of `compute` for `inputs`, one after the other, and its
+    calls of `compute`.
+    """
     calls = []
 
     def counted(state, x):
@@ -44,7 +48,9 @@ def called(compute, inputs=INPUTS, **options):
 
     once_captured = Captured(counted, **{"exact": True, **options})
     results = [once_captured(seed, None, x) for x in inputs]
-    assert (once_captured._output.numel() == 0) == once_captured._refused  # What is refused holds no memory.
+    assert (
+        once_captured._output.numel() == 0
+    ) == once_captured._refused  # What is refused holds no memory.
     return results, calls
 
 
@@ -71,7 +77,9 @@ def test_a_number_of_the_host_is_found_before_a_result_of_the_graph_is_used(told
 def test_what_cuda_cannot_capture_is_computed_kernel_by_kernel_and_said_once(told):
     def waiting(x):
         if Graph.capturing:
-            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors ...")
+            raise RuntimeError(
+                "operation not permitted when stream is capturing\nCUDA kernel errors ..."
+            )
         return x * 2
 
     results, calls = called(waiting, [*INPUTS, INPUTS[0][:1]])
@@ -84,7 +92,10 @@ def test_what_cuda_cannot_capture_is_computed_kernel_by_kernel_and_said_once(tol
 def test_another_size_is_captured_and_compared_again(told):
     sizes = [x[:, :2] for x in INPUTS[:3]]
     results, _ = called(lambda x: x.square(), [*INPUTS[:3], *sizes])
-    assert all(torch.equal(result, x.square()) for result, x in zip(results, [*INPUTS[:3], *sizes], strict=True))
+    assert all(
+        torch.equal(result, x.square())
+        for result, x in zip(results, [*INPUTS[:3], *sizes], strict=True)
+    )
     assert (Graph.replays, told) == (4, [])
 
 
@@ -94,7 +105,9 @@ def test_without_exactness_nothing_is_compared():
     assert (len(calls), Graph.replays) == (2, 4)
 
 
-def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tower_is_not_finite(told):
+def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tower_is_not_finite(
+    told,
+):
     recipe = tutorial_recipe("tutorial", 2)
     plain, state, _ = parts(recipe)
     network = plain._network
@@ -120,7 +133,11 @@ def test_what_observes_the_network_sees_a_pass_that_is_not_a_graph():
     shard = cifar_like().shard(plan(recipe, 0, 96), 0)
     seen = []
     for call in range(4):
-        with tower._network.module.register_forward_hook(lambda *_: seen.append(1)) if call == 3 else mock.MagicMock():
+        with (
+            tower._network.module.register_forward_hook(lambda *_: seen.append(1))
+            if call == 3
+            else mock.MagicMock()
+        ):
             as_graph(state, shard, 0)
     assert (Graph.replays, len(seen)) == (2, 1)
 
@@ -135,6 +152,8 @@ def test_what_observes_the_network_sees_a_pass_that_is_not_a_graph():
     ],
 )
 def test_what_cannot_be_a_graph_is_said_with_the_reason(changes, expected):
-    recipe = get_recipe("digits").replace(**{"arithmetic": "native", "precision": "float32", **changes})
+    recipe = get_recipe("digits").replace(
+        **{"arithmetic": "native", "precision": "float32", **changes}
+    )
     found = obstacle(recipe, Digits((1, 8, 8), 10))
     assert found is None if expected is None else expected in found

@@ -1,4 +1,6 @@
-"""Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read lazily."""
+"""Classifier: what it takes, what it yields, and how it equals evaluation. Sources are read
+lazily.
+"""
 
 import gzip
 import io
@@ -43,20 +45,31 @@ def classifier(run):
 
 @pytest.fixture
 def model_file(tmp_path):
-    """Return model_file(recipe, stated, facts) -> a model file of initial weights of `recipe`, for 8x8 grey digits.
+    """Return model_file(recipe, stated, facts) -> a model file of initial weights of `recipe`, for
+    8x8 grey digits.
 
-    The file states the recipe with the changes `stated`, and the other facts with the changes `facts`.
+    The file states the recipe with the changes `stated`, and the other facts with the changes
+    `facts`.
     """
 
     def write(recipe=get_recipe("digits"), stated=(), facts=(), shape=(8, 8, 1)):  # noqa: B008  a frozen recipe
         module = build_model(recipe, recipe.augmentation.shape(*shape), 10)
-        others = {"classes": list("0123456789"), "image_shape": [8, 8, 1], "model_source": sources(recipe.model)}
+        others = {
+            "classes": list("0123456789"),
+            "image_shape": [8, 8, 1],
+            "model_source": sources(recipe.model),
+        }
         recipe_facts = {"recipe": recipe.model_dump(mode="json") | dict(stated)}
         path = tmp_path / "m.safetensors"
         statefile.write(
-            path, {**dict(module.named_parameters()), **persistent_buffers(module)},
-            {name: fact for name, fact in (others | recipe_facts | dict(facts)).items() if fact is not None},
-        )  # fmt: skip
+            path,
+            {**dict(module.named_parameters()), **persistent_buffers(module)},
+            {
+                name: fact
+                for name, fact in (others | recipe_facts | dict(facts)).items()
+                if fact is not None
+            },
+        )
         return path
 
     return write
@@ -72,7 +85,16 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     image.save(tmp_path / "a.png")
     file = tmp_path / "a.png"
     tensor = TEST.images[3]
-    sources = [array, array[..., 0], tensor, tensor[..., 0], image, file.read_bytes(), file, str(file)]
+    sources = [
+        array,
+        array[..., 0],
+        tensor,
+        tensor[..., 0],
+        image,
+        file.read_bytes(),
+        file,
+        str(file),
+    ]
     predictions = classifier.predict(sources, top=3)
     assert len({prediction.top for prediction in predictions}) == 1
     assert [prediction.source for prediction in predictions] == [0, 1, 2, 3, 4, 5, file, file]
@@ -97,7 +119,9 @@ class Beside:
         return str(self.path)
 
 
-def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(classifier, tmp_path):
+def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(
+    classifier, tmp_path
+):
     file = tmp_path / "a.png"
     Image.fromarray(TEST.images[3].numpy()[..., 0]).save(file)
     data, expected = file.read_bytes(), classifier.predict(file).top
@@ -112,8 +136,17 @@ def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(
     assert ([p.top for p in several], several[1].source) == ([expected] * 3, file)
     (tmp_path / "notes.txt").write_text("no image")
     nested = [[file], (p for p in [file]), {}, 3.5]
-    assert [p.error.split()[1] for p in classifier.predict(nested)] == ["list:", "generator:", "dict:", "float:"]
-    with file.open(errors="strict") as text, (tmp_path / "notes.txt").open() as words, file.open("rb") as closed:
+    assert [p.error.split()[1] for p in classifier.predict(nested)] == [
+        "list:",
+        "generator:",
+        "dict:",
+        "float:",
+    ]
+    with (
+        file.open(errors="strict") as text,
+        (tmp_path / "notes.txt").open() as words,
+        file.open("rb") as closed,
+    ):
         closed.close()
         for one in (text, words, closed):
             with pytest.raises(LockstepError, match=r"open in mode 'rb'") as raised:
@@ -124,7 +157,8 @@ def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(
 
 
 def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path, request):
-    # Python's own removal of a folder is recursive, so pytest would fail when it clears its temporary folders.
+    # Python's own removal of a folder is recursive, so pytest would fail when it clears its
+    # temporary folders.
     request.addfinalizer(lambda: subprocess.run(["rm", "-rf", tmp_path / "d"], check=True))
     folders = os.open(tmp_path, os.O_RDONLY)
     for _ in range(2_100):  # A path has at most 4,096 characters.
@@ -138,7 +172,8 @@ def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path, reque
         classifier.predict(tmp_path / "d/d" / "/".join("d" * 2_098))
     first, last = items(tmp_path)
     assert first.name == tmp_path.joinpath(*"d" * 1_500) / "a.png"
-    assert last.name.name == "d"  # the first folder that cannot be entered is an image that cannot be read
+    # the first folder that cannot be entered is an image that cannot be read
+    assert last.name.name == "d"
 
 
 def test_public_objects_have_short_reprs(classifier, run):
@@ -177,7 +212,12 @@ def threads():
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("digits", 2), pytest.param("mnist", 1, marks=pytest.mark.slow), ("cifar10", 2), ("photos", 1)],
+    [
+        ("digits", 2),
+        pytest.param("mnist", 1, marks=pytest.mark.slow),
+        ("cifar10", 2),
+        ("photos", 1),
+    ],
 )
 def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_file, threads):
     shape, changes = NETWORKS[name]
@@ -204,17 +244,29 @@ def test_the_plain_module_and_preprocessing_give_the_same_classes(classifier, ru
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
     with torch.no_grad():
         predicted = module(inputs).argmax(1).tolist()
-    assert [str(label) for label in predicted] == labels(classifier.predict(TEST.images[:50].numpy()))
+    assert [str(label) for label in predicted] == labels(
+        classifier.predict(TEST.images[:50].numpy())
+    )
 
 
 def test_run_file_and_checkpoint_are_the_same_classifier(run, tmp_path):
     """Of a run that was stopped, the newest checkpoint counts."""
     images = TEST.images[:30].numpy()
-    stopped = shutil.copytree(run.path, tmp_path / "a", ignore=shutil.ignore_patterns("result.json", "model.*"))
+    stopped = shutil.copytree(
+        run.path, tmp_path / "a", ignore=shutil.ignore_patterns("result.json", "model.*")
+    )
     step = run.path / "checkpoints/step-000000030.safetensors"
     tops = [
         [p.top for p in lockstep.load(*arguments).predict(images, top=2)]
-        for arguments in ((run,), (run.path,), (str(run.model),), (step,), (run, 30), (run, "best"), (stopped,))
+        for arguments in (
+            (run,),
+            (run.path,),
+            (str(run.model),),
+            (step,),
+            (run, 30),
+            (run, "best"),
+            (stopped,),
+        )
     ]
     assert all(top == tops[0] for top in tops)
     assert [p.top for p in lockstep.load(run, 0).predict(images, top=2)] != tops[0]
@@ -227,9 +279,17 @@ def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier
     weights = torch.ones(8, 8, requires_grad=True)
     os.mkfifo(tmp_path / "pipe.png")  # Reading it would never end.
     sources = [
-        good, tmp_path / "bad.png", tmp_path / "empty", np.zeros((8, 8, 2), np.uint8), tmp_path / "none.gif", good,
-        None, weights, tmp_path / "pipe.png", Path("/dev/zero"),
-    ]  # fmt: skip
+        good,
+        tmp_path / "bad.png",
+        tmp_path / "empty",
+        np.zeros((8, 8, 2), np.uint8),
+        tmp_path / "none.gif",
+        good,
+        None,
+        weights,
+        tmp_path / "pipe.png",
+        Path("/dev/zero"),
+    ]
     predictions = classifier.predict(sources)
     errors = [prediction.error for prediction in predictions]
     assert [number for number, error in enumerate(errors) if error is None] == [0, 5]
@@ -247,11 +307,20 @@ def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier
         assert raised.value.code == DATA
     assert [p.error for p in classifier.predict(str(tmp_path / "empty"))] == [errors[2]]
     bad = predictions[1]
-    assert (bad.source, bad.label, bad.index, bad.probability, bad.top) == (tmp_path / "bad.png", None, None, None, ())
+    assert (bad.source, bad.label, bad.index, bad.probability, bad.top) == (
+        tmp_path / "bad.png",
+        None,
+        None,
+        None,
+        (),
+    )
 
 
 def test_sources_are_read_only_as_far_as_needed(classifier):
-    for arguments, message in (([], 0), "top: got 0: give 1 or more"), ((3,), "sources: got int: give a path"):
+    for arguments, message in (
+        (([], 0), "top: got 0: give 1 or more"),
+        ((3,), "sources: got int: give a path"),
+    ):
         with pytest.raises(LockstepError, match=message):
             classifier.predict(*arguments)
     taken = []
@@ -269,7 +338,16 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
 
 
 def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
-    for name in ("b.jpg", "a/z.PNG", "a/y.txt", ".h/x.png", "a/.x.png", "c.webp", "__MACOSX/c.png", "d.avif"):
+    for name in (
+        "b.jpg",
+        "a/z.PNG",
+        "a/y.txt",
+        ".h/x.png",
+        "a/.x.png",
+        "c.webp",
+        "__MACOSX/c.png",
+        "d.avif",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a/up").symlink_to(tmp_path)
@@ -283,17 +361,26 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
     [
         ({}, {"classes": None}, "damaged: it states the classes None"),
         ({}, {"image_shape": [8, 0, 1]}, "damaged: it states .* images of"),
-        ({}, {"image_shape": [8, "x", 1]}, r"damaged, or .* \(image_shape.1: Input should be a valid integer"),
+        (
+            {},
+            {"image_shape": [8, "x", 1]},
+            r"damaged, or .* \(image_shape.1: Input should be a valid integer",
+        ),
         ({}, {"image_shape": [200_000, 200_000, 1]}, "damaged: it states .* images of"),
         ({}, {"recipe": None}, "damaged: it does not contain its recipe"),
         ({"precision": "auto"}, {}, "damaged: its recipe does not fix the precision"),
         ({"augmentation": {"kind": "distort", "crop_px": 10**6}}, {}, "crop_px 1000000 is larger"),
-        ({"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
-         {"image_shape": [16, 16, 1]}, "of another model than residual"),
+        (
+            {"model": "residual", "model_options": {"widths": [1000]}, "augmentation": "plain"},
+            {"image_shape": [16, 16, 1]},
+            "of another model than residual",
+        ),
         ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "of another model than mnist"),
     ],
-)  # fmt: skip
-def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(model_file, stated, facts, words):
+)
+def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(
+    model_file, stated, facts, words
+):
     with pytest.raises(LockstepError, match=words):
         lockstep.load(model_file(stated=stated, facts=facts))
 
@@ -302,7 +389,9 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
     classifier = lockstep.load(model_file(stated={"eval_batch": 65_536}))
     sizes = []
     monkeypatch.setattr(
-        classifier, "_network", lambda inputs: sizes.append(len(inputs)) or torch.zeros(len(inputs), 10)
+        classifier,
+        "_network",
+        lambda inputs: sizes.append(len(inputs)) or torch.zeros(len(inputs), 10),
     )
     assert len(classifier.predict(TEST.images[:3])) == 3
     assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
@@ -312,7 +401,9 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
         torch.empty(1 << 60)
 
     monkeypatch.setattr(classifier, "_network", allocate)
-    with pytest.raises(LockstepError, match=r"too little memory .*allocate.*end other programs") as caught:
+    with pytest.raises(
+        LockstepError, match=r"too little memory .*allocate.*end other programs"
+    ) as caught:
         classifier.predict(TEST.images[0])
     assert caught.value.code == ENVIRONMENT
 
@@ -321,13 +412,19 @@ def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model
 def test_every_built_in_model_is_compared_without_memory(model):
     shape = (1, 8, 8) if model == "digits" else (3, 32, 32)
     with torch.device("meta"):
-        module = build_model(get_recipe("digits").replace(model=model, weight_decay={}, arithmetic="native"), shape, 10)
+        module = build_model(
+            get_recipe("digits").replace(model=model, weight_decay={}, arithmetic="native"),
+            shape,
+            10,
+        )
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
 
 
 def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, threads):
     shape, changes = NETWORKS["cifar10"]
-    path = model_file(get_recipe("cifar10").replace(**changes), facts={"image_shape": list(shape)}, shape=shape)
+    path = model_file(
+        get_recipe("cifar10").replace(**changes), facts={"image_shape": list(shape)}, shape=shape
+    )
     image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     threads(2)
     flags = torch.get_deterministic_debug_mode()
@@ -344,12 +441,18 @@ def flags():
     """Return torch's flags; None for a precision that torch refuses to read by its older name."""
     backends = torch.backends
     read = [
-        torch.get_deterministic_debug_mode, torch.get_float32_matmul_precision, lambda: backends.cudnn.allow_tf32,
-        lambda: backends.cuda.matmul.allow_tf32, lambda: backends.cudnn.benchmark, lambda: backends.cudnn.deterministic,
-        lambda: backends.mkldnn.matmul.fp32_precision, lambda: backends.mkldnn.conv.fp32_precision,
-        lambda: backends.cuda.matmul.fp32_precision, lambda: backends.cudnn.conv.fp32_precision,
+        torch.get_deterministic_debug_mode,
+        torch.get_float32_matmul_precision,
+        lambda: backends.cudnn.allow_tf32,
+        lambda: backends.cuda.matmul.allow_tf32,
+        lambda: backends.cudnn.benchmark,
+        lambda: backends.cudnn.deterministic,
+        lambda: backends.mkldnn.matmul.fp32_precision,
+        lambda: backends.mkldnn.conv.fp32_precision,
+        lambda: backends.cuda.matmul.fp32_precision,
+        lambda: backends.cudnn.conv.fp32_precision,
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
-    ]  # fmt: skip
+    ]
     found = []
     for one in read:
         try:
@@ -364,14 +467,17 @@ CHANGES = [
     lambda: torch.set_deterministic_debug_mode("warn"),
     lambda: setattr(torch.backends.cudnn, "benchmark", True),
     lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),  # Torch then refuses the older names.
+    # Torch then refuses the older names.
+    lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
     lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
 ]
 OURS = [2, "highest", False, False, False, True, "ieee", "ieee", "ieee", "ieee", False]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_program(classifier, monkeypatch, change):
+def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_program(
+    classifier, monkeypatch, change
+):
     before, seen = flags(), []
     whole = predict.classify
     monkeypatch.setattr(predict, "classify", lambda *words: seen.append(flags()) or whole(*words))
@@ -404,7 +510,9 @@ def test_predictions_in_several_threads_leave_the_flags_of_the_program(classifie
 
     monkeypatch.setattr(predict, "classify", slow)
     other = lockstep.load(classifier.origin)
-    threads = [threading.Thread(target=one.predict, args=(TEST.images[0],)) for one in (classifier, other)]
+    threads = [
+        threading.Thread(target=one.predict, args=(TEST.images[0],)) for one in (classifier, other)
+    ]
     for one in threads:
         one.start()
     for one in threads:

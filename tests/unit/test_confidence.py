@@ -1,4 +1,6 @@
-"""Sure answers: answers on training images that were held out, and the thresholds that follow from them."""
+"""Sure answers: answers on training images that were held out, and the thresholds that follow from
+them.
+"""
 
 import pytest
 import torch
@@ -10,15 +12,21 @@ from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import ANSWERS, FOLDS, Marks, confidence_tensors, held_out, thresholds
 from lockstep.recipes import get_recipe
 
-RECIPE = make(get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64})
+RECIPE = make(
+    get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64}
+)
 INFINITY = float("inf")
 
 
 def features(count, seed, copies=1, shares=(1, 1), size=8):
-    """Return (features [count, size], labels) of two classes that overlap; the labels of copies are drawn anew."""
+    """Return (features [count, size], labels) of two classes that overlap; the labels of copies are
+    drawn anew.
+    """
     draw = torch.Generator().manual_seed(seed)
     labels = (torch.arange(count // copies) % sum(shares) >= shares[0]).long()
-    values = torch.randn(len(labels), size, generator=draw) + 2.6 * (labels[:, None] - 0.5) / size**0.5
+    values = (
+        torch.randn(len(labels), size, generator=draw) + 2.6 * (labels[:, None] - 0.5) / size**0.5
+    )
     labels = torch.randint(0, 2, (count,), generator=draw) if copies > 1 else labels
     return values.repeat_interleave(copies, 0), labels
 
@@ -30,13 +38,17 @@ def dataset_of(values, labels, groups=None):
 
 def state_of(recipe, size, module=None):
     module = nn.Linear(size, 2) if module is None else module
-    return State(recipe, {f"_fc.{name}": p for name, p in module.named_parameters()}, {}, torch.device("cpu"))
+    return State(
+        recipe, {f"_fc.{name}": p for name, p in module.named_parameters()}, {}, torch.device("cpu")
+    )
 
 
 def answers_of(values, labels, module=None, groups=None, **changes):
     recipe = RECIPE.replace(**changes)
     state = state_of(recipe, values.shape[1], module)
-    return confidence_tensors(recipe.bind(len(values)), state, dataset_of(values, labels, groups)).get(ANSWERS)
+    return confidence_tensors(
+        recipe.bind(len(values)), state, dataset_of(values, labels, groups)
+    ).get(ANSWERS)
 
 
 def right(answers):
@@ -53,11 +65,26 @@ def least(answers, share, balanced=False, classes=2):
 
 
 def test_the_threshold_is_the_one_by_hand():
-    answers = table((0, 0, 0.8, 1), (0, 0, 0.99, 1), (1, 0, 0.7, 1), (1, 1, 0.9, 1), (1, 1, 0.95, 1), (0, 0, 0.68, 1))
-    assert least(answers, 0.8) == pytest.approx([0.8] * 2)  # four right ones, and one more that counts as wrong
+    answers = table(
+        (0, 0, 0.8, 1),
+        (0, 0, 0.99, 1),
+        (1, 0, 0.7, 1),
+        (1, 1, 0.9, 1),
+        (1, 1, 0.95, 1),
+        (0, 0, 0.68, 1),
+    )
+    # four right ones, and one more that counts as wrong
+    assert least(answers, 0.8) == pytest.approx([0.8] * 2)
     assert least(answers, 0.7) == pytest.approx([0.68] * 2)  # two of seven
     assert least(answers, 0.9) == [INFINITY] * 2
-    for bad in (answers * 2, -answers, answers.double(), answers[:, :2], answers[0], answers * torch.nan):
+    for bad in (
+        answers * 2,
+        -answers,
+        answers.double(),
+        answers[:, :2],
+        answers[0],
+        answers * torch.nan,
+    ):
         with pytest.raises(ValueError, match="has no classes and probabilities"):
             least(bad, 0.9)
 
@@ -66,7 +93,12 @@ def test_a_threshold_counts_all_answers_of_its_probability():
     tied = table((0, 0, 1.0, 800), (1, 0, 1.0, 200))
     assert least(tied, 0.9) == [INFINITY] * 2
     assert least(tied, 0.79)[0] == 1.0
-    assert least(torch.cat([table((0, 0, 1.1 - 0.1, 50)), table((1, 0, 0.9, 50), (0, 0, 0.9, 50))]), 0.9) == [1.0] * 2
+    assert (
+        least(
+            torch.cat([table((0, 0, 1.1 - 0.1, 50)), table((1, 0, 0.9, 50), (0, 0, 0.9, 50))]), 0.9
+        )
+        == [1.0] * 2
+    )
 
 
 def test_an_answer_below_two_thirds_is_never_sure():
@@ -74,10 +106,13 @@ def test_an_answer_below_two_thirds_is_never_sure():
 
 
 def test_each_class_counts_alike_if_the_recipe_is_balanced():
-    answers = table((0, 0, 0.9, 160), (1, 1, 0.9, 16), (1, 0, 0.8, 4))  # a fifth of the second class is not found
+    # a fifth of the second class is not found
+    answers = table((0, 0, 0.9, 160), (1, 1, 0.9, 16), (1, 0, 0.8, 4))
     assert least(answers, 0.9)[0] == pytest.approx(0.8)  # 4 of 180 are wrong
-    assert least(answers, 0.9, balanced=True) == pytest.approx([0.9] * 2)  # one of ten would be, if equally frequent
-    assert least(table((0, 0, 0.9, 160), (1, 1, 0.9, 8)), 0.95, balanced=True) == [INFINITY] * 2  # 8 promise little
+    # one of ten would be, if equally frequent
+    assert least(answers, 0.9, balanced=True) == pytest.approx([0.9] * 2)
+    # 8 promise little
+    assert least(table((0, 0, 0.9, 160), (1, 1, 0.9, 8)), 0.95, balanced=True) == [INFINITY] * 2
 
 
 def test_the_answers_of_a_rare_class_must_be_right_often_enough_themselves():
@@ -90,9 +125,17 @@ def test_the_answers_of_a_rare_class_must_be_right_often_enough_themselves():
 def test_marks_follow_the_class_that_is_found():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
     marks = Marks({ANSWERS: answers}, 4, 3, 0.95, False)
-    probabilities = torch.tensor([[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64)
-    assert marks(torch.zeros(3, 1, 2, 16, dtype=torch.uint8), probabilities) == ["sure", "unsure", "sure"]
-    assert Marks({}, 4, 3, 0.95, False)(torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]) == [None]
+    probabilities = torch.tensor(
+        [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
+    )
+    assert marks(torch.zeros(3, 1, 2, 16, dtype=torch.uint8), probabilities) == [
+        "sure",
+        "unsure",
+        "sure",
+    ]
+    assert Marks({}, 4, 3, 0.95, False)(
+        torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]
+    ) == [None]
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (4, 1), (8, 1), (16, 1)])
@@ -125,11 +168,14 @@ def test_the_result_depends_on_recipe_and_data_alone():
     assert answers_of(values[:49], labels[:49]) is None
     assert answers_of(values, labels, nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))) is None
     assert len(answers_of(*features(10_000, 4), steps=2)) == 2_000  # one fifth is enough
-    assert len(answers_of(*features(10_000, 4, shares=(9, 1)), steps=2)) == 6_000  # for 1,000 of each class, three
+    # for 1,000 of each class, three
+    assert len(answers_of(*features(10_000, 4, shares=(9, 1)), steps=2)) == 6_000
 
 
 def test_heads_do_not_see_the_images_that_they_judge():
-    """With more features than images, a head knows the random labels of those it was trained on by heart."""
+    """With more features than images, a head knows the random labels of those it was trained on by
+    heart.
+    """
     values = torch.randn(300, 600, generator=torch.Generator().manual_seed(6))
     labels = torch.randint(0, 2, (300,), generator=torch.Generator().manual_seed(7))
     assert abs(right(answers_of(values, labels)).double().mean() - 0.5) < 0.1

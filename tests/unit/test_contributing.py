@@ -62,4 +62,8 @@ def test_the_image_copies_what_exists_names_versions_and_has_no_rights():
     assert lines[users[-1]] not in ("USER root", "USER 0")
     assert users[-1] > max(number for number, line in enumerate(lines) if line.startswith("RUN "))
     assert 'ENTRYPOINT ["lockstep"]' in lines
-    assert text("Dockerfile").count("--constraint constraints.txt") == text("Dockerfile").count("pip install") == 2
+    assert (
+        text("Dockerfile").count("--constraint constraints.txt")
+        == text("Dockerfile").count("pip install")
+        == 2
+    )

@@ -10,7 +10,9 @@ from lockstep.recipes import get_recipe
 
 
 def cifar_file(path, labels):
-    """Write records with constant planes (red 10 + i, green 50 + i, blue 90 + i) and one marked pixel each."""
+    """Write records with constant planes (red 10 + i, green 50 + i, blue 90 + i) and one marked
+    pixel each.
+    """
     data = b""
     for i, label in enumerate(labels):
         planes = np.stack([np.full((32, 32), base + i, np.uint8) for base in (10, 50, 90)])
@@ -70,8 +72,10 @@ def test_mnist_is_split_and_scaled_as_in_the_original(tmp_path):
     idx(tmp_path / "t10k-labels-idx1-ubyte", np.full(10_000, 3))
     splits = readers.load_mnist(tmp_path)
     assert {name: (len(data), data.labels.unique().tolist()) for name, data in splits.items()} == {
-        "train": (55_000, [2]), "validation": (5_000, [1]), "test": (10_000, [3]),
-    }  # fmt: skip
+        "train": (55_000, [2]),
+        "validation": (5_000, [1]),
+        "test": (10_000, [3]),
+    }
     first = get_recipe("mnist").augmentation.test(splits["train"].images[:1])
     assert first.shape == (1, 1, 28, 28)
     assert first[0, 0, 0, :3].tolist() == pytest.approx([1.0, 0.2, 0.0])
@@ -100,6 +104,10 @@ def test_digits_are_split_by_class_and_always_alike():
     for part, share in (("train", 0.8), ("test", 0.2)):
         counts = np.bincount(splits[part].labels.numpy(), minlength=10)
         assert (abs(counts - share * 179.7) < 5).all()
-    assert splits["train"].sha256 == "d1168fae34122144b9589581f6b873199d39b467a7b5d053116fed39fab3afde"
-    assert splits["test"].sha256 == "aa55df8e428c4f9ad6fed4daa600970635e216de56967ccd875be199ac4d6122"
+    assert (
+        splits["train"].sha256 == "d1168fae34122144b9589581f6b873199d39b467a7b5d053116fed39fab3afde"
+    )
+    assert (
+        splits["test"].sha256 == "aa55df8e428c4f9ad6fed4daa600970635e216de56967ccd875be199ac4d6122"
+    )
     assert splits["train"].images.max() == 240

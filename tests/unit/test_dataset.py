@@ -1,4 +1,6 @@
-"""Dataset: the same examples and the same run, whether its images are in memory, or in a file that is mapped."""
+"""Dataset: the same examples and the same run, whether its images are in memory, or in a file that
+is mapped.
+"""
 
 import itertools
 from types import SimpleNamespace
@@ -27,11 +29,17 @@ def through(kind, dataset):
     """Return the same dataset with its images in memory, in a file, or in other rows of a file."""
     if kind == "memory":
         return dataset
-    images, ids, stored = dataset.pixels(slice(None)).numpy(), dataset.ids(), Rows(kind, dataset.images.shape[1:])
+    images, ids, stored = (
+        dataset.pixels(slice(None)).numpy(),
+        dataset.ids(),
+        Rows(kind, dataset.images.shape[1:]),
+    )
     if kind != "mapped":
         stored.find_or_make(ids[::-1], images[::-1].__getitem__, "images")
     rows = stored.find_or_make(ids, images.__getitem__, "images")
-    return Dataset(stored.images, dataset.labels, dataset.classes, dataset.sha256, rows, True, known=stored.ids)
+    return Dataset(
+        stored.images, dataset.labels, dataset.classes, dataset.sha256, rows, True, known=stored.ids
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +76,19 @@ def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
 
 
 def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
-    for kind, limit, place in (("memory", 0, "meta"), (KINDS[1], 0, "cpu"), (KINDS[1], 1 << 30, "meta")):
+    for kind, limit, place in (
+        ("memory", 0, "meta"),
+        (KINDS[1], 0, "cpu"),
+        (KINDS[1], 1 << 30, "meta"),
+    ):
         monkeypatch.setattr("lockstep.data.dataset._MAX_COPIED_BYTES", limit)
         moved = through(kind, train_set).to(META)
         assert (moved.images.device.type, moved.labels.device.type) == (place, "meta")
-        assert moved.pixels(slice(5)).device.type == moved.pixels(torch.tensor([2, 1])).device.type == "meta"
+        assert (
+            moved.pixels(slice(5)).device.type
+            == moved.pixels(torch.tensor([2, 1])).device.type
+            == "meta"
+        )
 
 
 class Copies(TorchDispatchMode):
@@ -96,7 +112,11 @@ def test_a_shard_on_a_gpu_takes_one_copy_from_the_host(name):
 
 
 def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
-    values = {"flips": np.arange(5) > 2, "rows": np.arange(5), "shares": np.float32([[1, 2], [3, 4]]).T}
+    values = {
+        "flips": np.arange(5) > 2,
+        "rows": np.arange(5),
+        "shares": np.float32([[1, 2], [3, 4]]).T,
+    }
     for name, shared in to_device(values, torch.device("cpu")).items():
         assert np.shares_memory(shared.numpy(), values[name])
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, non_blocking: tensor)
@@ -105,7 +125,9 @@ def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
 
 
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
-    with pytest.raises(LockstepError, match=r"has no test split, .*its splits are train\. .*held_out="):
+    with pytest.raises(
+        LockstepError, match=r"has no test split, .*its splits are train\. .*held_out="
+    ):
         Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Session(held, Placement(), Context(), {"train": train_set}).splits

@@ -1,4 +1,6 @@
-"""Decoding of image files: every format, mode and orientation, and what is wrong with files that cannot be read."""
+"""Decoding of image files: every format, mode and orientation, and what is wrong with files that
+cannot be read.
+"""
 
 import io
 import struct
@@ -10,14 +12,21 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from lockstep.errors import DATA
-from lockstep.pictures.decode import UnreadableImageError, _load_plugins, decode_image, inspect_image
+from lockstep.pictures.decode import (
+    UnreadableImageError,
+    _load_plugins,
+    decode_image,
+    inspect_image,
+)
 
 _load_plugins()  # so that Pillow writes HEIC too
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF", "PPM")
 
 
 def picture(width=48, height=48, channels=3):
-    """A smooth picture, different at every corner, with values that only 16-bit, alpha or palettes would change."""
+    """A smooth picture, different at every corner, with values that only 16-bit, alpha or palettes
+    would change.
+    """
     y, x = np.mgrid[0:height, 0:width]
     planes = [x * 255 // (width - 1), y * 255 // (height - 1), (x + y) * 100 // (width + height)]
     return np.stack(planes[:channels], axis=-1).astype(np.uint8)
@@ -41,16 +50,29 @@ def test_every_source_has_the_same_pixels(tmp_path):
     (tmp_path / "a.png").write_bytes(data)
     result = decode_image(data, 32)
     assert (result.shape, result.dtype) == ((32, 32, 3), np.uint8)
-    for source in (tmp_path / "a.png", str(tmp_path / "a.png"), Image.open(io.BytesIO(data)), pixels):
+    for source in (
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        Image.open(io.BytesIO(data)),
+        pixels,
+    ):
         assert np.array_equal(decode_image(source, 32), result)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
 def test_every_format_is_read_by_content(tmp_path, format):
     file = tmp_path / "wrong-name.txt"
-    options = {"lossless": True} if format == "WEBP" else {"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {}
+    options = (
+        {"lossless": True}
+        if format == "WEBP"
+        else {"quality": 95}
+        if format in ("JPEG", "HEIF", "AVIF")
+        else {}
+    )
     file.write_bytes(encoded(picture(64, 48), format, **options))
-    assert near(decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4)
+    assert near(
+        decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4
+    )
     assert inspect_image(file.read_bytes())[:4] == (format, 64, 48, False)
     if format in ("PNG", "BMP", "TIFF", "PPM"):
         assert np.array_equal(decode_image(encoded(picture(32, 32), format), 32), picture(32, 32))
@@ -60,8 +82,11 @@ def test_the_square_in_the_middle_is_taken():
     wide = np.zeros((40, 100, 3), np.uint8)
     wide[:, 30:70] = picture(40, 40)
     assert np.array_equal(decode_image(wide, 40), picture(40, 40))
-    assert np.array_equal(decode_image(wide.transpose(1, 0, 2), 40), picture(40, 40).transpose(1, 0, 2))
-    wide = picture(1608, 1602)  # The decoder shrinks a JPEG to 1/8, 201x201, of which 201 x 200.25 are the image.
+    assert np.array_equal(
+        decode_image(wide.transpose(1, 0, 2), 40), picture(40, 40).transpose(1, 0, 2)
+    )
+    # The decoder shrinks a JPEG to 1/8, 201x201, of which 201 x 200.25 are the image.
+    wide = picture(1608, 1602)
     data = encoded(wide, "JPEG", quality=95, subsampling=0)
     image = Image.open(io.BytesIO(data))
     image.draft(None, (64, 64))
@@ -73,18 +98,35 @@ def test_the_square_in_the_middle_is_taken():
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize(
     ("format", "size"),
-    [("PNG", (48, 40)), ("TIFF", (48, 40)), ("JPEG", (301, 203)), ("HEIF", (96, 80)), ("AVIF", (96, 80))],
+    [
+        ("PNG", (48, 40)),
+        ("TIFF", (48, 40)),
+        ("JPEG", (301, 203)),
+        ("HEIF", (96, 80)),
+        ("AVIF", (96, 80)),
+    ],
 )
 def test_the_orientation_is_applied(orientation, format, size):
     upright = Image.fromarray(picture(*size))
     t = Image.Transpose
-    back = [None, t.FLIP_LEFT_RIGHT, t.ROTATE_180, t.FLIP_TOP_BOTTOM, t.TRANSPOSE, t.ROTATE_90, t.TRANSVERSE,
-            t.ROTATE_270][orientation - 1]  # fmt: skip
+    back = [
+        None,
+        t.FLIP_LEFT_RIGHT,
+        t.ROTATE_180,
+        t.FLIP_TOP_BOTTOM,
+        t.TRANSPOSE,
+        t.ROTATE_90,
+        t.TRANSVERSE,
+        t.ROTATE_270,
+    ][orientation - 1]
     stored = upright if back is None else upright.transpose(back)
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(
-        stored, format, exif=exif.tobytes(), **({"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {})
+        stored,
+        format,
+        exif=exif.tobytes(),
+        **({"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {}),
     )
     expected = decode_image(upright, 32)
     assert near(decode_image(data, 32), expected)
@@ -93,7 +135,9 @@ def test_the_orientation_is_applied(orientation, format, size):
 
 def test_unreadable_exif_counts_as_none():
     data = encoded(picture(32, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 30)
-    assert np.array_equal(decode_image(data, 32), decode_image(encoded(picture(32, 32), "JPEG"), 32))
+    assert np.array_equal(
+        decode_image(data, 32), decode_image(encoded(picture(32, 32), "JPEG"), 32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +147,9 @@ def test_every_mode_in_memory_becomes_rgb(mode):
     image = Image.fromarray(picture(32, 32))
     for between in ("LA" if mode in ("PA", "La") else "RGBA" if mode == "RGBa" else "RGB", mode):
         image = image.convert(between)
-    expected = image.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else "RGB").convert("RGB")
+    expected = image.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else "RGB").convert(
+        "RGB"
+    )
     assert near(decode_image(image, 32), np.asarray(expected), 2)
 
 
@@ -149,7 +195,9 @@ def test_netpbm_images_of_one_channel_are_read(data, row):
     assert decode_image(data, 4, fit="squash")[0, :, 0].tolist() == row
 
 
-@pytest.mark.parametrize("part", ["text", "compressed text", "text after the pixels", "profile", "all memory"])
+@pytest.mark.parametrize(
+    "part", ["text", "compressed text", "text after the pixels", "profile", "all memory"]
+)
 def test_a_png_with_a_long_text_or_profile_is_read_upright(part):
     """As viewers show it. Pillow refuses more than 1 MiB of a text, and 64 MiB of all texts."""
     exif, info = Image.Exif(), PngInfo()
@@ -199,7 +247,8 @@ def test_every_fit_gives_a_square_of_any_image(fit, size):
     turned = decode_image(image.transpose(Image.Transpose.ROTATE_90), 33, fit=fit)
     assert near(np.rot90(pixels), turned, 4)
     assert decode_image(image, 33, True, fit).shape == (33, 33, 1)
-    large = encoded(Image.fromarray(picture(1203, 401)), "JPEG", quality=95)  # which is decoded at a smaller size
+    # which is decoded at a smaller size
+    large = encoded(Image.fromarray(picture(1203, 401)), "JPEG", quality=95)
     assert near(decode_image(large, 33, fit=fit), decode_image(picture(1203, 401), 33, fit=fit), 6)
 
 
@@ -241,11 +290,18 @@ def png_16_bit_rgb(pixels, size=None):
     """A PNG file of these values, which Pillow cannot write. Its header may state another size."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", *(size or pixels.shape[1::-1]), 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_16_bit_colours_keep_their_high_byte():
@@ -255,12 +311,19 @@ def test_16_bit_colours_keep_their_high_byte():
 
 def heic_of_size(width, height):
     """A HEIC file that claims another size than its 64 x 64 pixels."""
-    return encoded(picture(64, 64), "HEIF").replace(struct.pack(">2I", 64, 64), struct.pack(">2I", width, height))
+    return encoded(picture(64, 64), "HEIF").replace(
+        struct.pack(">2I", 64, 64), struct.pack(">2I", width, height)
+    )
 
 
 @pytest.mark.parametrize(("format", "most"), [("GIF", 26), ("TIFF", 0)])
 def test_the_first_of_several_frames_is_taken(format, most):
-    data = encoded(picture(32, 32), format, save_all=True, append_images=[Image.new("RGB", (32, 32), (9, 9, 9))])
+    data = encoded(
+        picture(32, 32),
+        format,
+        save_all=True,
+        append_images=[Image.new("RGB", (32, 32), (9, 9, 9))],
+    )
     assert near(decode_image(data, 32), picture(32, 32), most)
 
 
@@ -281,10 +344,14 @@ def test_a_truncated_file_is_refused(format, share):
         (b"", "empty"),
         (
             b"hello",
-            "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that begins with 'hello'",
+            "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image, but a text that "
+            "begins with 'hello'",
         ),
         (b"\1\2\3", "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image$"),
-        (b"\n<!DOCTYPE html><title>Log in", "an HTML page, not an image: download the image itself"),
+        (
+            b"\n<!DOCTYPE html><title>Log in",
+            "an HTML page, not an image: download the image itself",
+        ),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:1",
             "a Git LFS pointer, .*: fetch it with git lfs pull",
@@ -295,8 +362,12 @@ def test_a_truncated_file_is_refused(format, share):
         (b"\xff\n\xfa\x7f", "a JPEG XL image"),
         (b"\0\0\0\x0cjP  \r\n\x87\n", "a JPEG 2000 image"),
         (b"\0\0\0\x20ftypisom\0\0\2\0", "a video, or an image that is not read"),
-        (b'<?xml version="1.0"?>\n<svg xmlns="...">', "a vector graphic, which is not read: export it"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a vector graphic"),  # would start ghostscript
+        (
+            b'<?xml version="1.0"?>\n<svg xmlns="...">',
+            "a vector graphic, which is not read: export it",
+        ),
+        # would start ghostscript
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a vector graphic"),
         (b"%PDF-1.7", "a PDF file"),
         (b"8BPS\0\1", "a Photoshop file"),
         (b"PK\3\4\n", "an archive, not an image: unpack it"),
@@ -307,7 +378,8 @@ def test_a_truncated_file_is_refused(format, share):
         (encoded(Image.new("F", (32, 32)), "TIFF"), "floating-point pixels"),
         (encoded(Image.new("I", (32, 32)), "TIFF"), "32-bit integer pixels"),
         (encoded(Image.new("LAB", (32, 32)), "TIFF"), "CIE Lab colours"),
-        (png_16_bit_rgb(picture(32, 32), (10_001, 10_000)), "100 megapixels, more than 100"),  # before it is decoded
+        # before it is decoded
+        (png_16_bit_rgb(picture(32, 32), (10_001, 10_000)), "100 megapixels, more than 100"),
         (png_16_bit_rgb(picture(32, 32), (65_536, 65_536)), ".*bomb"),
         (heic_of_size(10_001, 10_000), "100 megapixels, more than 100"),
         ("/nowhere.png", "no such file"),

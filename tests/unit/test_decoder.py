@@ -1,4 +1,6 @@
-"""Decoder: what a file takes is what its decoding takes, and not what its header states. It ends with its program."""
+"""Decoder: what a file takes is what its decoding takes, and not what its header states. It ends
+with its program.
+"""
 
 import io
 import signal
@@ -12,7 +14,12 @@ import pytest
 from PIL import Image
 
 from lockstep.classify.decoder import Decoder
-from lockstep.pictures.decode import UnreadableImageError, _load_plugins, decode_image, stored_pixels
+from lockstep.pictures.decode import (
+    UnreadableImageError,
+    _load_plugins,
+    decode_image,
+    stored_pixels,
+)
 
 _load_plugins()  # so that Pillow writes HEIC too
 
@@ -32,8 +39,18 @@ def many_scans(count):
 def tiff(side, tile):
     """Return a TIFF of `side` x `side` grey pixels in one tile of `tile` x `tile`."""
     body = zlib.compress(bytes(tile * tile))
-    tags = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile), (323, tile), (324, 0),
-            (325, len(body))]  # fmt: skip
+    tags = [
+        (256, side),
+        (257, side),
+        (258, 8),
+        (259, 8),
+        (262, 1),
+        (277, 1),
+        (322, tile),
+        (323, tile),
+        (324, 0),
+        (325, len(body)),
+    ]
     start = 8 + 2 + 12 * len(tags) + 4
     rows = [struct.pack("<HHII", tag, 4, 1, start if tag == 324 else value) for tag, value in tags]
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(rows) + bytes(4) + body
@@ -55,7 +72,10 @@ def decoder():
 
 def test_a_picture_is_that_of_decode_image_and_one_that_takes_more_is_none(decoder):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
-    small, large = (encoded(Image.fromarray(each), "PNG") for each in (pixels, np.zeros((400, 300, 3), np.uint8)))
+    small, large = (
+        encoded(Image.fromarray(each), "PNG")
+        for each in (pixels, np.zeros((400, 300, 3), np.uint8))
+    )
     expected = decode_image(small, 32)
     assert np.array_equal(decoder.pixels(small), expected)
     program = decoder._program
@@ -79,7 +99,9 @@ def test_a_picture_is_that_of_decode_image_and_one_that_takes_more_is_none(decod
 
 
 def test_memory_that_is_not_there_is_none():
-    one = Decoder(most_px=50_000_000, limit_px=50_000_000, memory=90_000_000, seconds=20.0, image_px=32)
+    one = Decoder(
+        most_px=50_000_000, limit_px=50_000_000, memory=90_000_000, seconds=20.0, image_px=32
+    )
     try:
         assert one.pixels(encoded(Image.new("RGB", (5000, 5000)), "PNG")) is None
         assert one.pixels(encoded(Image.new("RGB", (50, 50)), "PNG")) is not None

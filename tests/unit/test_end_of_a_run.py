@@ -1,4 +1,6 @@
-"""The end of a run: killed around any of its effects and resumed, it leaves the same files, by the same decisions."""
+"""The end of a run: killed around any of its effects and resumed, it leaves the same files, by the
+same decisions.
+"""
 
 import json
 import os
@@ -21,9 +23,18 @@ from lockstep.runs.folder import Folder, Run
 
 # 1242 images remain. The learning rate is so high that the accuracy jumps.
 CHANGES = {
-    "model": "tests.unit.test_parity:linear", "portable": False, "weight_decay": {}, "held_out": 200, "steps": 19,
-    "towers": 1, "batch": 320, "ema": None, "optimizer": "sgd", "schedule.kind": "constant", "lr": 1.0,
-}  # fmt: skip
+    "model": "tests.unit.test_parity:linear",
+    "portable": False,
+    "weight_decay": {},
+    "held_out": 200,
+    "steps": 19,
+    "towers": 1,
+    "batch": 320,
+    "ema": None,
+    "optimizer": "sgd",
+    "schedule.kind": "constant",
+    "lr": 1.0,
+}
 KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1, "eval_every": 1}
 
 
@@ -32,28 +43,41 @@ def recipe():
 
 
 def train(path, *, stop_after=None, resume=False):
-    """Train the run at `path`, until `stop_after` steps if given. Return its result, or None if it was stopped."""
+    """Train the run at `path`, until `stop_after` steps if given. Return its result, or None if it
+    was stopped.
+    """
     calls = iter(range(100_000))  # the loop asks once for each tower of a step
 
     def stop_requested():
         return SIGTERM if stop_after is not None and next(calls) >= stop_after - 1 else None
 
-    return fit_here(recipe(), path, Placement(**KEPT), stop_requested=stop_requested, resume=resume).result
+    return fit_here(
+        recipe(), path, Placement(**KEPT), stop_requested=stop_requested, resume=resume
+    ).result
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing of Lockstep catches it, and nothing is written while it unwinds."""
+    """Stands for kill -9: nothing of Lockstep catches it, and nothing is written while it
+    unwinds.
+    """
 
 
-EFFECTS = {  # of a step, and of a run's end: what is called, and how many of its last calls are cut off
-    "update": (State, "apply", 2), "save": (OpenRun, "save", 2), "evaluate": (Session, "evaluate_all", 2),
-    "rows": (MetricsFile, "evaluation", 2), "record": (Due, "record", 2),
-    "model": (statefile, "write", 1), "result": (Folder, "finish", 1),
-}  # fmt: skip
+# of a step, and of a run's end: what is called, and how many of its last calls are cut off
+EFFECTS = {
+    "update": (State, "apply", 2),
+    "save": (OpenRun, "save", 2),
+    "evaluate": (Session, "evaluate_all", 2),
+    "rows": (MetricsFile, "evaluation", 2),
+    "record": (Due, "record", 2),
+    "model": (statefile, "write", 1),
+    "result": (Folder, "finish", 1),
+}
 
 
 def cut_off(monkeypatch, effect, at=0, before=True):
-    """Let call number `at` of the effect (from 1; 0: none) die, before it or after it. Return a list of its calls."""
+    """Let call number `at` of the effect (from 1; 0: none) die, before it or after it. Return a
+    list of its calls.
+    """
     place, name, _ = EFFECTS[effect]
     original, calls = getattr(place, name), []
 
@@ -74,35 +98,52 @@ def cut_off(monkeypatch, effect, at=0, before=True):
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Return a run that was stopped three steps before its end; what it leaves when it is complete; all calls."""
+    """Return a run that was stopped three steps before its end; what it leaves when it is complete;
+    all calls.
+    """
     folder = tmp_path_factory.mktemp("begun")
     assert train(folder / "begun", stop_after=16) is None
     shutil.copytree(folder / "begun", folder / "complete")
     with pytest.MonkeyPatch.context() as counting:
         calls = {effect: cut_off(counting, effect) for effect in EFFECTS}
         assert train(folder / "complete", resume=True)["steps"] == 19
-    return folder / "begun", remains(folder / "complete"), {effect: len(made) for effect, made in calls.items()}
+    return (
+        folder / "begun",
+        remains(folder / "complete"),
+        {effect: len(made) for effect, made in calls.items()},
+    )
 
 
 def remains(path):
-    """Return what a run leaves for good, without times: the model, the result and the rows of the evaluations."""
+    """Return what a run leaves for good, without times: the model, the result and the rows of the
+    evaluations.
+    """
     times = ("train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "run")
     result = {name: value for name, value in Run(path).result().items() if name not in times}
     rows = (row for row in Run(path).metrics() if row["kind"] == "evaluation")
     evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows]
-    return result, evaluated, (path / "model.safetensors").read_bytes(), sorted(os.listdir(path / "checkpoints"))
+    return (
+        result,
+        evaluated,
+        (path / "model.safetensors").read_bytes(),
+        sorted(os.listdir(path / "checkpoints")),
+    )
 
 
-# To die before an effect is to die after the one before it, so one side is enough, but for the first effect.
+# To die before an effect is to die after the one before it, so one side is enough, but for the
+# first effect.
 ENDS = [("save", 0, False), ("record", 0, False), ("result", 0, True)]
 OTHERS = [(effect, last, False) for effect, (*_, many) in EFFECTS.items() for last in range(many)]
 OTHERS = [("update", 0, True)] + [end for end in OTHERS if end not in ENDS]
 
 
 @pytest.mark.parametrize(
-    ("effect", "last", "before"), ENDS + [pytest.param(*end, marks=pytest.mark.slow) for end in OTHERS]
+    ("effect", "last", "before"),
+    ENDS + [pytest.param(*end, marks=pytest.mark.slow) for end in OTHERS],
 )
-def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(begun, tmp_path, monkeypatch, effect, last, before):
+def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(
+    begun, tmp_path, monkeypatch, effect, last, before
+):
     stopped, complete, calls = begun
     path = shutil.copytree(stopped, tmp_path / "run")
     with monkeypatch.context() as killing:

@@ -1,4 +1,6 @@
-"""Evaluation: every example counts once, on any number of processes, with the confusion matrix and views."""
+"""Evaluation: every example counts once, on any number of processes, with the confusion matrix and
+views.
+"""
 
 import json
 from types import SimpleNamespace
@@ -36,7 +38,10 @@ def agrees(result, logits, dataset):
     """Return whether a result has the counts and the loss of these logits."""
     loss = torch.nn.functional.cross_entropy(logits, dataset.labels).item()
     correct = int((logits.argmax(1) == dataset.labels).sum())
-    return (result.examples, result.correct) == (len(logits), correct) and result.loss == pytest.approx(loss, rel=1e-5)
+    return (result.examples, result.correct) == (
+        len(logits),
+        correct,
+    ) and result.loss == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("eval_batch", [1, 7, 50, 53, 60])
@@ -49,7 +54,9 @@ def test_every_example_is_counted_exactly_once(eval_batch):
 
 @pytest.mark.parametrize("processes", [2, 7])  # six chunks, so one of seven processes has none
 def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(processes):
-    """The heartbeat of each process shows the progress. Only process 0 has listeners, which print it."""
+    """The heartbeat of each process shows the progress. Only process 0 has listeners, which print
+    it.
+    """
     _, network, parameters, model = setting(10)
     dataset, buffers = data(53), persistent_buffers(model)
 
@@ -65,16 +72,44 @@ def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(pr
 
 
 KEYS = {
-    "recipe", "digest", "weights_sha256", "steps", "examples", "accuracy", "accuracy_interval", "warnings", "loss",
-    "train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "processes", "device", "versions",
-    "model_source", "mixed_arithmetic", "run", "left_out",
-}  # fmt: skip
+    "recipe",
+    "digest",
+    "weights_sha256",
+    "steps",
+    "examples",
+    "accuracy",
+    "accuracy_interval",
+    "warnings",
+    "loss",
+    "train_s",
+    "total_s",
+    "images_per_s",
+    "steps_per_s",
+    "peak_memory_bytes",
+    "processes",
+    "device",
+    "versions",
+    "model_source",
+    "mixed_arithmetic",
+    "run",
+    "left_out",
+}
 
 
 @pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
-def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(tmp_path, towers, tower_batch, steps):
-    """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last one is short."""
-    changes = {"epochs": None, "steps": steps, "towers": towers, "batch": towers * tower_batch, "eval_batch": 100}
+def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(
+    tmp_path, towers, tower_batch, steps
+):
+    """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last
+    one is short.
+    """
+    changes = {
+        "epochs": None,
+        "steps": steps,
+        "towers": towers,
+        "batch": towers * tower_batch,
+        "eval_batch": 100,
+    }
     recipe = get_recipe("digits").replace(**changes, arithmetic="native")
     path = tmp_path / "run"
     result = fit_here(recipe, path).result
@@ -103,7 +138,9 @@ def prepared(logits, labels, eval_batch=4):
     classes = tuple("abc")
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
     augmentation = SimpleNamespace(test=lambda images: images)
-    recipe = SimpleNamespace(arithmetic="native", test_views="one", eval_batch=eval_batch, input=augmentation)
+    recipe = SimpleNamespace(
+        arithmetic="native", test_views="one", eval_batch=eval_batch, input=augmentation
+    )
 
     class Prepared:
         def __init__(self):
@@ -147,9 +184,12 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     if views == "flip-translate":
         logits = moved
     elif views == "flip-translate-unsure":
-        margins = torch.full((60,), torch.inf)  # chunks of 10; the padding of the last one is never unsure
+        # chunks of 10; the padding of the last one is never unsure
+        margins = torch.full((60,), torch.inf)
         margins[:53] = logits.softmax(1).topk(2).values.diff(dim=1).neg()[:, 0]
-        unsure = (margins.view(6, 10).argsort(stable=True)[:, :2] + 10 * torch.arange(6)[:, None]).flatten()
+        unsure = (
+            margins.view(6, 10).argsort(stable=True)[:, :2] + 10 * torch.arange(6)[:, None]
+        ).flatten()
         assert unsure.max() < 53
         logits[unsure] = moved[unsure]
     assert agrees(result, logits, dataset)
@@ -168,19 +208,35 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
     [
         ([79, 20], [[90, 10], [50, 50]], None, []),
         ([80, 20], [[90, 10], [50, 50]], "fc", ["class a has 80 training images, and class b 20"]),
-        ([19, 20], [[90, 10], [50, 50]], "fc", [
-            "1 class with fewer than 20 training images (a has 19)",
-            "no picture is marked as unlike the training images, as these are fewer than 50",
-        ]),
-        ([25, 24], [[80, 20], [60, 40]], None, []),  # 40 % is exactly half of the best class's share
-        ([25, 24], [[80, 20], [61, 39]], None, [
-            "of class b only 39 of 100 images are classified correctly, of class a 80 of 100",
-        ]),
+        (
+            [19, 20],
+            [[90, 10], [50, 50]],
+            "fc",
+            [
+                "1 class with fewer than 20 training images (a has 19)",
+                "no picture is marked as unlike the training images, as these are fewer than 50",
+            ],
+        ),
+        # 40 % is exactly half of the best class's share
+        ([25, 24], [[80, 20], [60, 40]], None, []),
+        (
+            [25, 24],
+            [[80, 20], [61, 39]],
+            None,
+            [
+                "of class b only 39 of 100 images are classified correctly, of class a 80 of 100",
+            ],
+        ),
         # 57 % of 200 have an interval from 50.1 % on.
         ([25, 24], [[57, 43], [43, 57]], None, []),
-        ([25, 24], [[56, 44], [43, 57]], None, ["this accuracy may be chance: always answering b gives 50.00%"]),
+        (
+            [25, 24],
+            [[56, 44], [43, 57]],
+            None,
+            ["this accuracy may be chance: always answering b gives 50.00%"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")

@@ -29,7 +29,8 @@ def test_summary_and_precision_lines():
         "95% interval 81.1 to 93.3%), loss 0.5000"
     )
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: precision @ 1 = 0\.886  \(step 1000, ema, 105 test images\)",
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: precision @ 1 = 0\.886  \(step 1000, ema, 105 test "
+        r"images\)",
         str(WatchedRecord(**vars(SMALL))),
     )
 
@@ -39,10 +40,15 @@ def test_a_loss_that_is_not_a_number_is_none_in_the_record():
 
 
 def test_the_interval_is_that_of_published_examples():
-    """Newcombe, Statistics in Medicine 17 (1998), page 861: Wilson's score method without continuity correction."""
+    """Newcombe, Statistics in Medicine 17 (1998), page 861: Wilson's score method without
+    continuity correction.
+    """
     for correct, examples, expected in (
-        (81, 263, [0.2553, 0.3662]), (15, 148, [0.0624, 0.1605]), (0, 20, [0, 0.1611]), (1, 29, [0.0061, 0.1718]),
-    ):  # fmt: skip
+        (81, 263, [0.2553, 0.3662]),
+        (15, 148, [0.0624, 0.1605]),
+        (0, 20, [0, 0.1611]),
+        (1, 29, [0.0061, 0.1718]),
+    ):
         assert [round(bound, 4) for bound in wilson_interval(correct, examples)] == expected
         above = [1 - bound for bound in reversed(wilson_interval(examples - correct, examples))]
         assert above == pytest.approx(wilson_interval(correct, examples))

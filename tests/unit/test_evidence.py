@@ -18,38 +18,56 @@ from lockstep.recipes import get_recipe
 
 PHOTOS = get_recipe("photos").model_dump(mode="json")
 CPU = torch.device("cpu")
-IMAGE = torch.randint(0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+IMAGE = torch.randint(
+    0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+)
 
 
 def averaged():
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
 
 
 def flattened():
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 8), nn.ReLU(), nn.Flatten(), nn.Identity(), nn.Linear(512, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 8), nn.ReLU(), nn.Flatten(), nn.Identity(), nn.Linear(512, 3)
+    )
 
 
 def two_layers():
-    return nn.Sequential(*averaged()[:4], nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)))
+    return nn.Sequential(
+        *averaged()[:4], nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    )
 
 
 def parts(model, head="4", **changes):
-    """Return the recipe, the head's network, the layers before it, and a function from (image, label) to evidence."""
+    """Return the recipe, the head's network, the layers before it, and a function from (image,
+    label) to evidence.
+    """
     recipe = make(PHOTOS, {"head": head, "image_px": 64, "precision": "float32", **changes})
     backbone = Backbone(recipe, model, (3, 64, 64), CPU)
-    network = Network(recipe.replace(precision="float32"), head_of(head, model), backbone.output, CPU)
+    network = Network(
+        recipe.replace(precision="float32"), head_of(head, model), backbone.output, CPU
+    )
     network.module.eval()
     return recipe, network, backbone, partial(class_activation_map, backbone, network)
 
 
 @pytest.mark.parametrize(
     ("views", "precision"),
-    [("flip", "float32"), ("one", "float32"), pytest.param("flip", "bfloat16", marks=pytest.mark.slow)],
+    [
+        ("flip", "float32"),
+        ("one", "float32"),
+        pytest.param("flip", "bfloat16", marks=pytest.mark.slow),
+    ],
 )
 def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
     published = efficientnet_lite0((3, 64, 64), 3)
     with torch.no_grad():
-        for tensor in published.parameters():  # Random weights shrink an image to nothing within 50 layers.
+        for (
+            tensor
+        ) in published.parameters():  # Random weights shrink an image to nothing within 50 layers.
             tensor.mul_(1.5)
     for model, head in ((averaged(), "4"), (published, "_fc")):
         recipe, network, backbone, found = parts(model, head, test_views=views, precision=precision)
@@ -66,7 +84,8 @@ def test_a_place_counts_where_it_is_and_mirror_images_have_mirrored_places():
     changed = IMAGE.clone()
     changed[:, 40:48, 8:16] = 255
     rows, columns = (found(changed, 1) != found(IMAGE, 1)).nonzero().unbind(1)
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 24, 4, 8)  # a place for two pixels a side
+    # a place for two pixels a side
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 24, 4, 8)
     *_, both = parts(averaged(), test_views="flip")
     assert torch.allclose(both(IMAGE.flip(2), 1), both(IMAGE, 1).flip(1))
 

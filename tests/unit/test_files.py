@@ -1,4 +1,6 @@
-"""Files of a run: replaced whole or not at all, read only if they are regular, with the umask's permissions."""
+"""Files of a run: replaced whole or not at all, read only if they are regular, with the umask's
+permissions.
+"""
 
 import os
 import subprocess
@@ -11,7 +13,9 @@ from lockstep import files
 from lockstep.runs import statefile
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
 @pytest.mark.parametrize("call", [files.open_to_read, files.sha256, files.read_json])
 def test_only_a_regular_file_is_read(tmp_path, make, call):
     """Opening the other files could wait for ever, or reading them not end."""
@@ -50,7 +54,9 @@ def test_new_files_have_the_permissions_of_the_umask(tmp_path, umask, mode):
         os.close(files.open_to_write(tmp_path / "c"))
     finally:
         os.umask(before)
-    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys("abc", mode)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == dict.fromkeys(
+        "abc", mode
+    )
 
 
 FOREIGN = {
@@ -86,9 +92,14 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path):
 
 
 def test_a_stream_that_cannot_encode_a_name_gets_it_escaped():
-    code = "from lockstep.files import reserve_standard_streams; reserve_standard_streams(); print('\u0424')"
+    code = (
+        "from lockstep.files import reserve_standard_streams; reserve_standard_streams(); "
+        "print('\u0424')"
+    )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "\\u0424\n"
 
 
@@ -101,7 +112,9 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
         "file.write(str(file.fileno() > 2))"
     )
     command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
-    done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     shown = ["" if mark in closed.split() else "lost\n" for mark in (">&-", "2>&-")]
     assert (done.returncode, done.stdout, done.stderr) == (0, *shown)
     assert (tmp_path / "file").read_text() == "True"

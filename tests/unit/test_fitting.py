@@ -23,9 +23,14 @@ GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
 
 def survey_of(sides, grey):
     """What `fitting` reads of a survey; the shorter sides of its images are `sides`."""
-    photos = [Photo("", "", "", "", (), "", "PNG", side, side + 5, one) for side, one in zip(sides, grey, strict=True)]
+    photos = [
+        Photo("", "", "", "", (), "", "PNG", side, side + 5, one)
+        for side, one in zip(sides, grey, strict=True)
+    ]
     splits = {"train": photos[:-1], "test": photos[-1:]}
-    return SimpleNamespace(splits=splits, classes=("a", "b"), scan=SimpleNamespace(folders={"": "photos"}))
+    return SimpleNamespace(
+        splits=splits, classes=("a", "b"), scan=SimpleNamespace(folders={"": "photos"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,11 +57,18 @@ def test_one_channel_that_is_asked_for_stays():
 
 def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stated():
     found = survey_of([96] * 101, [False] * 101)
-    assert fitting(found, {"weight_decay": {}}).settings == fitting(found, {"model": "a:b"}, "photos").settings == {}
+    assert (
+        fitting(found, {"weight_decay": {}}).settings
+        == fitting(found, {"model": "a:b"}, "photos").settings
+        == {}
+    )
     found.classes = tuple(map(str, range(43)))
     fit = fitting(found, {}, "photos")
     assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
-    assert "weight_decay.default=0.0047, because there are 43 classes and 100 training images" in fit.note()
+    assert (
+        "weight_decay.default=0.0047, because there are 43 classes and 100 training images"
+        in fit.note()
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +88,9 @@ def test_photos_are_not_balanced_if_the_users_test_images_have_the_shares_of_the
     photo = found.splits["train"][0]
     for split, counts in (("train", train), ("test", test)):
         found.splits[split] = [
-            photo._replace(class_name=name) for name, n in zip("ab", counts, strict=True) for _ in range(n)
+            photo._replace(class_name=name)
+            for name, n in zip("ab", counts, strict=True)
+            for _ in range(n)
         ]
     found.scan.folders = dict.fromkeys(folders.split())
     fit = fitting(found, {})
@@ -88,14 +102,21 @@ def test_photos_are_not_balanced_if_the_users_test_images_have_the_shares_of_the
 @pytest.mark.parametrize(
     ("count", "grey", "epochs"),
     [
-        (50_000, False, None), (55_000, False, 10.0), (200_000, False, 3.0), (27_000, True, None), (124_800, True, 2.4),
+        (50_000, False, None),
+        (55_000, False, 10.0),
+        (200_000, False, 3.0),
+        (27_000, True, None),
+        (124_800, True, 2.4),
     ],
-)  # fmt: skip
+)
 def test_large_sets_are_seen_fewer_times(count, grey, epochs):
     found = survey_of([32, 32], [grey, grey])
     found.splits["train"] *= count
     assert fitting(found, {}).settings.get("epochs") == epochs
-    assert "epochs" not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings
+    assert (
+        "epochs"
+        not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings
+    )
 
 
 def made(what, changes=(), data=None):
@@ -106,8 +127,12 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
     folder = grey_folder(tmp_path / "letters", 12)
     own = made(str(folder))
     assert (own.name, own.image_px, own.grey, own.augmentation.flip, own.augmentation.mean) == (
-        "folder", 32, True, False, (0.449,),
-    )  # fmt: skip
+        "folder",
+        32,
+        True,
+        False,
+        (0.449,),
+    )
     assert own == made("folder", data=folder)
     assert own.replace(image_px=64) == made(str(folder), {"image_px": 64})
     colour = made(str(folder), {"grey": "no", "augmentation.flip": True, "test_views": "flip"})
@@ -126,7 +151,11 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
 
 def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path):
     big = write(tmp_path / "big", {"a": range(4), "b": range(4, 8)}, side=100)
-    assert made(str(big)) == get_recipe("photos").replace(weight_decay={"default": 0.41}) == made("photos", data=big)
+    assert (
+        made(str(big))
+        == get_recipe("photos").replace(weight_decay={"default": 0.41})
+        == made("photos", data=big)
+    )
     assert made("folder", (), big).name == made(str(big), {"model": "digits"}).name == "folder"
 
 
@@ -138,10 +167,13 @@ def test_a_run_to_continue_keeps_its_settings(tmp_path):
     assert not fitted(subject).grey
     assert fitted(subject, stated).model_dump(mode="json") == stated
     named = subject_of("folder", {"seed": 2}, folder)
-    assert fitted(named, stated | {"name": "photos"}) == named.recipe  # which is not what the run was started with
+    # which is not what the run was started with
+    assert fitted(named, stated | {"name": "photos"}) == named.recipe
 
 
-def test_the_spec_has_the_choice_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(tmp_path, monkeypatch):
+def test_the_spec_has_the_choice_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     folder = grey_folder(tmp_path / "letters", 12)
 

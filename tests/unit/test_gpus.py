@@ -1,4 +1,6 @@
-"""How busy GPUs are: in logged steps, in warnings, at the end of a run and in its report. NVML is a stand-in."""
+"""How busy GPUs are: in logged steps, in warnings, at the end of a run and in its report. NVML is a
+stand-in.
+"""
 
 import json
 
@@ -25,7 +27,9 @@ GB = 10**9
 
 @pytest.fixture
 def percent(monkeypatch):
-    """The utilisation of each GPU in percent, by number, as the driver's library gives it: no other GPU is known."""
+    """The utilisation of each GPU in percent, by number, as the driver's library gives it: no other
+    GPU is known.
+    """
     shown = {0: 93, 1: 4}
     monkeypatch.setattr(torch.cuda, "utilization", lambda number: shown[number])
     monkeypatch.setattr(torch.cuda, "device_memory_used", lambda number: (number + 1) * GB)
@@ -39,8 +43,9 @@ def test_each_gpu_is_read_at_most_once_a_second(percent):
     percent[0] = 50
     assert seen.read(1.9) == first
     assert first == {
-        0: {"utilization": 0.93, "memory_bytes": GB}, 1: {"utilization": 0.04, "memory_bytes": 2 * GB},
-    }  # fmt: skip
+        0: {"utilization": 0.93, "memory_bytes": GB},
+        1: {"utilization": 0.04, "memory_bytes": 2 * GB},
+    }
     assert seen.read(2.0)[0]["utilization"] == 0.5
     assert first[0]["utilization"] == 0.93
     assert seen.mean == pytest.approx({0: 0.715, 1: 0.04})
@@ -59,7 +64,9 @@ def test_a_gpu_that_idles_is_named_once(percent, caplog):
     assert "--processes" in caplog.text
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("nvidia-ml-py"), RuntimeError("no driver"), KeyError(2)])
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("nvidia-ml-py"), RuntimeError("no driver"), KeyError(2)]
+)
 def test_a_gpu_that_cannot_be_asked_is_left_out(percent, monkeypatch, error):
     def fails(number):
         if number == 0:
@@ -92,14 +99,21 @@ def test_a_session_knows_the_gpus_of_its_host(monkeypatch, device, gpu, hosts, e
     monkeypatch.setattr(Group, "hosts", lambda self: hosts)
     monkeypatch.setattr(sessions, "Reduction", lambda *_: None)
     monkeypatch.setattr(sessions, "splits_of", fails)
-    built, own = Session.__new__(Session), torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+    built, own = (
+        Session.__new__(Session),
+        torch.device("cpu") if gpu is None else torch.device("cuda", gpu),
+    )
     with pytest.raises(ReadError):
-        built.__init__(get_recipe("digits"), Placement(device=device), Context(device=own), {"train": None})
+        built.__init__(
+            get_recipe("digits"), Placement(device=device), Context(device=own), {"train": None}
+        )
     assert built.gpus == expected
 
 
 def trained(path, monkeypatch, numbers):
-    """Train a short run whose session has the GPUs `numbers`, which are read in every logged step."""
+    """Train a short run whose session has the GPUs `numbers`, which are read in every logged
+    step.
+    """
     begin = Session.__init__
 
     def with_gpus(self, *args):
@@ -108,7 +122,9 @@ def trained(path, monkeypatch, numbers):
 
     monkeypatch.setattr(Session, "__init__", with_gpus)
     monkeypatch.setattr(gpus, "_APART_S", 0.0)
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": 3, "batch": 32, "portable": False})
+    recipe = make(
+        get_recipe("digits").model_dump(mode="json"), {"steps": 3, "batch": 32, "portable": False}
+    )
     return fit_here(recipe, path, Placement(summary_every=1, log_every=1)).result
 
 
@@ -122,7 +138,9 @@ def test_a_run_states_the_use_of_its_gpus(tmp_path, monkeypatch, percent, capfd)
     assert f"gpus {ends}" in lines
     rows = [row for row in Run(path).metrics() if row["kind"] == "step"]
     assert [row["gpus"]["1"] for row in rows] == [{"utilization": 0.04, "memory_bytes": 2 * GB}] * 3
-    assert [event.value for event in read(path / "tb").Scalars("gpu_0/utilization")] == pytest.approx([0.93] * 3)
+    assert [
+        event.value for event in read(path / "tb").Scalars("gpu_0/utilization")
+    ] == pytest.approx([0.93] * 3)
     assert ends in runs.page(Run(path))
 
 

@@ -1,4 +1,6 @@
-"""The exported graph: it classifies as an evaluation does, and every recipe's network can be exported."""
+"""The exported graph: it classifies as an evaluation does, and every recipe's network can be
+exported.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -19,7 +21,9 @@ SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
 
 
 def images(count, height, width, channels=3, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (count, height, width, channels), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (count, height, width, channels), dtype=np.uint8
+    )
 
 
 def graph_of(recipe, model, unlike=None):
@@ -28,7 +32,9 @@ def graph_of(recipe, model, unlike=None):
 
 def random_graph(name):
     recipe = get_recipe(name)
-    shape = (recipe.image_px, recipe.image_px, 3) if recipe.image_px else SHAPES.get(name, (32, 32, 3))
+    shape = (
+        (recipe.image_px, recipe.image_px, 3) if recipe.image_px else SHAPES.get(name, (32, 32, 3))
+    )
     recipe = graph_recipe(recipe)
     torch.manual_seed(0)
     model = build_model(recipe, recipe.augmentation.shape(*shape), 10)
@@ -63,7 +69,9 @@ def unlike_of(recipe, model):
     features = model.get_submodule(recipe.head).in_features
     references = torch.from_numpy(np.random.default_rng(0).random((4, features)))
     references = torch.nn.functional.normalize(references).half()
-    return Unlike({"unlike/references": references, "unlike/threshold": torch.tensor(0.5)}, features)
+    return Unlike(
+        {"unlike/references": references, "unlike/threshold": torch.tensor(0.5)}, features
+    )
 
 
 def test_the_graph_tells_the_similarity_to_training_images():
@@ -96,7 +104,9 @@ def test_a_file_has_the_similarity_as_its_second_output():
     batch = images(2, *source.image_shape)
     with torch.no_grad():
         expected = graph(torch.from_numpy(batch))
-    for one, other in zip(session.run(["probabilities", "similarity"], {"images": batch}), expected, strict=True):
+    for one, other in zip(
+        session.run(["probabilities", "similarity"], {"images": batch}), expected, strict=True
+    ):
         assert abs(one - other.numpy()).max() < 1e-5
     assert len(content) < 1.1 * sum(tensor.nbytes for tensor in source.module.state_dict().values())
 

@@ -1,4 +1,6 @@
-"""--init: weights from files and runs, what matches, what is refused, and runs that start from them."""
+"""--init: weights from files and runs, what matches, what is refused, and runs that start from
+them.
+"""
 
 import shutil
 
@@ -58,7 +60,8 @@ def test_all_weights_are_loaded_and_averages_but_not_the_count_of_batches(tmp_pa
 def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
     state = model(classes=7).state_dict()
     state["head.bias"] = state.pop("norm1.bias")
-    state["conv1.weight"] = state["conv1.weight"].to(torch.bfloat16)  # another floating-point type is converted
+    # another floating-point type is converted
+    state["conv1.weight"] = state["conv1.weight"].to(torch.bfloat16)
     state["conv2.weight"] = (state["conv2.weight"] * 100).to(torch.int8)
     save_file(state, tmp_path / "w.safetensors")
     into, taken = loaded(tmp_path / "w.safetensors")
@@ -128,7 +131,9 @@ def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, 
     found.path.write_bytes(b"cut")
     assert find_weights(copy).path.name == "step-000000002.safetensors"
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(LockstepError, match=r"neither a model.safetensors nor a checkpoint: train it"):
+    with pytest.raises(
+        LockstepError, match=r"neither a model.safetensors nor a checkpoint: train it"
+    ):
         find_weights(copy)
 
 
@@ -146,7 +151,9 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
     weights = load_file(copy)
     for name, tensor in first.items():
         kind, _, key = name.partition("/")
-        if kind in ("parameter", "ema") or (kind == "buffer" and not key.endswith("num_batches_tracked")):
+        if kind in ("parameter", "ema") or (
+            kind == "buffer" and not key.endswith("num_batches_tracked")
+        ):
             assert torch.equal(tensor, weights[key]), name
     assert first["buffer/norm1.num_batches_tracked"] == 0
 
@@ -155,7 +162,8 @@ def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tm
         (tmp_path / "b" / name).unlink()
     resumed = fit_here(own, tmp_path / "b", Placement(summary_every=0), resume=True).result
     assert resumed["weights_sha256"] == whole["weights_sha256"]
-    assert resumed["mixed_arithmetic"] is False  # the probe does not depend on the file, which is gone
+    # the probe does not depend on the file, which is gone
+    assert resumed["mixed_arithmetic"] is False
     assert (tmp_path / "b/log.txt").read_text().count(" tensors are loaded") == 1
 
 
@@ -173,7 +181,10 @@ def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stor
     source = session(WHITENED)
     fitted = source.state.buffers["whitening"]
     assert fitted.any()
-    weights = {name: tensor.clone() for name, tensor in {**source.state.parameters, **source.state.buffers}.items()}
+    weights = {
+        name: tensor.clone()
+        for name, tensor in {**source.state.parameters, **source.state.buffers}.items()
+    }
     weights["whitening"] += 1
     expected = weights["whitening"] if stored else fitted
     if not stored:
@@ -196,7 +207,12 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
     for own, weights, run, message in (
         (stated, found, new, "init_sha256 is 0000"),
         (stated, None, new, "give their file or run as --init.*--set init_sha256=none"),
-        (plain, found, (tmp_path / "c", {}), "was not started from .*: leave out --init to resume it"),
+        (
+            plain,
+            found,
+            (tmp_path / "c", {}),
+            "was not started from .*: leave out --init to resume it",
+        ),
     ):
         with pytest.raises(LockstepError, match=message):
             with_initial_weights(own, weights, *run)

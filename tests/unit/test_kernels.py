@@ -1,4 +1,6 @@
-"""Each kernel against its reference in plain torch operators: values and gradients; and its three ways to run."""
+"""Each kernel against its reference in plain torch operators: values and gradients; and its three
+ways to run.
+"""
 
 import pytest
 import torch
@@ -16,16 +18,21 @@ from lockstep.models import MODELS
 from lockstep.models.modules import Dense, LocalResponseNorm
 from lockstep.schema import load_object
 
-# Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of up to 3000 products
-# and Winograd's transforms lose some of the 24 bits. In bfloat16 every value is rounded to 8 bits (0.4 %), more than
-# once, and Winograd's transforms lose up to 1.3 % of the norm.
+# Relative to the largest value. In float64 only an error in the formula shows. In float32, sums of
+# up to 3000 products and Winograd's transforms lose some of the 24 bits. In bfloat16 every value is
+# rounded to 8 bits (0.4 %), more than once, and Winograd's transforms lose up to 1.3 % of the norm.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.bfloat16: 0.05}
 DTYPES = list(TOLERANCE)
 WITH_KERNELS = sorted(MODELS.keys() - {"digits", "residual", "efficientnet-lite0"})
 
 
 def channels_last(*shape, dtype):
-    return torch.randn(shape, dtype=torch.float64).to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    return (
+        torch.randn(shape, dtype=torch.float64)
+        .to(dtype)
+        .to(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
 
 
 def small_chunks(monkeypatch, side):
@@ -47,20 +54,30 @@ def assert_equals_reference(kernel, plain, inputs):
     assert_close(found, expected, inputs[0].dtype)
     upstream = torch.randn_like(expected)
     gradients = torch.autograd.grad(found, inputs, upstream.to(found.dtype))
-    for a, b in zip(gradients, torch.autograd.grad(expected, exact, upstream.to(found.dtype).double()), strict=True):
+    for a, b in zip(
+        gradients,
+        torch.autograd.grad(expected, exact, upstream.to(found.dtype).double()),
+        strict=True,
+    ):
         assert_close(a, b, inputs[0].dtype)
 
 
-# A pool chooses one of several values, and a ReLU cuts at 0. Rounding to a lower precision can change such a choice,
-# and then the gradient goes elsewhere. So these are compared with the reference in float64 only. In lower precisions
-# they are compared, to the bit, with the same kernel followed by torch's pool.
+# A pool chooses one of several values, and a ReLU cuts at 0. Rounding to a lower precision can
+# change such a choice, and then the gradient goes elsewhere. So these are compared with the
+# reference in float64 only. In lower precisions they are compared, to the bit, with the same kernel
+# followed by torch's pool.
 @pytest.mark.parametrize(
     ("channels", "kernel", "padding", "pool", "side"),
     [
-        (3, 5, 2, (3, 2), 8), (1, 5, 0, (2, 2), 12), (64, 3, 0, None, 8), (64, 3, 1, (2, 2), 9), (64, 5, 2, None, 8),
-        (64, 5, 2, (3, 2), 9), (64, 5, 0, None, 7),
+        (3, 5, 2, (3, 2), 8),
+        (1, 5, 0, (2, 2), 12),
+        (64, 3, 0, None, 8),
+        (64, 3, 1, (2, 2), 9),
+        (64, 5, 2, None, 8),
+        (64, 5, 2, (3, 2), 9),
+        (64, 5, 0, None, 7),
     ],
-)  # fmt: skip
+)
 def test_conv_relu_equals_its_reference(monkeypatch, channels, kernel, padding, pool, side):
     small_chunks(monkeypatch, side)
     torch.manual_seed(0)
@@ -75,17 +92,25 @@ def test_conv_relu_equals_its_reference(monkeypatch, channels, kernel, padding, 
     )
 
 
-@pytest.mark.parametrize(("pool", "dtype"), [*((False, dtype) for dtype in DTYPES), (True, torch.float64)])
+@pytest.mark.parametrize(
+    ("pool", "dtype"), [*((False, dtype) for dtype in DTYPES), (True, torch.float64)]
+)
 @pytest.mark.parametrize("padding", [(1, 1, 1, 1), (1, 0, 1, 0), (0, 0, 0, 0)])
 @pytest.mark.parametrize(
-    ("shape", "filters"), [((5, 3, 8, 9), 4), ((5, 64, 4, 4), 64), ((5, 64, 16, 11), 65), ((1, 64, 6, 4), 70)]
+    ("shape", "filters"),
+    [((5, 3, 8, 9), 4), ((5, 64, 4, 4), 64), ((5, 64, 16, 11), 65), ((1, 64, 6, 4), 70)],
 )
 def test_conv_equals_its_reference(monkeypatch, shape, filters, padding, pool, dtype):
     small_chunks(monkeypatch, shape[2])
     torch.manual_seed(0)
-    inputs = [channels_last(*shape, dtype=dtype), channels_last(filters, shape[1], 3, 3, dtype=dtype)]
+    inputs = [
+        channels_last(*shape, dtype=dtype),
+        channels_last(filters, shape[1], 3, 3, dtype=dtype),
+    ]
     assert_equals_reference(
-        lambda x, w: conv(x, w, padding, pool), lambda x, w: reference.conv(x, w, padding, pool), inputs
+        lambda x, w: conv(x, w, padding, pool),
+        lambda x, w: reference.conv(x, w, padding, pool),
+        inputs,
     )
 
 
@@ -94,17 +119,30 @@ def test_conv_equals_its_reference(monkeypatch, shape, filters, padding, pool, d
 def test_a_fused_pool_has_the_bits_of_a_separate_pool(monkeypatch, channels, dtype):
     small_chunks(monkeypatch, 9)
     torch.manual_seed(0)
-    x, weight = channels_last(5, channels, 9, 9, dtype=dtype), channels_last(64, channels, 3, 3, dtype=dtype)
+    x, weight = (
+        channels_last(5, channels, 9, 9, dtype=dtype),
+        channels_last(64, channels, 3, 3, dtype=dtype),
+    )
     bias, padding = torch.randn(64).to(dtype).requires_grad_(), (1, 1, 1, 1)
-    pairs = [(conv(x, weight, padding, pool=True), functional.max_pool2d(conv(x, weight, padding), 2), [x, weight])]
+    pairs = [
+        (
+            conv(x, weight, padding, pool=True),
+            functional.max_pool2d(conv(x, weight, padding), 2),
+            [x, weight],
+        )
+    ]
     for size, stride in ((2, 2), (3, 2)):
         fused_pool = conv_relu(x, weight, bias, padding, (size, stride))
-        separate = functional.max_pool2d(conv_relu(x, weight, bias, padding), size, stride, ceil_mode=True)
+        separate = functional.max_pool2d(
+            conv_relu(x, weight, bias, padding), size, stride, ceil_mode=True
+        )
         pairs.append((fused_pool, separate, [x, weight, bias]))
     for found, expected, inputs in pairs:
         assert torch.equal(found, expected)
         upstream = torch.randn(expected.shape).to(dtype).to(memory_format=torch.channels_last)
-        for a, b in zip(*(torch.autograd.grad(y, inputs, upstream) for y in (found, expected)), strict=True):
+        for a, b in zip(
+            *(torch.autograd.grad(y, inputs, upstream) for y in (found, expected)), strict=True
+        ):
             assert torch.equal(a, b)
 
 
@@ -127,16 +165,25 @@ def test_local_response_of_float16_does_not_overflow(kernel):
     x = 300 * torch.randn(3, 12, 5, 4).half()
     assert (x * x).isinf().any()
     expected = reference.local_response(x.double(), band.double())
-    assert (kernel(x, band).double() - expected).abs().max() <= 0.005 * expected.abs().max()  # rounded to 11 bits
+    assert (
+        kernel(x, band).double() - expected
+    ).abs().max() <= 0.005 * expected.abs().max()  # rounded to 11 bits
 
 
 def test_the_gradient_of_equal_values_goes_to_the_first_one():
-    x = torch.tensor([1.0, 2.0]).repeat(2, 1, 6, 3).to(memory_format=torch.channels_last).requires_grad_()
+    x = (
+        torch.tensor([1.0, 2.0])
+        .repeat(2, 1, 6, 3)
+        .to(memory_format=torch.channels_last)
+        .requires_grad_()
+    )
     one, zero, upstream = torch.ones(1, 1, 1, 1), torch.zeros(1), torch.randn(2, 1, 3, 3)
     none = (0, 0, 0, 0)
     pairs = [(conv(x, one, none, pool=True), functional.max_pool2d(x, 2))]
     for size in ((3, 2), (2, 2)):
-        pairs.append((conv_relu(x, one, zero, none, size), reference.conv_relu(x, one, zero, none, size)))
+        pairs.append(
+            (conv_relu(x, one, zero, none, size), reference.conv_relu(x, one, zero, none, size))
+        )
     for found, expected in pairs:
         assert torch.equal(*(torch.autograd.grad(y, x, upstream)[0] for y in (found, expected)))
 
@@ -145,7 +192,11 @@ def test_not_a_number_stays_not_a_number():
     x = torch.full((1, 1, 4, 4), -torch.nan)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            assert conv_relu(x, torch.ones(1, 1, 1, 1), torch.zeros(1), (0, 0, 0, 0), (2, 2)).isnan().all()
+            assert (
+                conv_relu(x, torch.ones(1, 1, 1, 1), torch.zeros(1), (0, 0, 0, 0), (2, 2))
+                .isnan()
+                .all()
+            )
 
 
 @pytest.mark.parametrize(
@@ -159,8 +210,14 @@ def test_not_a_number_stays_not_a_number():
 def test_winograd_is_as_exact_as_documented(filters, side, tile, dtype, tolerance):
     torch.manual_seed(0)
     padding = (filters // 2,) * 4
-    x, weight = channels_last(4, 64, side, side, dtype=dtype), channels_last(96, 64, filters, filters, dtype=dtype)
-    convolution, out = Winograd(x.shape, weight, padding), torch.empty(4, 96, side, side, dtype=dtype)
+    x, weight = (
+        channels_last(4, 64, side, side, dtype=dtype),
+        channels_last(96, 64, filters, filters, dtype=dtype),
+    )
+    convolution, out = (
+        Winograd(x.shape, weight, padding),
+        torch.empty(4, 96, side, side, dtype=dtype),
+    )
     assert convolution.tile == tile
     with torch.no_grad():
         convolution.forward(x, out)
@@ -169,13 +226,22 @@ def test_winograd_is_as_exact_as_documented(filters, side, tile, dtype, toleranc
 
 
 def test_winograd_is_used_where_it_is_faster(monkeypatch):
-    x, weight, large = torch.empty(1, 64, 9, 10), torch.empty(64, 64, 3, 3), torch.empty(64, 64, 5, 5)
+    x, weight, large = (
+        torch.empty(1, 64, 9, 10),
+        torch.empty(64, 64, 3, 3),
+        torch.empty(64, 64, 5, 5),
+    )
     assert winograd.applies(x, weight)
     assert winograd.applies(x, large)
     for images, filters in (
-        (x[:, :32], weight[:, :32]), (x, weight[:32]), (x, large[..., :4, :4]), (x, large[:, :, :3]),
-        (x.bfloat16(), large.bfloat16()), (x.half(), weight.half()), (x.to("meta"), weight),
-    ):  # fmt: skip
+        (x[:, :32], weight[:, :32]),
+        (x, weight[:32]),
+        (x, large[..., :4, :4]),
+        (x, large[:, :, :3]),
+        (x.bfloat16(), large.bfloat16()),
+        (x.half(), weight.half()),
+        (x.to("meta"), weight),
+    ):
         assert not winograd.applies(images, filters)
 
 
@@ -183,7 +249,11 @@ ZEN_4 = {"vendor_id": "AuthenticAMD", "cpu family": "25", "flags": "avx2 avx512f
 KINDS = {
     "Zen 4": (ZEN_4, (True, False), {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
     "Zen 5": (ZEN_4 | {"cpu family": "26"}, (True, True), {"float32 3x3", "bfloat16 3x3"}),
-    "AMX": ({"vendor_id": "GenuineIntel", "flags": "avx512f amx_tile"}, (False, False), {"float32 3x3", "float32 5x5"}),
+    "AMX": (
+        {"vendor_id": "GenuineIntel", "flags": "avx512f amx_tile"},
+        (False, False),
+        {"float32 3x3", "float32 5x5"},
+    ),
     "ARM": ({"Features": "asimd"}, (False, False), {"float32 3x3", "float32 5x5", "bfloat16 3x3"}),
 }
 
@@ -205,17 +275,32 @@ def test_the_kind_of_a_cpu_decides_library_and_scheme(of_kind, name):
     of_kind(name)
     _, onednn, filters = KINDS[name]
     assert (cpu_table.kind().dense, cpu_table.kind().onednn) == onednn
-    assert {f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in cpu_table.kind().winograd} == filters
+    assert {
+        f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in cpu_table.kind().winograd
+    } == filters
     dense, products = ("oneDNN" if chosen else "MKL" for chosen in onednn)
     assert f"dense layers by {dense}, Winograd's products by {products}," in str(cpu_table.kind())
-    for side, dtype in ((3, torch.float32), (5, torch.float32), (3, torch.bfloat16), (5, torch.bfloat16)):
-        x, weight = torch.empty(1, 64, 9, 10, dtype=dtype), torch.empty(64, 64, side, side, dtype=dtype)
-        assert winograd.applies(x, weight) == (f"{dtype} {side}x{side}".removeprefix("torch.") in filters)
+    for side, dtype in (
+        (3, torch.float32),
+        (5, torch.float32),
+        (3, torch.bfloat16),
+        (5, torch.bfloat16),
+    ):
+        x, weight = (
+            torch.empty(1, 64, 9, 10, dtype=dtype),
+            torch.empty(64, 64, side, side, dtype=dtype),
+        )
+        assert winograd.applies(x, weight) == (
+            f"{dtype} {side}x{side}".removeprefix("torch.") in filters
+        )
 
 
 def test_both_libraries_compute_the_same_products(of_kind):
     torch.manual_seed(0)
-    x, weight = channels_last(4, 64, 10, 10, dtype=torch.float32), channels_last(96, 64, 3, 3, dtype=torch.float32)
+    x, weight = (
+        channels_last(4, 64, 10, 10, dtype=torch.float32),
+        channels_last(96, 64, 3, 3, dtype=torch.float32),
+    )
     found = []
     for name in ("Zen 4", "Zen 5"):
         of_kind(name)
@@ -242,7 +327,12 @@ def test_both_libraries_compute_the_same_dense_layer(of_kind):
 def evaluated_model(name, dtype=torch.float32):
     """The built-in model in `dtype`, but for its norms, as `Network` casts it; and images."""
     torch.manual_seed(0)
-    model = load_object(MODELS[name])(SHAPES[name], 10).to(memory_format=torch.channels_last).to(dtype).eval()
+    model = (
+        load_object(MODELS[name])(SHAPES[name], 10)
+        .to(memory_format=torch.channels_last)
+        .to(dtype)
+        .eval()
+    )
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.float()
@@ -252,12 +342,18 @@ def evaluated_model(name, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        pytest.param(name, dtype, marks=pytest.mark.slow if (name, dtype) == ("mnist", torch.bfloat16) else ())
+        pytest.param(
+            name,
+            dtype,
+            marks=pytest.mark.slow if (name, dtype) == ("mnist", torch.bfloat16) else (),
+        )
         for name in WITH_KERNELS
         for dtype in (torch.float32, torch.bfloat16)
     ],
 )
-def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(monkeypatch, name, dtype):
+def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(
+    monkeypatch, name, dtype
+):
     model, images = evaluated_model(name, dtype)
     expected = model(images)
     assert expected.requires_grad

@@ -14,13 +14,23 @@ from lockstep.launch.submit import submit
 from lockstep.pages.doubtful import lines_of, page
 from lockstep.recipes import RECIPES, get_recipe
 
-SMALL = {"image_px": 32, "precision": "float32", "towers": 1, "epochs": 1, "min_steps": 30, "lr": 0.02, "batch": 64}
+SMALL = {
+    "image_px": 32,
+    "precision": "float32",
+    "towers": 1,
+    "epochs": 1,
+    "min_steps": 30,
+    "lr": 0.02,
+    "batch": 64,
+}
 WRONG = {"train/dark/was-bright.png", "test/bright/was-dark.png"}
 
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    """A folder with splits, in which one image of each class is in the folder of the other; `photos` is small here."""
+    """A folder with splits, in which one image of each class is in the folder of the other;
+    `photos` is small here.
+    """
     recipe = make(get_recipe("photos").model_dump(mode="json"), SMALL)
     monkeypatch.setitem(RECIPES, "photos", lambda: recipe)
     monkeypatch.setattr("lockstep.commands.shell.submit", partial(submit, inline=True))
@@ -55,7 +65,13 @@ def test_data_check_lists_exchanged_labels_first_and_writes_a_page_once(here, ph
 def test_names_on_the_page_are_text_and_the_rest_is_counted(tmp_path):
     label = '<script>"&'
     bright_and_dark(tmp_path, 1)
-    one = {"path": "bright/0.png", "label": label, "better": "b", "probability": 0.01, "probability_of_better": 0.987}
+    one = {
+        "path": "bright/0.png",
+        "label": label,
+        "better": "b",
+        "probability": 0.01,
+        "probability_of_better": 0.987,
+    }
     record = {"folder": str(tmp_path), "images": 50, "doubtful": [one]}
     text = page(record)
     assert "<script" not in text
@@ -69,10 +85,18 @@ def test_names_on_the_page_are_text_and_the_rest_is_counted(tmp_path):
 
 def test_splits_are_joined_with_their_groups():
     one = Dataset(
-        torch.zeros(2, 1, 1, 4, dtype=torch.uint8), torch.tensor([0, 1]), ("a", "b"), "", groups=torch.tensor([0, 1])
+        torch.zeros(2, 1, 1, 4, dtype=torch.uint8),
+        torch.tensor([0, 1]),
+        ("a", "b"),
+        "",
+        groups=torch.tensor([0, 1]),
     )
     two = Dataset(
-        torch.ones(1, 1, 1, 4, dtype=torch.uint8), torch.tensor([1]), ("a", "b"), "", groups=torch.tensor([0])
+        torch.ones(1, 1, 1, 4, dtype=torch.uint8),
+        torch.tensor([1]),
+        ("a", "b"),
+        "",
+        groups=torch.tensor([0]),
     )
     every = joined([one, two])
     assert every.pixels(slice(None)).flatten().tolist() == [0] * 8 + [1] * 4

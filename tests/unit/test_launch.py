@@ -1,4 +1,6 @@
-"""The launcher: number of processes, choice of GPUs, signals, hangs, and the first cause of a failure."""
+"""The launcher: number of processes, choice of GPUs, signals, hangs, and the first cause of a
+failure.
+"""
 
 import contextlib
 import io
@@ -38,20 +40,29 @@ from lockstep.schema import validated
         (4, 16, {"device": "cuda:0,2"}, 2, 2),
     ],
 )
-def test_the_number_of_processes_follows_from_devices(monkeypatch, gpus, cores, placement, most, of_a_head):
+def test_the_number_of_processes_follows_from_devices(
+    monkeypatch, gpus, cores, placement, most, of_a_head
+):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
     assert capacity(get_recipe("digits"), Placement(**placement)) == most
     head = get_recipe("photos")
     assert capacity(head, Placement(**placement)) == of_a_head
-    assert capacity(head.replace(arithmetic="portable", precision="float32"), Placement(**placement)) == most
+    assert (
+        capacity(head.replace(arithmetic="portable", precision="float32"), Placement(**placement))
+        == most
+    )
 
 
 @pytest.mark.parametrize(
     ("gpus", "placement", "message"),
     [
         (0, {"device": "cuda"}, "sees no CUDA GPU"),
-        (1, {"processes": 2}, "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1"),
+        (
+            1,
+            {"processes": 2},
+            "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1",
+        ),
         (2, {"device": "cuda:0,2"}, "there is no GPU 2: choose from 0 to 1"),
     ],
 )
@@ -70,19 +81,26 @@ def test_a_malformed_device_is_rejected(text):
 
 SPEC = TrainSpec(recipe=get_recipe("digits"), placement=Placement(timeout=9), started=0.0, path="x")
 # A worker receives signals from the moment on at which it has its handlers.
-LISTEN = f"import signal, time; signal.pthread_sigmask(signal.SIG_UNBLOCK, {[*map(int, STOP_SIGNALS)]}); "
+LISTEN = (
+    f"import signal, time; signal.pthread_sigmask(signal.SIG_UNBLOCK, "
+    f"{[*map(int, STOP_SIGNALS)]}); "
+)
 SLEEP = f"{LISTEN}time.sleep(60)"
 
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """started(*codes) -> a supervisor of processes that run Python code in place of a job, and write how they ended."""
+    """started(*codes) -> a supervisor of processes that run Python code in place of a job, and
+    write how they ended.
+    """
     jobs = []
 
     def start(*codes):
         real, number = subprocess.Popen, iter(codes)
         monkeypatch.setattr(
-            subprocess, "Popen", lambda command, **_: real([sys.executable, "-S", "-c", next(number)], cwd=command[4])
+            subprocess,
+            "Popen",
+            lambda command, **_: real([sys.executable, "-S", "-c", next(number)], cwd=command[4]),
         )
         jobs.append(Supervisor(SPEC, Output(), World(), len(codes), tmp_path, {}))
         jobs[0]._start()
@@ -104,15 +122,25 @@ def test_when_a_worker_fails_the_others_are_ended_and_no_other_child(started):
     other.wait()
 
 
-KNOWN, CRASHED = End(2, "unknown model", known=True, time=2.0), End(CRASH, "process 1 crashed:", time=2.0)
-LOST, OTHER = End(4, "lost the other processes", lost=True, time=1.0), End(CRASH, "process 2 crashed:", time=3.0)
+KNOWN, CRASHED = (
+    End(2, "unknown model", known=True, time=2.0),
+    End(CRASH, "process 1 crashed:", time=2.0),
+)
+LOST, OTHER = (
+    End(4, "lost the other processes", lost=True, time=1.0),
+    End(CRASH, "process 2 crashed:", time=3.0),
+)
 
 
 @pytest.mark.parametrize(
     ("ends", "message"),
     [
         ([LOST, KNOWN], KNOWN.message),
-        ([LOST, End(-9)], "process 1 of 2 (towers 2 to 3) was killed by SIGKILL before any step. Often this means"),
+        (
+            [LOST, End(-9)],
+            "process 1 of 2 (towers 2 to 3) was killed by SIGKILL before any step. Often this "
+            "means",
+        ),
         ([LOST], LOST.message),
         ([End(7)], "process 0 of 1 (towers 0 to 3) ended with exit code 7"),
         ([End(143), LOST, CRASHED, OTHER], CRASHED.message),
@@ -127,7 +155,12 @@ def test_the_first_cause_of_a_failure_is_told(started, ends, message):
 def test_a_second_ctrl_c_counts_after_a_second_and_other_signals_do_not(monkeypatch):
     request, now, found = StopRequest(), [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for when, number in ((0.0, signal.SIGINT), (0.5, signal.SIGINT), (2.0, signal.SIGTERM), (3.0, signal.SIGINT)):
+    for when, number in (
+        (0.0, signal.SIGINT),
+        (0.5, signal.SIGINT),
+        (2.0, signal.SIGTERM),
+        (3.0, signal.SIGINT),
+    ):
         now[0] = when
         request.record(number, None)
         found.append(request.repeated)
@@ -168,8 +201,11 @@ def test_a_second_ctrl_c_ends_even_a_step(monkeypatch):
 def test_a_signal_that_is_held_back_is_not_lost():
     request = StopRequest()
     with masked(signal.SIG_BLOCK):
-        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # The runner of the tests may have other threads.
-        program = subprocess.Popen([sys.executable, "-S", "-c", f"import time; time.sleep(0.2); {LISTEN}"])
+        # The runner of the tests may have other threads.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        program = subprocess.Popen(
+            [sys.executable, "-S", "-c", f"import time; time.sleep(0.2); {LISTEN}"]
+        )
         program.terminate()  # while it has no handler, as a worker that imports torch
         with handled_by(request.record):
             assert request.received == signal.SIGTERM
@@ -187,7 +223,9 @@ class Still(Supervisor):
         self.looks += 1
         assert self.looks < 1000
         row = self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
-        self._heartbeats = {number: type("Memory", (), {"beat": beat}) for number, beat in enumerate(row)}
+        self._heartbeats = {
+            number: type("Memory", (), {"beat": beat}) for number, beat in enumerate(row)
+        }
         return [*self._heartbeats]
 
 
@@ -199,7 +237,8 @@ ROW = [Beat(slow=1, step=7), Beat(slow=1, step=7)]
     [
         (0.5, [ROW], 19),  # 9 seconds in which no process has moved on, after the first look
         (0.5, [[ROW[0], Beat(slow=SLOW, step=7)]], 181),  # one does what may take ten times as long
-        (0.5, [*([ROW[0], Beat(moves=i, slow=1, step=7)] for i in range(30))], 48),  # one computes, and the other waits
+        # one computes, and the other waits
+        (0.5, [*([ROW[0], Beat(moves=i, slow=1, step=7)] for i in range(30))], 48),
         (0.5, [*([ROW[0], Beat(ticks=i, slow=1, step=7)] for i in range(30))], 48),  # or it reads
         (0.5, [*[ROW] * 10, ROW[:1]], 29),  # one has ended meanwhile
         (1000.0, [ROW], 10),  # The launcher itself was stopped.
@@ -215,7 +254,8 @@ def test_workers_of_which_none_moves_on_hang(monkeypatch, seconds, rows, looks):
     assert job.looks == looks
     assert hang.startswith("the run hangs: no process has moved on for 9")  # or 90
     assert hang.endswith("in step 7")
-    with pytest.raises(AssertionError, match="1000"):  # In an outer launch, the one worker may wait for other hosts.
+    # In an outer launch, the one worker may wait for other hosts.
+    with pytest.raises(AssertionError, match="1000"):
         Still(*rows, world=World("Slurm", 0, 2))._wait()
 
 
@@ -230,11 +270,15 @@ EVALUATION = EvaluateSpec(recipe=SPEC.recipe, placement=SPEC.placement, path=SPE
         (EVALUATION, [-1, -1], 2, True),
     ],
 )
-def test_a_request_to_stop_is_repeated_and_kills_only_what_has_nothing_to_save(monkeypatch, spec, steps, sent, killed):
+def test_a_request_to_stop_is_repeated_and_kills_only_what_has_nothing_to_save(
+    monkeypatch, spec, steps, sent, killed
+):
     now, signals = [0.0], []
     monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.6) or now[-1])
-    job = Still(*[[Beat(moves=look, step=step) for step in steps] for look in range(17)], [], world=World())
+    job = Still(
+        *[[Beat(moves=look, step=step) for step in steps] for look in range(17)], [], world=World()
+    )
     job._spec = spec
     monkeypatch.setattr(job, "_send", signals.append)
     job.request.record(signal.SIGINT, None)
@@ -249,13 +293,19 @@ def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
     again = "stopped by Ctrl-C: start again with the same command"
     assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
     (tmp_path / "x").mkdir()
-    (tmp_path / "x/recipe.json").write_text(get_recipe("mnist").model_dump_json())  # another program's
+    # another program's
+    (tmp_path / "x/recipe.json").write_text(get_recipe("mnist").model_dump_json())
     assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
     (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
     assert stopped(spec, signal.SIGTERM, told.get, quiet).code == 143
     stopped(EVALUATION.replace(path=tmp_path / "x"), signal.SIGINT, told.get, quiet)
     go_on = f"stopped by SIGTERM: continue with: lockstep train {tmp_path / 'x'} --resume"
-    assert caplog.messages == [again, again, again.replace("Ctrl-C", "SIGTERM") if quiet else go_on, again]
+    assert caplog.messages == [
+        again,
+        again,
+        again.replace("Ctrl-C", "SIGTERM") if quiet else go_on,
+        again,
+    ]
     caplog.clear()
     told["record"] = {"done": True}
     assert stopped(spec, signal.SIGHUP, told.get, quiet).record == {"done": True}
@@ -265,7 +315,9 @@ def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
 
 
 def restarts_until_it_ends(job, saved):
-    """Return the notes of the restarts of a job that is killed after each number of steps that is `saved`."""
+    """Return the notes of the restarts of a job that is killed after each number of steps that is
+    `saved`.
+    """
     run = job._parent / "run"
     (job._folder / "run.json").write_text(json.dumps(str(run)))
     (run / "checkpoints").mkdir(parents=True)
@@ -282,7 +334,9 @@ def test_restarts_count_since_the_last_saved_progress(started):
 
 
 def test_restarts_without_progress_end(started):
-    with pytest.raises(LockstepError, match=r"^killed\. Continue with: lockstep train .*run --resume$"):
+    with pytest.raises(
+        LockstepError, match=r"^killed\. Continue with: lockstep train .*run --resume$"
+    ):
         [*restarts_until_it_ends(started("pass"), [5] * 4)]
 
 
@@ -322,7 +376,9 @@ def test_a_relay_works_beside_more_files_than_select_can_wait_for():
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored():
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)
+    }
     handler = StopRequest().record
     with handled_by(handler):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

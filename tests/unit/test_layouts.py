@@ -1,6 +1,8 @@
-"""What lies in a folder of images, and how it is read: classes, splits and labels, or the sentence that refuses it.
+"""What lies in a folder of images, and how it is read: classes, splits and labels, or the sentence
+that refuses it.
 
-One table of cases. A folder is a mapping from names of files to their content: the number of an image, or a text.
+One table of cases. A folder is a mapping from names of files to their content: the number of an
+image, or a text.
 """
 
 import codecs
@@ -30,7 +32,9 @@ def lay(root, contents):
 
 def pictures(*names, first=1):
     """Images of the names, from number `first` on."""
-    return {name if PurePath(name).suffix else f"{name}.png": first + i for i, name in enumerate(names)}
+    return {
+        name if PurePath(name).suffix else f"{name}.png": first + i for i, name in enumerate(names)
+    }
 
 
 def table(header, *rows):
@@ -39,9 +43,16 @@ def table(header, *rows):
 
 CATS = pictures("cats/1", "cats/2", "dogs/3", "dogs/4")
 FLAT = pictures("1", "2", "3", "4")
-HAM = pictures(*(f"HAM_images_part_{part}/ISIC_{n}.jpg" for part in (1, 2) for n in range(3 * part, 3 * part + 3)))
+HAM = pictures(
+    *(
+        f"HAM_images_part_{part}/ISIC_{n}.jpg"
+        for part in (1, 2)
+        for n in range(3 * part, 3 * part + 3)
+    )
+)
 HAM_TABLE = table(
-    "lesion_id,image_id,dx,age", *(f"L{n // 2},ISIC_{n},{'nv' if n % 2 else 'mel'},50" for n in range(3, 9))
+    "lesion_id,image_id,dx,age",
+    *(f"L{n // 2},ISIC_{n},{'nv' if n % 2 else 'mel'},50" for n in range(3, 9)),
 )
 ONE, TWO = "1.png,a", "2.png,b"
 LABELS = table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b")
@@ -55,33 +66,68 @@ def of(classes, **folders):
 
 # id: (contents, options, path -> class, or with a split path -> (class, split))
 READ = {
-    "folders": (CATS, {}, {"cats/1.png": "cats", "cats/2.png": "cats", "dogs/3.png": "dogs", "dogs/4.png": "dogs"}),
+    "folders": (
+        CATS,
+        {},
+        {"cats/1.png": "cats", "cats/2.png": "cats", "dogs/3.png": "dogs", "dogs/4.png": "dogs"},
+    ),
     "a table in the folder": ({**FLAT, "labels.csv": LABELS}, {}, A_B),
     "tabs": ({**FLAT, "labels.tsv": LABELS.replace(",", "\t")}, {}, A_B),
     "utf-16": ({**FLAT, "labels.csv": codecs.BOM_UTF16_LE + LABELS.encode("utf-16-le")}, {}, A_B),
     "a table beside the folder": ({**FLAT, "../labels.csv": LABELS}, {}, A_B),
-    "a table below the folder": ({**FLAT, "tables/labels.csv": LABELS.replace("1.png", "../1.png")}, {}, A_B),
-    "a table beside that names other files": ({**CATS, "../list.csv": table("file,label", "x,a", "y,b")}, {}, None),
-    "a table of something else": ({**CATS, "costs.csv": table("month,sum", "May,3", "June,4")}, {}, None),
-    "an unknown name of the file's column": ({**FLAT, "labels.csv": LABELS.replace("file", "Foto")}, {}, A_B),
+    "a table below the folder": (
+        {**FLAT, "tables/labels.csv": LABELS.replace("1.png", "../1.png")},
+        {},
+        A_B,
+    ),
+    "a table beside that names other files": (
+        {**CATS, "../list.csv": table("file,label", "x,a", "y,b")},
+        {},
+        None,
+    ),
+    "a table of something else": (
+        {**CATS, "costs.csv": table("month,sum", "May,3", "June,4")},
+        {},
+        None,
+    ),
+    "an unknown name of the file's column": (
+        {**FLAT, "labels.csv": LABELS.replace("file", "Foto")},
+        {},
+        A_B,
+    ),
     "numbers as labels and names": (
         {**FLAT, "l.csv": table("id,label", "1,2", "2,2", "3,3", "4,3")},
         {},
         {"1.png": "2", "2.png": "2", "3.png": "3", "4.png": "3"},
     ),
-    "another column of labels": ({**FLAT, "l.csv": LABELS.replace("label", "breed")}, {"label_column": "breed"}, A_B),
+    "another column of labels": (
+        {**FLAT, "l.csv": LABELS.replace("label", "breed")},
+        {"label_column": "breed"},
+        A_B,
+    ),
     "two columns that may be it": (
-        {**FLAT, "l.csv": table("file,class,label", *(f"{n}.png,x,{'ab'[n > 2]}" for n in range(1, 5)))},
+        {
+            **FLAT,
+            "l.csv": table("file,class,label", *(f"{n}.png,x,{'ab'[n > 2]}" for n in range(1, 5))),
+        },
         {"label_column": "label"},
         A_B,
     ),
     "windows paths of another computer": (
-        {**FLAT, "l.csv": table("file,label", *(rf"C:\Users\me\{n}.png,{'ab'[n > 2]}" for n in range(1, 5)))},
+        {
+            **FLAT,
+            "l.csv": table(
+                "file,label", *(rf"C:\Users\me\{n}.png,{'ab'[n > 2]}" for n in range(1, 5))
+            ),
+        },
         {},
         A_B,
     ),
     "absolute paths of another computer": (
-        {**FLAT, "l.csv": table("file,label", *(f"/home/me/{n}.png,{'ab'[n > 2]}" for n in range(1, 5)))},
+        {
+            **FLAT,
+            "l.csv": table("file,label", *(f"/home/me/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
+        },
         {},
         A_B,
     ),
@@ -91,16 +137,28 @@ READ = {
         {"x/1.png": "a", "y/1.png": "b"},
     ),
     "paths that begin with the folder": (
-        {**FLAT, "l.csv": table("file,label", *(f"photos/{n}.png,{'ab'[n > 2]}" for n in range(1, 5)))},
+        {
+            **FLAT,
+            "l.csv": table("file,label", *(f"photos/{n}.png,{'ab'[n > 2]}" for n in range(1, 5))),
+        },
         {},
         A_B,
     ),
     "a space in a label": (
         {**FLAT, "l.csv": LABELS.replace(",b", ",scab frog_eye_leaf_spot")},
         {},
-        {"1.png": "a", "2.png": "a", "3.png": "scab frog_eye_leaf_spot", "4.png": "scab frog_eye_leaf_spot"},
+        {
+            "1.png": "a",
+            "2.png": "a",
+            "3.png": "scab frog_eye_leaf_spot",
+            "4.png": "scab frog_eye_leaf_spot",
+        },
     ),
-    "a space in a folder": (pictures("a b c/1", "d/2", first=1), {}, {"a b c/1.png": "a b c", "d/2.png": "d"}),
+    "a space in a folder": (
+        pictures("a b c/1", "d/2", first=1),
+        {},
+        {"a b c/1.png": "a b c", "d/2.png": "d"},
+    ),
     "ham by the table": (
         {**HAM, "meta.csv": HAM_TABLE},
         {"label_column": "dx"},
@@ -126,7 +184,12 @@ READ = {
         },
     ),
     "a table that agrees and has splits": (
-        {**CATS, "l.csv": table("file,label,split", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test")},
+        {
+            **CATS,
+            "l.csv": table(
+                "file,label,split", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test"
+            ),
+        },
         {},
         {
             "cats/1.png": ("cats", "train"),
@@ -136,7 +199,12 @@ READ = {
         },
     ),
     "another column of splits": (
-        {**CATS, "l.csv": table("file,label,part", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test")},
+        {
+            **CATS,
+            "l.csv": table(
+                "file,label,part", "1,cats,train", "2,cats,test", "3,dogs,train", "4,dogs,test"
+            ),
+        },
         {"split_column": "part"},
         {
             "cats/1.png": ("cats", "train"),
@@ -155,7 +223,11 @@ READ = {
             "dogs/4.png": ("dogs", "test"),
         },
     ),
-    "a table that agrees and adds nothing": ({**CATS, "l.csv": table("file,label", "1,cats", "4,dogs")}, {}, None),
+    "a table that agrees and adds nothing": (
+        {**CATS, "l.csv": table("file,label", "1,cats", "4,dogs")},
+        {},
+        None,
+    ),
     "the table of two that differ": (
         {**CATS, "l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
         {"layout": "table"},
@@ -166,11 +238,20 @@ READ = {
         {"layout": "folders"},
         None,
     ),
-    "case that is meant": (pictures("A/1", "a/2"), {"layout": "folders"}, {"A/1.png": "A", "a/2.png": "a"}),
+    "case that is meant": (
+        pictures("A/1", "a/2"),
+        {"layout": "folders"},
+        {"A/1.png": "A", "a/2.png": "a"},
+    ),
     "folders in classes": (
         pictures("cats/x/1", "cats/y/2", "dogs/x/3", "dogs/y/4"),
         {},
-        {"cats/x/1.png": "cats", "cats/y/2.png": "cats", "dogs/x/3.png": "dogs", "dogs/y/4.png": "dogs"},
+        {
+            "cats/x/1.png": "cats",
+            "cats/y/2.png": "cats",
+            "dogs/x/3.png": "dogs",
+            "dogs/y/4.png": "dogs",
+        },
     ),
     "masks that are meant": (
         pictures("face/1", "mask/1", first=1),
@@ -209,7 +290,8 @@ REFUSED = {
         {**HAM, "meta.csv": HAM_TABLE},
         {},
         [
-            "HAM_images_part_1/ISIC_3.jpg is HAM_images_part_1 by its folder, and meta.csv (lesion_id, image_id, dx, "
+            "HAM_images_part_1/ISIC_3.jpg is HAM_images_part_1 by its folder, and meta.csv "
+            "(lesion_id, image_id, dx, "
             "age) names it too: choose with --layout folders or --label-column NAME"
         ],
     ),
@@ -217,7 +299,8 @@ REFUSED = {
         {**CATS, "l.csv": table("file,label", "1,cats", "2,dogs", "3,dogs", "4,cats")},
         {},
         [
-            "cats/2.png is cats by its folder, and l.csv (file, label) says dogs: choose with --layout folders or "
+            "cats/2.png is cats by its folder, and l.csv (file, label) says dogs: choose with "
+            "--layout folders or "
             "--layout table"
         ],
     ),
@@ -250,7 +333,8 @@ REFUSED = {
         {**FLAT, "l.csv": table("file,width", "1,7")},
         {},
         [
-            "l.csv has the columns 'file', 'width', and none names an image's class: call one label, class, category, "
+            "l.csv has the columns 'file', 'width', and none names an image's class: call one "
+            "label, class, category, "
             "target or labels, or give its name as --label-column NAME"
         ],
     ),
@@ -290,12 +374,18 @@ REFUSED = {
         [r"1 row of l.csv (file, label) without an image (C:\x\9.png): add the image"],
     ),
     "equal names of another computer": (
-        {**pictures("x/1", "y/1", "z/2"), "l.csv": table("file,label", r"C:\p\1.png,a", r"C:\p\2.png,b")},
+        {
+            **pictures("x/1", "y/1", "z/2"),
+            "l.csv": table("file,label", r"C:\p\1.png,a", r"C:\p\2.png,b"),
+        },
         {"layout": "table"},
         ["1 row of l.csv (file, label) with several images of that name", "give the path of each"],
     ),
     "one of two splits": (
-        {**pictures("train/1", "train/2"), "l.csv": table("file,label", "test/1.png,a", "train/2.png,b")},
+        {
+            **pictures("train/1", "train/2"),
+            "l.csv": table("file,label", "test/1.png,a", "train/2.png,b"),
+        },
         {},
         ["1 row of l.csv (file, label) without an image (test/1.png)"],
     ),
@@ -318,7 +408,8 @@ REFUSED = {
         pictures("Cat/1", "Cat/2", "cat/3", "cat /4"),
         {},
         [
-            "the classes 'Cat', 'cat' and 'cat ' differ only in case, spaces or dashes: give them one name, or add "
+            "the classes 'Cat', 'cat' and 'cat ' differ only in case, spaces or dashes: give them "
+            "one name, or add "
             "--layout folders to keep them apart"
         ],
     ),
@@ -336,7 +427,8 @@ REFUSED = {
         pictures("cats/1", "dogs/2", "photos/cats/1", "photos/dogs/2"),
         {},
         [
-            "2 folders within a class, with the name of another class (photos/cats and 1 more): move it away, or "
+            "2 folders within a class, with the name of another class (photos/cats and 1 more): "
+            "move it away, or "
             "add --layout folders"
         ],
     ),
@@ -348,7 +440,10 @@ REFUSED = {
     "folders of images and masks": (
         pictures("images/1", "images/2", "masks/1", "masks/2"),
         {},
-        ["2 images named like masks of others (masks/1.png and 1 more): move the masks away, or add --layout folders"],
+        [
+            "2 images named like masks of others (masks/1.png and 1 more): move the masks away, or "
+            "add --layout folders"
+        ],
     ),
     "masks beside images": (
         pictures("a/1", "a/1_mask", "a/1_mask_1", "b/2", "b/2_seg.gif"),
@@ -361,10 +456,14 @@ REFUSED = {
         ["2 images named like masks"],
     ),
     "measures as labels": (
-        {**pictures(*map(str, range(40))), "l.csv": table("id,label", *(f"{n},{n}.5" for n in range(40)))},
+        {
+            **pictures(*map(str, range(40))),
+            "l.csv": table("id,label", *(f"{n},{n}.5" for n in range(40))),
+        },
         {},
         [
-            "40 classes with fewer than two different images that no other class has, 0.5, 1.5, 10.5, 11.5, 12.5 "
+            "40 classes with fewer than two different images that no other class has, 0.5, 1.5, "
+            "10.5, 11.5, 12.5 "
             "and 35 more: one is needed to train and another to test"
         ],
     ),
@@ -382,7 +481,9 @@ def test_a_layout_that_is_read(tmp_path, name):
     if expected is None:
         expected = {path: path.partition("/")[0] for path in CATS}
     splits = any(isinstance(value, tuple) for value in expected.values())
-    photos = {p.path: (p.class_name, p.split) if splits else p.class_name for p in found.scan.photos}
+    photos = {
+        p.path: (p.class_name, p.split) if splits else p.class_name for p in found.scan.photos
+    }
     assert (photos, found.scan.problems) == (expected, [])
 
 
@@ -404,7 +505,10 @@ def test_the_way_to_read_a_folder_is_in_the_recipe_and_moves_no_digest():
     other = recipe.replace(label_column="dx", layout="table")
     assert (other.label_column, other.layout) == ("dx", "table")
     assert other.digest() != recipe.digest()
-    for changes in ({"layout": "folders", "label_column": "dx"}, {"group": "a", "group_column": "b"}):
+    for changes in (
+        {"layout": "folders", "label_column": "dx"},
+        {"group": "a", "group_column": "b"},
+    ):
         with pytest.raises(LockstepError, match="leave one out"):
             recipe.replace(**changes)
     with pytest.raises(LockstepError, match="label_column is for folders of images"):

@@ -1,4 +1,6 @@
-"""The generator `train`: it yields once per update, and ends after a request to stop or after the last step."""
+"""The generator `train`: it yields once per update, and ends after a request to stop or after the
+last step.
+"""
 
 from signal import SIGTERM
 
@@ -20,7 +22,12 @@ def loop(**options):
     tower, state, _ = parts(RECIPE, (1, 8, 8))
     dataset = load_digits(None)["train"].first(200)
     return state, updates(
-        dataset, tower, Reduction(Group(), RECIPE.towers), state, Log(RECIPE.bind(200), []), **options
+        dataset,
+        tower,
+        Reduction(Group(), RECIPE.towers),
+        state,
+        Log(RECIPE.bind(200), []),
+        **options,
     )
 
 
@@ -36,7 +43,9 @@ def test_it_yields_once_after_each_update():
 
 
 def test_it_ends_after_the_step_in_which_a_process_requests_to_stop_and_not_to_save():
-    state, items = loop(poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1))
+    state, items = loop(
+        poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1)
+    )
     assert list(items) == [Requests(), Requests(save=True), Requests(SIGTERM)]
     assert state.step == 3
 

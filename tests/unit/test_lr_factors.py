@@ -1,4 +1,6 @@
-"""Factors on the learning rate of layers. Factor 0 keeps parameters, running averages and counts."""
+"""Factors on the learning rate of layers. Factor 0 keeps parameters, running averages and
+counts.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ SHAPE = (1, 8, 8)
 
 
 class Normed(nn.Module):
-    """Norm layers of each kind: inside a layer, beside one, without parameters, and a counter of one's own."""
+    """Norm layers of each kind: inside a layer, beside one, without parameters, and a counter of
+    one's own.
+    """
 
     def __init__(self, shape, classes):
         super().__init__()
@@ -37,12 +41,19 @@ class Normed(nn.Module):
 
 
 def normed(**changes):
-    changes = {"model": "tests.unit.test_lr_factors:Normed", "weight_decay": {}, "steps": 10, **changes}
+    changes = {
+        "model": "tests.unit.test_lr_factors:Normed",
+        "weight_decay": {},
+        "steps": 10,
+        **changes,
+    }
     return make(DIGITS, changes)
 
 
 def stepped(recipe, steps=2):
-    """Train the model on random images. Return its state before and after, the network, and the averages."""
+    """Train the model on random images. Return its state before and after, the network, and the
+    averages.
+    """
     model = build_model(recipe, SHAPE, 10)
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
     before = {name: t.clone() for name, t in {**state.parameters, **state.buffers}.items()}
@@ -60,11 +71,13 @@ def stepped(recipe, steps=2):
 @pytest.mark.parametrize(
     ("names", "layers", "norms"),
     [
-        (["body"], ["body"], ["body.1"]), (["norm"], ["norm"], ["norm"]),
-        (["norm.weight", "norm.bias"], ["norm"], ["norm"]), (["head"], ["head"], []),
+        (["body"], ["body"], ["body.1"]),
+        (["norm"], ["norm"], ["norm"]),
+        (["norm.weight", "norm.bias"], ["norm"], ["norm"]),
+        (["head"], ["head"], []),
         (["norm.weight"], ["norm.weight"], []),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
 def test_with_factor_0_a_layer_keeps_every_bit_and_its_norms_use_their_running_averages(
     names, layers, norms, optimizer
@@ -73,10 +86,14 @@ def test_with_factor_0_a_layer_keeps_every_bit_and_its_norms_use_their_running_a
     recipe = normed(lr_factors=dict.fromkeys(names, 0), optimizer=optimizer, weight_decay=decay)
     before, after, network, averages = stepped(recipe)
     still = {name for name in before if torch.equal(before[name], after[name])}
-    assert still == {name for name in before if any(f"{name}.".startswith(f"{layer}.") for layer in layers)}
+    assert still == {
+        name for name in before if any(f"{name}.".startswith(f"{layer}.") for layer in layers)
+    }
     evaluating = {name for name, module in network.module.named_modules() if not module.training}
     assert evaluating == set(norms)
-    assert {name for name in averages if torch.equal(averages[name], before[name])} == still & averages.keys()
+    assert {
+        name for name in averages if torch.equal(averages[name], before[name])
+    } == still & averages.keys()
 
 
 def test_a_layer_is_untrained_if_all_its_own_parameters_are_or_without_any_if_it_lies_in_one():
@@ -99,7 +116,11 @@ def test_nothing_to_train_is_refused(tmp_path):
 
 
 def test_a_name_that_no_layer_has_is_refused_with_near_ones_and_the_outer_layers():
-    message = r"layer or parameter in lr_factors 'boddy': did you mean body or .*\? Allowed: body, head, norm$"
+    message = (
+        r"layer or parameter in lr_factors 'boddy': did you mean body or .*\? Allowed: "
+        r"body, "
+        r"head, norm$"
+    )
     with pytest.raises(LockstepError, match=message):
         stepped(normed(**{"lr_factors.boddy": 0.5}), 0)
     for value in (-1, "fast", None):
@@ -110,5 +131,9 @@ def test_a_name_that_no_layer_has_is_refused_with_near_ones_and_the_outer_layers
 def test_of_several_names_the_longest_counts():
     names = ["body.0.weight", "body.0.bias", "body.1.weight", "head.weight"]
     recipe = normed(lr_factors={"body.0.bias": 3.0, "body": 0.1, "body.0": 0.5})
-    assert lr_factors(recipe, names) == {"body.0.weight": 0.5, "body.0.bias": 3.0, "body.1.weight": 0.1}
+    assert lr_factors(recipe, names) == {
+        "body.0.weight": 0.5,
+        "body.0.bias": 3.0,
+        "body.1.weight": 0.1,
+    }
     assert lr_factors(normed(), names) == {}

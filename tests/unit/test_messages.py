@@ -16,10 +16,14 @@ from lockstep.errors import LockstepError, option
 from lockstep.recipes import get_recipe
 
 ROOT = Path(lockstep.__file__).parent
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
-NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")  # A text that ends in -- is followed by a name.
+TREES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))
+}
+# A text that ends in -- is followed by a name.
+NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")
 
-# Calls whose texts only the command line shows: declarations and help texts of options, and commands of a shell.
+# Calls whose texts only the command line shows: declarations and help texts of options, and
+# commands of a shell.
 OF_SHELL = {"Option", "Typer", "Field", "command"}
 # Texts that only the command line shows, and options that no Python function has.
 EXCEPTIONS = {
@@ -29,7 +33,8 @@ EXCEPTIONS = {
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
-    "config/recipe.py": {"--batch", "--no-portable", "--json"},  # help texts of the shorthands; `toml` is for `show`
+    # help texts of the shorthands; `toml` is for `show`
+    "config/recipe.py": {"--batch", "--no-portable", "--json"},
     "pictures/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
@@ -43,7 +48,10 @@ def texts(tree):
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in OF_SHELL:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in OF_SHELL
+        ):
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -58,16 +66,25 @@ def calls(tree):
 
 
 def test_no_text_of_the_source_spells_an_option():
-    """A Python program would read what only a shell takes. `option` gives every reader the form that it can use."""
-    found = {path: {word for text in texts(tree) for word in NAMED.findall(text)} for path, tree in TREES.items()}
+    """A Python program would read what only a shell takes. `option` gives every reader the form
+    that it can use.
+    """
+    found = {
+        path: {word for text in texts(tree) for word in NAMED.findall(text)}
+        for path, tree in TREES.items()
+    }
     assert {path: words for path, words in found.items() if words} == EXCEPTIONS
 
 
 def test_no_option_is_named_before_the_reader_is_known():
-    """A module's constants are made when it is imported, before the command line says that a shell reads."""
+    """A module's constants are made when it is imported, before the command line says that a shell
+    reads.
+    """
     for path, tree in TREES.items():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        late = {id(call) for function in functions for part in function.body for call in calls(part)}
+        late = {
+            id(call) for function in functions for part in function.body for call in calls(part)
+        }
         assert [call.lineno for call in calls(tree) if id(call) not in late] == [], path
 
 
@@ -76,7 +93,9 @@ def test_every_option_in_a_message_is_an_argument_in_python():
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     arguments |= {*Recipe.options, *Placement.model_fields}
     for path, tree in TREES.items():
-        names = {call.args[0].value for call in calls(tree) if isinstance(call.args[0], ast.Constant)}
+        names = {
+            call.args[0].value for call in calls(tree) if isinstance(call.args[0], ast.Constant)
+        }
         assert names <= arguments, path
 
 
@@ -128,13 +147,18 @@ def load():
 @pytest.mark.parametrize(
     ("given", "shell", "python"),
     [
-        pytest.param({"processes": 99}, "Choose --processes 1 to", "Choose processes=1 to", id="launcher"),
         pytest.param(
-            {"processes": 2, "dataset": "own:load"}, "leave out --data x", 'leave out data="x"',
-            id="thread of a worker", marks=pytest.mark.slow,  # three programs, twice
+            {"processes": 99}, "Choose --processes 1 to", "Choose processes=1 to", id="launcher"
+        ),
+        pytest.param(
+            {"processes": 2, "dataset": "own:load"},
+            "leave out --data x",
+            'leave out data="x"',
+            id="thread of a worker",
+            marks=pytest.mark.slow,  # three programs, twice
         ),
     ],
-)  # fmt: skip
+)
 def test_every_part_of_a_job_knows_the_reader(tmp_path, monkeypatch, given, shell, python):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

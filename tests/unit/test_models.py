@@ -1,4 +1,6 @@
-"""The networks of the originals, and the input of their recipes, compared with constants written out here."""
+"""The networks of the originals, and the input of their recipes, compared with constants written
+out here.
+"""
 
 import numpy as np
 import pytest
@@ -23,19 +25,29 @@ def test_tutorial_has_the_originals_parameters(network):
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     assert sum(p.numel() for p in network.parameters()) == 1_068_298
     assert shapes == {
-        "conv1.weight": (64, 3, 5, 5), "conv1.bias": (64,),
-        "conv2.weight": (64, 64, 5, 5), "conv2.bias": (64,),
-        "local3.weight": (384, 2304), "local3.bias": (384,),
-        "local4.weight": (192, 384), "local4.bias": (192,),
-        "softmax_linear.weight": (10, 192), "softmax_linear.bias": (10,),
-    }  # fmt: skip
+        "conv1.weight": (64, 3, 5, 5),
+        "conv1.bias": (64,),
+        "conv2.weight": (64, 64, 5, 5),
+        "conv2.bias": (64,),
+        "local3.weight": (384, 2304),
+        "local3.bias": (384,),
+        "local4.weight": (192, 384),
+        "local4.bias": (192,),
+        "softmax_linear.weight": (10, 192),
+        "softmax_linear.bias": (10,),
+    }
 
 
 @pytest.mark.parametrize(
     ("layer", "std", "bias"),
-    [("conv1", 0.05, 0.0), ("conv2", 0.05, 0.1), ("local3", 0.04, 0.1), ("local4", 0.04, 0.1),
-     ("softmax_linear", 1 / 192, 0.0)],
-)  # fmt: skip
+    [
+        ("conv1", 0.05, 0.0),
+        ("conv2", 0.05, 0.1),
+        ("local3", 0.04, 0.1),
+        ("local4", 0.04, 0.1),
+        ("softmax_linear", 1 / 192, 0.0),
+    ],
+)
 def test_tutorial_has_the_originals_initialisers(network, layer, std, bias):
     weight, b = getattr(network, layer).weight, getattr(network, layer).bias
     assert weight.abs().max() <= 2 * std * (1 + 1e-6)
@@ -53,7 +65,9 @@ def test_tutorial_forward_is_the_specified_sequence(network):
         return functional.max_pool2d(functional.pad(x, (0, 1, 0, 1), value=-torch.inf), 3, 2)
 
     images = torch.randn(4, 3, 24, 24).to(memory_format=torch.channels_last)
-    x = norm(pool(functional.relu(functional.conv2d(images, *network.conv1.parameters(), padding=2))))
+    x = norm(
+        pool(functional.relu(functional.conv2d(images, *network.conv1.parameters(), padding=2)))
+    )
     x = pool(norm(functional.relu(functional.conv2d(x, *network.conv2.parameters(), padding=2))))
     x = x.permute(0, 2, 3, 1).reshape(4, 2304)
     x = functional.relu(functional.linear(x, *network.local3.parameters()))
@@ -76,11 +90,19 @@ def test_mnist_has_the_originals_parameters_and_linear_dense_layers(mnist_networ
 
 @pytest.mark.parametrize(
     ("layer", "inputs", "outputs"),
-    [("conv1", 25, 25 * 64), ("conv2", 9 * 64, 9 * 256), ("conv3", 9 * 256, 9 * 512), ("dense1", 8192, 2048),
-     ("dense2", 2048, 1024), ("logits", 1024, 10)],
-)  # fmt: skip
+    [
+        ("conv1", 25, 25 * 64),
+        ("conv2", 9 * 64, 9 * 256),
+        ("conv3", 9 * 256, 9 * 512),
+        ("dense1", 8192, 2048),
+        ("dense2", 2048, 1024),
+        ("logits", 1024, 10),
+    ],
+)
 def test_mnist_has_the_originals_initialisers(mnist_network, layer, inputs, outputs):
-    """Glorot's uniform distribution: TensorFlow counts a convolution's inputs and outputs with its kernel's area."""
+    """Glorot's uniform distribution: TensorFlow counts a convolution's inputs and outputs with its
+    kernel's area.
+    """
     weight, bias = mnist_network.get_submodule(layer).parameters()
     limit = (6 / (inputs + outputs)) ** 0.5
     assert 0.99 * limit < weight.abs().max() <= limit
@@ -93,7 +115,10 @@ def test_mnist_options_give_the_network_of_the_originals_comments(mnist_network)
     network = mnist.build((1, 28, 28), 10, dropout=0.25, dense_activation="relu")
     network.load_state_dict(mnist_network.state_dict())
     images = torch.rand(2, 1, 28, 28)
-    for model, activation in ((network.eval(), functional.relu), (mnist_network.eval(), lambda x: x)):
+    for model, activation in (
+        (network.eval(), functional.relu),
+        (mnist_network.eval(), lambda x: x),
+    ):
         h = functional.max_pool2d(functional.relu(model.conv1(images)), 2)
         h = functional.max_pool2d(functional.relu(model.conv3(functional.relu(model.conv2(h)))), 2)
         h = activation(model.dense1(h.permute(0, 2, 3, 1).reshape(2, 8192)))
@@ -110,7 +135,10 @@ def test_mnist_options_give_the_network_of_the_originals_comments(mnist_network)
         ("mnist", 28, {"droput": 0.5}, "argument .droput."),
         ("whitened", 32, {"widths": (8, 8, 0)}, "widths: got"),
         ("whitened", 32, {"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
-        *(("residual", 32, {"widths": widths}, r"model_options\.widths") for widths in ((), (64, 0), ("a",), (1.5,))),
+        *(
+            ("residual", 32, {"widths": widths}, r"model_options\.widths")
+            for widths in ((), (64, 0), ("a",), (1.5,))
+        ),
         *((model, 8, {}, "16x16 pixels or more, got 8x8") for model in ("whitened", "residual")),
     ],
 )
@@ -125,33 +153,48 @@ COUNT = 8_000
 
 @pytest.fixture(scope="module")
 def distorted() -> torch.Tensor:
-    """Return training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation hides brightness.
+    """Return training images [COUNT, 3, 24, 24] of the tutorial's recipe before standardisation
+    hides brightness.
 
-    All come from one image, whose channels are the row, the column and 7. So each draw can be computed from the result.
+    All come from one image, whose channels are the row, the column and 7. So each draw can be
+    computed from the result.
     """
     rows, columns = np.mgrid[:32, :32].astype(np.uint8)
     image = np.stack([rows, columns, np.full((32, 32), 7, np.uint8)], axis=-1)
     dataset = Dataset.of(np.broadcast_to(image, (COUNT, 32, 32, 3)), np.zeros(COUNT), ("any",))
     recipe = get_recipe("cifar10-tutorial")
     all_at_once = Plan.at(
-        seed=recipe.seed, step=0, batch=COUNT, towers=1, examples=COUNT, pipeline=Pipeline(recipe.augmentation)
+        seed=recipe.seed,
+        step=0,
+        batch=COUNT,
+        towers=1,
+        examples=COUNT,
+        pipeline=Pipeline(recipe.augmentation),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lockstep.data.transforms.standardise", lambda values: values.permute(0, 3, 1, 2))
+        patch.setattr(
+            "lockstep.data.transforms.standardise", lambda values: values.permute(0, 3, 1, 2)
+        )
         return dataset.shard(all_at_once, 0).images.double()
 
 
 def assert_uniform(values: torch.Tensor, low: float, high: float) -> None:
-    """Assert that COUNT values are in [low, high], and equally many in each twentieth of the range."""
+    """Assert that COUNT values are in [low, high], and equally many in each twentieth of the
+    range.
+    """
     assert low - 1e-3 <= values.min()
     assert values.max() <= high + 1e-3
     counts = torch.histc(values, 20, low, high)
     assert counts.sum() == pytest.approx(COUNT, abs=2)  # a value may be rounded over the edge
-    assert ((counts - COUNT / 20) ** 2 / (COUNT / 20)).sum() < 50  # chi squared, 19 degrees: p < 0.0005
+    assert (
+        (counts - COUNT / 20) ** 2 / (COUNT / 20)
+    ).sum() < 50  # chi squared, 19 degrees: p < 0.0005
 
 
 def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
-    """Contrast keeps each channel's mean, and brightness shifts all means equally: the means identify the crop."""
+    """Contrast keeps each channel's mean, and brightness shifts all means equally: the means
+    identify the crop.
+    """
     assert distorted.shape == (COUNT, 3, 24, 24)
     row, column, added = (distorted.mean((2, 3)) - torch.tensor([11.5, 11.5, 7.0])).unbind(1)
     tops, lefts = (row - added).round().long(), (column - added).round().long()
@@ -159,7 +202,9 @@ def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
     assert (column - added - lefts).abs().max() < 1e-3
     counts = torch.bincount(tops * 9 + lefts)
     assert len(counts) == 81  # offsets from 0 to 8, of rows and of columns
-    assert ((counts - COUNT / 81) ** 2 / (COUNT / 81)).sum() < 130  # chi squared, 80 degrees: p < 0.0005
+    assert (
+        (counts - COUNT / 81) ** 2 / (COUNT / 81)
+    ).sum() < 130  # chi squared, 80 degrees: p < 0.0005
     mirrored = distorted[:, 1, 0, 0] > distorted[:, 1, 0, -1]
     assert 0.48 < mirrored.double().mean() < 0.52
 
@@ -184,7 +229,9 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
     passes = {}
     for name in ("dense1", "dense2", "logits"):
         layer = network.get_submodule(name)
-        layer.register_forward_hook(lambda _, inputs, output, name=name: passes.update({name: (inputs[0], output)}))
+        layer.register_forward_hook(
+            lambda _, inputs, output, name=name: passes.update({name: (inputs[0], output)})
+        )
     for training in (True, False):
         with torch.no_grad():
             network.train(training)(torch.rand(32, 1, 28, 28))
@@ -194,7 +241,8 @@ def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
             if not training:
                 assert torch.equal(output, following)
                 continue
-            assert kept.double().mean() == pytest.approx(0.25, abs=0.01)  # of 32 768 units or more: 4 deviations
+            # of 32 768 units or more: 4 deviations
+            assert kept.double().mean() == pytest.approx(0.25, abs=0.01)
             assert torch.equal(following[kept], 4 * output[kept])
             assert not torch.equal(kept[0], kept[1])  # every image has its own mask
             assert kept.any(0).double().mean() > 0.99  # no unit is dropped for all images

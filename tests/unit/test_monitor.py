@@ -24,7 +24,9 @@ def test_the_first_step_may_be_slow_and_so_may_all_that_is_no_step():
 
 
 def test_all_but_a_step_a_wait_and_a_part_of_an_evaluation_may_take_any_time():
-    """Imports, reading, saving, output that a terminal stops, the end of a run. The watching thread calls `tick`."""
+    """Imports, reading, saving, output that a terminal stops, the end of a run. The watching thread
+    calls `tick`.
+    """
     monitor, ticks = Monitor(), 0
 
     def ticking():

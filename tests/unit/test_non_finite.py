@@ -1,4 +1,6 @@
-"""Steps that are not finite: float16 lowers the loss scale; else the run stops, and the last good state stays."""
+"""Steps that are not finite: float16 lowers the loss scale; else the run stops, and the last good
+state stays.
+"""
 
 import json
 
@@ -18,7 +20,12 @@ HALF = {"precision": "float16", "portable": False}
 
 def train(path, model, resume=False, save_every=1, **changes):
     """Train a model of this module on digits, with a row for every step. Return the result."""
-    changes = {"model": f"tests.unit.test_non_finite:{model}", "steps": 11, "weight_decay": {}, **changes}
+    changes = {
+        "model": f"tests.unit.test_non_finite:{model}",
+        "steps": 11,
+        "weight_decay": {},
+        **changes,
+    }
     recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
     place = Placement(save_every=save_every, log_every=1, summary_every=0)
     return fit_here(recipe, path, place, resume=resume).result
@@ -42,8 +49,11 @@ def late_nan(shape, classes):
 
 def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(tmp_path):
     for resume in (False, True):
-        with pytest.raises(LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1") as error:
-            train(tmp_path / "run", "late_nan", resume, save_every=100)  # so that the error saves, before an update
+        with pytest.raises(
+            LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1"
+        ) as error:
+            # so that the error saves, before an update
+            train(tmp_path / "run", "late_nan", resume, save_every=100)
         assert error.value.code == CRASH
         assert "newest checkpoint is its last good state" in str(error.value)
         newest = statefile.latest(tmp_path / "run/checkpoints")
@@ -87,7 +97,8 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
     assert (scale.value, scale.clean) == (first, 0)
     for _ in range(40):
         scale.skipped()
-    assert scale.value == scale.least == 1 / 32  # so 1 for a loss that is a mean, for every tower batch
+    # so 1 for a loss that is a mean, for every tower batch
+    assert scale.value == scale.least == 1 / 32
 
 
 class Loud(torch.nn.Linear):
@@ -110,7 +121,9 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     skipped = log.count("skipped")
     assert 0 < skipped < 8
     assert [row["skipped"] for row in steps] == [True] * skipped + [False] * (11 - skipped)
-    assert [row["loss_scale"] for row in steps] == [2.0 ** (10 - min(i, skipped)) for i in range(11)]
+    assert [row["loss_scale"] for row in steps] == [
+        2.0 ** (10 - min(i, skipped)) for i in range(11)
+    ]
     assert steps[0]["loss_average"] is None  # no step was applied yet, and JSON cannot express NaN
 
 

@@ -1,4 +1,6 @@
-"""Optimizers and the update: references, weight decay by default, what is not trained, no import of the compiler."""
+"""Optimizers and the update: references, weight decay by default, what is not trained, no import of
+the compiler.
+"""
 
 import sys
 
@@ -22,7 +24,12 @@ def parameters():
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
 
-    named = {"a": normal(8, 4, 3, 3), "b": normal(8, 4, 3, 3), "bias": normal(8), "dense": normal(5, 8)}
+    named = {
+        "a": normal(8, 4, 3, 3),
+        "b": normal(8, 4, 3, 3),
+        "bias": normal(8),
+        "dense": normal(5, 8),
+    }
     for p in named.values():
         p.grad = torch.randn(p.shape, generator=generator)
     return named
@@ -44,11 +51,15 @@ def test_singular_values_become_roughly_one(shape):
     assert values.max() < 1.6
     assert values.median() > 0.5
     left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-    assert (torch.einsum("nij,nij->n", found, left @ right) > 0.6 * min(shape[1:])).all()  # the directions stay
+    assert (
+        torch.einsum("nij,nij->n", found, left @ right) > 0.6 * min(shape[1:])
+    ).all()  # the directions stay
 
 
 class SumsWithNumbers(TorchDispatchMode):
-    """Counts the sums of a tensor of half precision and a number of the host, of which a GPU rounds only the sum."""
+    """Counts the sums of a tensor of half precision and a number of the host, of which a GPU rounds
+    only the sum.
+    """
 
     found = 0
 
@@ -89,9 +100,13 @@ def test_vectors_and_matrices_move_by_gradient_descent_with_nesterovs_momentum()
     optimizer = built(found, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)
     groups = ("bias", 0.2, 0.0), ("dense", 0.05, 0.3)
     reference = eager(torch.optim.SGD)(
-        [{"params": [expected[name]], "lr": lr, "weight_decay": decay} for name, lr, decay in groups],
-        momentum=0.8, nesterov=True,
-    )  # fmt: skip
+        [
+            {"params": [expected[name]], "lr": lr, "weight_decay": decay}
+            for name, lr, decay in groups
+        ],
+        momentum=0.8,
+        nesterov=True,
+    )
     with torch.no_grad():
         for _ in range(3):
             optimizer.step()
@@ -112,14 +127,20 @@ def digits(**changes):
 def layers():
     """Parameters of 4, 2 and 1 dimensions, and a matrix that the model does not train."""
     shapes = {"conv": (2, 3, 3, 3), "dense": (4, 5), "bias": (4,), "fixed": (2, 2)}
-    return {name: torch.nn.Parameter(torch.ones(shape), name != "fixed") for name, shape in shapes.items()}
+    return {
+        name: torch.nn.Parameter(torch.ones(shape), name != "fixed")
+        for name, shape in shapes.items()
+    }
 
 
 def test_adamw_shrinks_the_weights_apart_from_the_gradient():
     found, expected = parameters(), parameters()
     decay = {"a": 0.1, "dense": 0.3}
     optimizer = AdamW(beta1=0.8, beta2=0.9, epsilon=1e-6).build(parameter_groups(found, decay, {}))
-    slots = {name: (torch.zeros_like(p).double(), torch.zeros_like(p).double()) for name, p in expected.items()}
+    slots = {
+        name: (torch.zeros_like(p).double(), torch.zeros_like(p).double())
+        for name, p in expected.items()
+    }
     values = {name: p.double() for name, p in expected.items()}
     for step in range(1, 4):
         for group in optimizer.param_groups:
@@ -131,7 +152,9 @@ def test_adamw_shrinks_the_weights_apart_from_the_gradient():
             first.mul_(0.8).add_(0.2 * gradient)
             second.mul_(0.9).add_(0.1 * gradient**2)
             p.mul_(1 - 0.1 / step * decay.get(name, 0.0))
-            p.sub_(0.1 / step * (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-6))
+            p.sub_(
+                0.1 / step * (first / (1 - 0.8**step)) / ((second / (1 - 0.9**step)).sqrt() + 1e-6)
+            )
     for name, p in found.items():
         assert torch.allclose(p.double(), values[name], atol=1e-6), name
 
@@ -139,19 +162,26 @@ def test_adamw_shrinks_the_weights_apart_from_the_gradient():
 def test_default_is_for_the_matrices_that_are_not_named():
     assert decay_by_name(layers(), {DEFAULT: 0.5}, SGD()) == {"conv": 0.5, "dense": 0.5}
     assert decay_by_name(layers(), {DEFAULT: 0.5, "conv": 0.0, "bias": 0.2}, AdamW()) == {
-        "conv": 0.0, "bias": 0.2, "dense": 0.5,
-    }  # fmt: skip
+        "conv": 0.0,
+        "bias": 0.2,
+        "dense": 0.5,
+    }
     assert decay_by_name(layers(), {DEFAULT: 0.5}, Muon()) == {"dense": 0.5}
     assert decay_by_name(layers(), {"bias": 0.2}, SGD()) == {"bias": 0.2}
     with pytest.raises(LockstepError, match=r"'dens': did you mean dense.*weight_decay\.default=C"):
         decay_by_name(layers(), {DEFAULT: 0.5, "dens": 1.0}, SGD())
-    with pytest.raises(LockstepError, match="weight_decay names fixed, which the model marks as not trainable"):
+    with pytest.raises(
+        LockstepError, match="weight_decay names fixed, which the model marks as not trainable"
+    ):
         decay_by_name(layers(), {"fixed": 0.5}, SGD())
 
 
 def test_default_is_one_term_of_the_loss_and_a_named_one_its_own_and_decoupled_decay_is_none():
     recipe = digits(optimizer="sgd", weight_decay={DEFAULT: 0.5, "bias": 0.25})
-    assert State(recipe.replace(optimizer="adamw"), layers(), {}, torch.device("cpu")).decay_losses() == {}
+    assert (
+        State(recipe.replace(optimizer="adamw"), layers(), {}, torch.device("cpu")).decay_losses()
+        == {}
+    )
     state = State(recipe, layers(), {}, torch.device("cpu"))
     terms = {name: float(term) for name, term in state.decay_losses().items()}
     assert terms == pytest.approx({"bias": 0.125 * 4, DEFAULT: 0.25 * (54 + 20)})
@@ -163,14 +193,18 @@ def test_default_is_one_term_of_the_loss_and_a_named_one_its_own_and_decoupled_d
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_no_optimizer_moves_what_the_model_does_not_train(kind):
-    """A filter, a matrix and a vector stay to the bit, with their averages, also in a state that starts again."""
+    """A filter, a matrix and a vector stay to the bit, with their averages, also in a state that
+    starts again.
+    """
     shapes = {"filter": (2, 3, 3, 3), "matrix": (4, 5), "vector": (4,)}
     model = {
         f"{mark}.{name}": torch.nn.Parameter(torch.full(shape, 0.125), mark == "trained")
         for mark in ("fixed", "trained")
         for name, shape in shapes.items()
     }
-    recipe = digits(optimizer=kind, portable=False, weight_decay={DEFAULT: 0.5}, lr_factors={"fixed": 2.0})
+    recipe = digits(
+        optimizer=kind, portable=False, weight_decay={DEFAULT: 0.5}, lr_factors={"fixed": 2.0}
+    )
     first = State(recipe, model, {}, torch.device("cpu"))
     for state in (first, first.fresh()):
         assert state.decay == first.decay
@@ -185,7 +219,12 @@ def test_no_optimizer_moves_what_the_model_does_not_train(kind):
 @pytest.fixture
 def no_compiler(monkeypatch):
     """Make every import of torch's compiler fail, which would take a start a second."""
-    for name in ("torch._dynamo", "torch._inductor", "torch._inductor.config", "torch.distributed.tensor"):
+    for name in (
+        "torch._dynamo",
+        "torch._inductor",
+        "torch._inductor.config",
+        "torch.distributed.tensor",
+    ):
         monkeypatch.setitem(sys.modules, name, None)
 
 

@@ -1,4 +1,6 @@
-"""A run is evaluated on other images than those of its training; and copies stay on one side of every division."""
+"""A run is evaluated on other images than those of its training; and copies stay on one side of
+every division.
+"""
 
 import shutil
 
@@ -19,9 +21,15 @@ from lockstep.jobs.specs import EvaluateSpec, ReportSpec
 from lockstep.recipes import get_recipe
 
 CHANGES = {
-    "image_px": 32, "model": "digits", "model_options": {}, "batch": 8, "steps": 4, "eval_batch": 20,
-    "test_views": "one", "precision": "float32",
-}  # fmt: skip
+    "image_px": 32,
+    "model": "digits",
+    "model_options": {},
+    "batch": 8,
+    "steps": 4,
+    "eval_batch": 20,
+    "test_views": "one",
+    "precision": "float32",
+}
 
 
 @pytest.fixture
@@ -44,8 +52,11 @@ def counts(record):
 
 
 def test_all_images_of_another_folder_count(run, tmp_path, caplog):
-    """Of a folder of classes, a table, a split alone, all splits; also if some are training images."""
-    more = bright_and_dark(tmp_path / "more", 30)  # the first 20 of each class are those of training
+    """Of a folder of classes, a table, a split alone, all splits; also if some are training
+    images.
+    """
+    # the first 20 of each class are those of training
+    more = bright_and_dark(tmp_path / "more", 30)
     trained = sum(counts(judged(run, None)).values())
     assert trained < 20
     caplog.clear()
@@ -55,7 +66,8 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     assert record["correct"] == sum(one["correct"] for one in record["classes"])
     assert record["accuracy_interval"][0] < record["accuracy"] <= record["accuracy_interval"][1]
     line = (
-        f"{more} is not the data of training: all 60 images are evaluated; {40 - trained} of these are training images"
+        f"{more} is not the data of training: all 60 images are evaluated; {40 - trained} of "
+        f"these are training images"
     )
     assert line in caplog.messages
     alone = tmp_path / "alone"
@@ -67,7 +79,9 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     shutil.copytree(more / "bright", alone / "train/bright")
     assert counts(judged(run, alone)) == {"bright": 30, "dark": 20}
     flat = write(tmp_path / "flat", {"": range(6)})
-    (flat / "labels.csv").write_text("id,label\n" + "".join(f"{n},{'dark' if n else 'bright'}\n" for n in range(6)))
+    (flat / "labels.csv").write_text(
+        "id,label\n" + "".join(f"{n},{'dark' if n else 'bright'}\n" for n in range(6))
+    )
     assert counts(judged(run, flat)) == {"bright": 1, "dark": 5}
     shutil.rmtree(tmp_path / "photos")
     assert counts(judged(run, flat)) == {"bright": 1, "dark": 5}
@@ -89,11 +103,16 @@ def test_the_data_of_training_are_divided_wherever_they_lie(run, tmp_path, caplo
 
 
 def test_what_cannot_be_evaluated_is_refused(run, tmp_path):
-    for number, (classes, words) in enumerate((
-        ({"bright": [1], "dim": [2, 3]}, "1 class that the run does not know (dim): move their images away"),
-        ({"test/bright": [1], "test/dim": [2]}, "1 class that the run does not know (dim)"),
-        ({"": [1, 2]}, "it holds no folder with an image that can be read"),
-    )):  # fmt: skip
+    for number, (classes, words) in enumerate(
+        (
+            (
+                {"bright": [1], "dim": [2, 3]},
+                "1 class that the run does not know (dim): move their images away",
+            ),
+            ({"test/bright": [1], "test/dim": [2]}, "1 class that the run does not know (dim)"),
+            ({"": [1, 2]}, "it holds no folder with an image that can be read"),
+        )
+    ):
         data = write(tmp_path / str(number), classes)
         with pytest.raises(LockstepError) as caught:
             judged(run, data)
@@ -104,7 +123,9 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path):
 
 @pytest.mark.parametrize("of", ["a folder", "arrays"])
 def test_copies_are_on_one_side_of_the_held_out_images(tmp_path, of):
-    """30 images three times, also in two classes. Without copies, the choice is what it was without this rule."""
+    """30 images three times, also in two classes. Without copies, the choice is what it was without
+    this rule.
+    """
     if of == "a folder":
         write(tmp_path / "train", {"a": range(20), "b": range(20, 30)})
         for number in range(30):

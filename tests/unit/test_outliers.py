@@ -1,4 +1,6 @@
-"""Images unlike the training images: the facts in a model file, and the marks that `predict` derives from them."""
+"""Images unlike the training images: the facts in a model file, and the marks that `predict`
+derives from them.
+"""
 
 import hashlib
 import json
@@ -24,9 +26,17 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
 HEAD = {
-    "model": "digits", "head": "logits", "image_px": 32, "augmentation": {"kind": "flip-translate", "pixels": 0},
-    "steps": 4, "min_steps": 1, "precision": "float32", "eval_batch": 16, "towers": 2, "batch": 16,
-}  # fmt: skip
+    "model": "digits",
+    "head": "logits",
+    "image_px": 32,
+    "augmentation": {"kind": "flip-translate", "pixels": 0},
+    "steps": 4,
+    "min_steps": 1,
+    "precision": "float32",
+    "eval_batch": 16,
+    "towers": 2,
+    "batch": 16,
+}
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
 
 
@@ -54,20 +64,27 @@ def test_the_threshold_is_the_one_by_hand():
     values = features(99, 4)
     found = outlier_tensors(dataset(values))
     unit = values.double() / values.double().norm(dim=1, keepdim=True)
-    nearest = [sorted(row, reverse=True)[3] for row in (unit @ unit.T).tolist()]  # the first is the image itself
-    assert float(found["unlike/threshold"]) == pytest.approx(sorted(nearest)[1], abs=1e-3)  # references are float16
+    # the first is the image itself
+    nearest = [sorted(row, reverse=True)[3] for row in (unit @ unit.T).tolist()]
+    # references are float16
+    assert float(found["unlike/threshold"]) == pytest.approx(sorted(nearest)[1], abs=1e-3)
     assert torch.equal(found["unlike/references"], unit.half())
 
 
 @pytest.mark.parametrize(("images", "references"), [(6_001, 500), (50, 50)])
 def test_the_facts_stay_small_and_few_images_give_none(images, references):
-    assert outlier_tensors(dataset(features(images, 5)))["unlike/references"].shape == (references, 32)
+    assert outlier_tensors(dataset(features(images, 5)))["unlike/references"].shape == (
+        references,
+        32,
+    )
     assert outlier_tensors(dataset(features(49, 6))) == {}
 
 
 @pytest.fixture(scope="module")
 def head_run(tmp_path_factory):
-    """Return the folder with a complete run of a head on bright and dark images, and these images."""
+    """Return the folder with a complete run of a head on bright and dark images, and these
+    images.
+    """
     root = tmp_path_factory.mktemp("unlike")
     bright_and_dark(root / "photos", 80)
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
@@ -99,8 +116,15 @@ def test_predict_prints_the_mark_as_text_and_json(head_run, here):
     Image.fromarray(NOISE[0]).save(head_run / "noise.png")
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
     text, record = (here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
-    assert [line.partition("%  ")[2] for line in text.stdout.splitlines()] == ["(unlike the training images)", "(sure)"]
-    assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == ["unlike", "sure", None]
+    assert [line.partition("%  ")[2] for line in text.stdout.splitlines()] == [
+        "(unlike the training images)",
+        "(sure)",
+    ]
+    assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == [
+        "unlike",
+        "sure",
+        None,
+    ]
 
 
 def test_another_run_does_not_take_the_facts(head_run):
@@ -108,17 +132,26 @@ def test_another_run_does_not_take_the_facts(head_run):
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     taken = load_initial_weights(model, "digits", own, hashlib.sha256(own.read_bytes()).hexdigest())
     assert (taken.left, taken.new) == ([], [])
-    assert len(taken.loaded) + 3 == len({**dict(model.named_parameters()), **persistent_buffers(model)})
+    assert len(taken.loaded) + 3 == len(
+        {**dict(model.named_parameters()), **persistent_buffers(model)}
+    )
 
 
 def test_unsound_facts_are_refused(head_run, tmp_path):
     own, changed = head_run / "run/model.safetensors", tmp_path / "m.safetensors"
     weights, found = divided(load_file(own))
-    for name, tensor in (("references", found["unlike/references"][:, 1:].contiguous()), ("threshold", torch.zeros(2))):
-        statefile.write(changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.facts_of(own))
+    for name, tensor in (
+        ("references", found["unlike/references"][:, 1:].contiguous()),
+        ("threshold", torch.zeros(2)),
+    ):
+        statefile.write(
+            changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.facts_of(own)
+        )
         with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
             lockstep.load(changed)
-    statefile.write(changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.facts_of(own))
+    statefile.write(
+        changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.facts_of(own)
+    )
     with pytest.raises(LockstepError, match="is damaged: its tensor sure/answers"):
         lockstep.load(changed)
     statefile.write(changed, weights, statefile.facts_of(own))

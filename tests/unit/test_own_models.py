@@ -1,4 +1,6 @@
-"""Networks as users and other libraries write them: trained with any recipe, or refused with the reason."""
+"""Networks as users and other libraries write them: trained with any recipe, or refused with the
+reason.
+"""
 
 import functools
 from typing import NamedTuple
@@ -25,7 +27,9 @@ class Small(nn.Module):
 
     def __init__(self, num_classes=10, in_chans=1, width=8):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(in_chans, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_chans, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        )
         self.fc = nn.Linear(width, num_classes)
 
     def features(self, images):
@@ -103,7 +107,8 @@ def probed(model, **changes):
 
 
 @pytest.mark.parametrize(
-    "model", ["Auxiliary", *(pytest.param(model, marks=pytest.mark.slow) for model in ("Small", "Tied"))]
+    "model",
+    ["Auxiliary", *(pytest.param(model, marks=pytest.mark.slow) for model in ("Small", "Tied"))],
 )
 def test_a_network_in_the_style_of_other_libraries_trains(model, tmp_path):
     options = {"aux_logits": False} if model == "Auxiliary" else {}
@@ -132,9 +137,20 @@ def test_tied_weights_are_one_parameter_and_unused_ones_stay():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("Auxiliary", r"returned a Outputs, expected \[2, 10\].*in training mode.*model_options.aux_logits=false"),
-        ("OfOneSize", r"fails on images \[channels, height, width\] \[1, 8, 8\]: .*\(test_own_models.py, line \d+\)"),
-        ("Counting", r"changes its buffer calls in the forward pass.*Register it as a float buffer"),
+        (
+            "Auxiliary",
+            r"returned a Outputs, expected \[2, 10\].*in training "
+            r"mode.*model_options.aux_logits=false",
+        ),
+        (
+            "OfOneSize",
+            r"fails on images \[channels, height, width\] \[1, 8, 8\]: .*\(test_own_models.py, "
+            r"line \d+\)",
+        ),
+        (
+            "Counting",
+            r"changes its buffer calls in the forward pass.*Register it as a float buffer",
+        ),
         ("lazy", "does not know the shape of 1.weight: give its layer all sizes"),
     ],
 )
@@ -149,7 +165,9 @@ def test_a_model_without_least_px_is_tried_on_each_size():
     with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
         probed("Small", **sizes | {"progressive.sizes_px": [8, 9]})
     for px, failing in ((28, 4), (4, 8)):
-        with pytest.raises(LockstepError, match=rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"):
+        with pytest.raises(
+            LockstepError, match=rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"
+        ):
             probed("OfOneSize", **sizes, **{"model_options.px": px})
 
 
@@ -158,12 +176,14 @@ def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
     own = recipe("Small", "cifar10", notes.append)
     assert (own.model_options, own.weight_decay, own.lr_factors) == ({}, {"default": 3.8e-5}, {})
     assert notes == [
-        "the recipe's settings for model whitened do not fit model tests.unit.test_own_models:Small: model_options is "
+        "the recipe's settings for model whitened do not fit model "
+        "tests.unit.test_own_models:Small: model_options is "
         "dropped; weight_decay is 3.8e-05 for every matrix. --set gives others"
     ]
 
 
-NAMED = {"model_options": {"depth": 1}, "lr_factors": {"conv1": 0.1}}  # of a recipe of another model
+# of a recipe of another model
+NAMED = {"model_options": {"depth": 1}, "lr_factors": {"conv1": 0.1}}
 EVERY = {"weight_decay": {"default": 0.1}}
 
 
@@ -189,8 +209,11 @@ def test_settings_for_every_model_or_given_beside_it_stay(base, changes, expecte
 RGB, GREY = (3, 32, 32), (1, 28, 28)
 
 
-# The signatures of timm 1.0 and torchvision 0.25, without their networks: the libraries are not installed here.
-def create_model(model_name, pretrained=False, pretrained_cfg=None, checkpoint_path=None, no_jit=None, **kwargs):
+# The signatures of timm 1.0 and torchvision 0.25, without their networks: the libraries are not
+# installed here.
+def create_model(
+    model_name, pretrained=False, pretrained_cfg=None, checkpoint_path=None, no_jit=None, **kwargs
+):
     return "timm", model_name, pretrained, kwargs
 
 
@@ -239,17 +262,32 @@ def call(function, shape=RGB, **options):
 @pytest.mark.parametrize(
     ("function", "shape", "options", "expected"),
     [
-        (create_model, RGB, {"model_name": "resnet18"}, ("timm", "resnet18", False, {"num_classes": 7})),
-        (create_model, GREY, {"model_name": "a"}, ("timm", "a", False, {"num_classes": 7, "in_chans": 1})),
+        (
+            create_model,
+            RGB,
+            {"model_name": "resnet18"},
+            ("timm", "resnet18", False, {"num_classes": 7}),
+        ),
+        (
+            create_model,
+            GREY,
+            {"model_name": "a"},
+            ("timm", "a", False, {"num_classes": 7, "in_chans": 1}),
+        ),
         (torchvision_resnet18, RGB, {}, ("torchvision", (2, 2, 2, 2), 7, False)),
-        (torchvision_resnet18, RGB, {"zero_init_residual": True}, ("torchvision", (2, 2, 2, 2), 7, True)),
+        (
+            torchvision_resnet18,
+            RGB,
+            {"zero_init_residual": True},
+            ("torchvision", (2, 2, 2, 2), 7, True),
+        ),
         (get_model, RGB, {"name": "vgg11"}, ("get_model", "vgg11", {"num_classes": 7})),
         (channels_named, GREY, {}, ("both named", 1, 7)),
         (shape_and_num_classes, GREY, {"width": 4}, ("ours", GREY, 7, 4)),
         (ours_with_any, RGB, {"width": 4}, ("ours", RGB, 7, {"width": 4})),
         (lambda shape, classes=10: (shape, classes), RGB, {}, (RGB, 7)),
     ],
-)  # fmt: skip
+)
 def test_a_function_gets_what_its_signature_asks_for(function, shape, options, expected):
     assert call(function, shape, **options) == expected
     assert call(Net, GREY, depth=5).facts == (7, 1, 5)
@@ -258,15 +296,35 @@ def test_a_function_gets_what_its_signature_asks_for(function, shape, options, e
 @pytest.mark.parametrize(
     ("function", "shape", "options", "message"),
     [
-        (create_model, RGB, {}, "missing a required argument: 'model_name'.*--set model_options.NAME="),
-        (torchvision_resnet18, RGB, {"widht": 3}, r"cannot be built with \(num_classes=7, widht=3\): .*'widht'"),
-        (Net, RGB, {"detph": 3}, r"model m\(num_classes=10, in_chans=3, depth=2\) .* argument 'detph'"),
+        (
+            create_model,
+            RGB,
+            {},
+            "missing a required argument: 'model_name'.*--set model_options.NAME=",
+        ),
+        (
+            torchvision_resnet18,
+            RGB,
+            {"widht": 3},
+            r"cannot be built with \(num_classes=7, widht=3\): .*'widht'",
+        ),
+        (
+            Net,
+            RGB,
+            {"detph": 3},
+            r"model m\(num_classes=10, in_chans=3, depth=2\) .* argument 'detph'",
+        ),
         (Net, RGB, {"num_classes": 3}, "multiple values for keyword argument 'num_classes'"),
-        (shape_and_num_classes, RGB, {"image_shape": 3}, "multiple values for argument 'image_shape'"),
+        (
+            shape_and_num_classes,
+            RGB,
+            {"image_shape": 3},
+            "multiple values for argument 'image_shape'",
+        ),
         (lambda shape: shape, RGB, {}, r"model m\(shape\) cannot .* Give a function of \(shape"),
         (lambda shape, classes, width: shape, RGB, {}, "missing a required argument: 'width'"),
     ],
-)  # fmt: skip
+)
 def test_a_function_that_does_not_fit_is_one_message(function, shape, options, message):
     with pytest.raises(LockstepError, match=message):
         call(function, shape, **options)

@@ -21,7 +21,9 @@ HOSTILE = '<script>alert("x")</script>&$\\frac$\x1b[2J'
 
 
 class Page(HTMLParser):
-    """The tags of a page with their attributes, its texts, and the cells of its tables by section."""
+    """The tags of a page with their attributes, its texts, and the cells of its tables by
+    section.
+    """
 
     def __init__(self, html):
         super().__init__()
@@ -46,7 +48,9 @@ def judged(trained_once):
     """Return (the run's folder, the record of the report job)."""
     path, _ = trained_once(*NATIVE)
     recipe = Run(path).recipe()
-    return path, report(ReportSpec(recipe=recipe, placement=Placement(), path=path, split="test"), Context())
+    return path, report(
+        ReportSpec(recipe=recipe, placement=Placement(), path=path, split="test"), Context()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +82,22 @@ def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy(
 def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged, html, monkeypatch):
     path, record = judged
     page = Page(html)
-    assert page.headings == ["Training", "Confusion", "Calibration", "Worst mistakes", "How it was made"]
+    assert page.headings == [
+        "Training",
+        "Confusion",
+        "Calibration",
+        "Worst mistakes",
+        "How it was made",
+    ]
     assert f"{record['accuracy']:.2%}" in page.text
     assert f"{record['calibration']:.2%}" in page.text
     assert f"lockstep verify {path}" in page.text
     assert Run(path).recipe().digest() in page.text
     assert sum(tag == "img" for tag, _ in page.tags) == len(record["mistakes"])
     shown = re.findall(r"is taken for", page.text)
-    confused = sum(bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y)
+    confused = sum(
+        bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y
+    )
     assert len(shown) == min(5, confused) > 0
     assert "Which pixels decided is known only of a linear head" in page.text
     assert "Which answers are sure is known only of a complete run of a linear head" in page.text
@@ -93,7 +105,9 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged, html, 
     sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9]}]
     monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
     page = Page(runs.page(Run(path), {**record, "mistakes": explained, "sure": sure}))
-    assert f"95% 80.0% to 90.0% {50 / record['examples']:.1%} (50) 98.0%" in " ".join(page.text.split())
+    assert f"95% 80.0% to 90.0% {50 / record['examples']:.1%} (50) 98.0%" in " ".join(
+        page.text.split()
+    )
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
 
@@ -101,10 +115,19 @@ def test_every_figure_has_a_description_and_no_page_makes_a_request(judged, html
     path, record = judged
     page = Page(html)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    described = [attributes["aria-labelledby"] for _, attributes in page.tags if attributes.get("role") == "img"]
+    described = [
+        attributes["aria-labelledby"]
+        for _, attributes in page.tags
+        if attributes.get("role") == "img"
+    ]
     assert len(described) == sum(tag == "svg" for tag, _ in page.tags) == 3
     assert set(described) <= {*ids}
-    addresses = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
+    addresses = [
+        value
+        for _, attributes in page.tags
+        for name, value in attributes.items()
+        if name in ("src", "href")
+    ]
     assert all(value.startswith("data:image/") for value in addresses if not value.startswith("#"))
     assert "url(http" not in html
     assert runs.page(Run(path), record) == html
@@ -113,7 +136,9 @@ def test_every_figure_has_a_description_and_no_page_makes_a_request(judged, html
 def test_a_page_shows_any_text_as_text():
     picture = Picture(address(np.zeros((2, 2, 1), np.uint8)), HOSTILE, [HOSTILE])
     drawn = Figure(figures.heat_map([[1, 0], [0, 1]], [HOSTILE, "$a$"]), HOSTILE)
-    section = Section(HOSTILE, [HOSTILE], [drawn], Table([HOSTILE], [[HOSTILE]]), HOSTILE, [picture], [HOSTILE])
+    section = Section(
+        HOSTILE, [HOSTILE], [drawn], Table([HOSTILE], [[HOSTILE]]), HOSTILE, [picture], [HOSTILE]
+    )
     html = render(HOSTILE, [section], Headline(HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)]), [HOSTILE])
     page = Page(html)
     assert not [tag for tag, _ in page.tags if tag == "script"]

@@ -1,4 +1,6 @@
-"""Claims of docs/tutorial-parity.md that no other test checks; it and coming-from-tensorflow.md name what exists."""
+"""Claims of docs/tutorial-parity.md that no other test checks; it and coming-from-tensorflow.md
+name what exists.
+"""
 
 import ast
 import io
@@ -85,11 +87,19 @@ def session_of(device, local_processes):
     recipe = make(TUTORIAL, {"towers": 4})
     gpus = dict.fromkeys(range(local_processes), 0) if device == "cuda" else {}
     return SimpleNamespace(
-        recipe=recipe, bound=recipe.bind(50_000), placement=Placement(), group=Group(), device=torch.device(device),
-        gpus=gpus, reduction=Reduction(Group(), 4), parameter_count=1_068_298,
-        initial_weights=None, splits={"train": images(50_000)}, state=SimpleNamespace(step=0),
+        recipe=recipe,
+        bound=recipe.bind(50_000),
+        placement=Placement(),
+        group=Group(),
+        device=torch.device(device),
+        gpus=gpus,
+        reduction=Reduction(Group(), 4),
+        parameter_count=1_068_298,
+        initial_weights=None,
+        splits={"train": images(50_000)},
+        state=SimpleNamespace(step=0),
         without_graphs="--no-graphs",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("local", "shown"), [(1, True), (4, False)])
@@ -104,7 +114,11 @@ def test_the_log_states_global_and_tower_batch():
     assert [name for name, _ in startup_lines(session, images(10_000), Path("runs/x"))] == BLOCK
     lines = detail_lines(session)
     assert dict(lines)["step"] == "512 images (global) = 4 towers x 128"
-    assert [dict(lines)[name] for name in ("lr", "schedule.kind", "schedule.decay")] == ["0.1", "staircase", "0.1"]
+    assert [dict(lines)[name] for name in ("lr", "schedule.kind", "schedule.decay")] == [
+        "0.1",
+        "staircase",
+        "0.1",
+    ]
 
 
 class Weights(Listener):
@@ -116,13 +130,17 @@ class Weights(Listener):
         self.seen = []
 
     def step(self, event, tensors):
-        self.seen.append((tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone()))
+        self.seen.append(
+            (tensors.weights["1.weight"].clone(), tensors.gradients["1.weight"].clone())
+        )
 
 
 @pytest.mark.parametrize(
     ("towers", "per_tower", "first"), [(1, False, 136_718), (2, False, 68_359), (2, True, 136_718)]
 )
-def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(tmp_path, towers, per_tower, first):
+def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(
+    tmp_path, towers, per_tower, first
+):
     recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
     tower, state, _ = parts(recipe, (1, 2, 2))
     state.step = first - 1
@@ -131,14 +149,20 @@ def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(tmp_path,
     trained(recipe, images(50_000), tower, state, log)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {row["step"]: row["learning_rate"] for row in rows} == {
-        first - 1: 0.1, first: pytest.approx(0.01), first + 1: pytest.approx(0.01),
-    }  # fmt: skip
-    for rate, (before, gradient), (after, _) in zip((0.1, 0.01), weights.seen, weights.seen[1:], strict=False):
+        first - 1: 0.1,
+        first: pytest.approx(0.01),
+        first + 1: pytest.approx(0.01),
+    }
+    for rate, (before, gradient), (after, _) in zip(
+        (0.1, 0.01), weights.seen, weights.seen[1:], strict=False
+    ):
         assert torch.allclose(before - after, rate * gradient, rtol=1e-3, atol=1e-7)
 
 
 def beside_float64(recipe, towers):
-    """Train three steps. Return the state, the model before them in float64, and its mean loss at each step."""
+    """Train three steps. Return the state, the model before them in float64, and its mean loss at
+    each step.
+    """
     tower, state, model = parts(recipe, (1, 4, 4))
     dataset = images(100, 4)
     trained(recipe, dataset, tower, state)
@@ -157,15 +181,18 @@ def beside_float64(recipe, towers):
 def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
     """In float64, on the gradient of the mean loss over the whole batch.
 
-    Epsilon is Kingma and Ba's: TensorFlow's is added before the second moment is corrected, so it is 1 / sqrt(1 -
-    beta2^t) times as large, which changes only the update by a gradient near epsilon.
+    Epsilon is Kingma and Ba's: TensorFlow's is added before the second moment is corrected, so it
+    is 1 / sqrt(1 - beta2^t) times as large, which changes only the update by a gradient near
+    epsilon.
     """
     state, model, losses = beside_float64(small(MNIST, batch=64, steps=3), 2)
     weights = list(model.parameters())
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     for step, loss in enumerate(losses):
         rate = 1e-3 * (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
-        for w, g, m, v in zip(weights, torch.autograd.grad(loss, weights), first, second, strict=True):
+        for w, g, m, v in zip(
+            weights, torch.autograd.grad(loss, weights), first, second, strict=True
+        ):
             m.mul_(0.9).add_(g, alpha=0.1)
             v.mul_(0.999).add_(g * g, alpha=0.001)
             w.data.sub_(rate * m / (v.sqrt() + 1e-8 * (1 - 0.999 ** (step + 1)) ** 0.5))
@@ -175,7 +202,9 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
 def test_steps_of_the_tutorials_update_are_gradient_descent_on_the_mean_total_loss(towers):
-    """Through the training loop, in which a sum over towers in place of their mean is a larger step."""
+    """Through the training loop, in which a sum over towers in place of their mean is a larger
+    step.
+    """
     recipe = small(TUTORIAL, towers=towers, batch=64, steps=3, weight_decay={"1.weight": 0.004})
     state, model, losses = beside_float64(recipe, towers)
     for loss in losses:
@@ -189,7 +218,9 @@ def test_steps_of_the_tutorials_update_are_gradient_descent_on_the_mean_total_lo
 
 @pytest.fixture(scope="module")
 def summarised(tmp_path_factory):
-    """The summaries of one step of the tutorial on two towers, and (initial model, state after, shards) of the step."""
+    """The summaries of one step of the tutorial on two towers, and (initial model, state after,
+    shards) of the step.
+    """
     recipe, dataset = make(TUTORIAL, {"towers": 2, "batch": 8, "steps": 1}), cifar_like(96, 32)
     tower, state, model = parts(recipe)
     folder = tmp_path_factory.mktemp("tb")
@@ -208,11 +239,15 @@ def shown(events, tag):
 
 
 def assert_shows(found, values):
-    """Assert that the histogram `found` is of `values`, up to the rounding of another order of additions."""
+    """Assert that the histogram `found` is of `values`, up to the rounding of another order of
+    additions.
+    """
     values = values.detach().double()
     assert found.num == values.numel()
     scale = values.abs().max().item()
-    assert (found.min, found.max) == pytest.approx((values.min().item(), values.max().item()), abs=1e-4 * scale)
+    assert (found.min, found.max) == pytest.approx(
+        (values.min().item(), values.max().item()), abs=1e-4 * scale
+    )
     assert found.sum_squares == pytest.approx(values.square().sum().item(), rel=1e-3)
     assert found.sum == pytest.approx(values.sum().item(), abs=1e-3 * values.abs().sum().item())
 
@@ -233,7 +268,9 @@ def test_activations_and_images_in_summaries_are_the_first_towers(summarised):
     events, model, _, (shard, _) = summarised
     outputs = {}
     for name, layer in [*model.activations.items(), ("logits", model)]:
-        layer.register_forward_hook(lambda _, inputs, output, name=name: outputs.update({name: output}))
+        layer.register_forward_hook(
+            lambda _, inputs, output, name=name: outputs.update({name: output})
+        )
     model(shard.images)
     assert list(outputs) == ["conv1", "conv2", "local3", "local4", "logits"]
     for name, output in outputs.items():
@@ -244,7 +281,8 @@ def test_activations_and_images_in_summaries_are_the_first_towers(summarised):
         (event,) = events.Images(f"images/{number}")
         drawn = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)), np.float64)
         pixels = shard.images[number].permute(1, 2, 0).double().numpy()
-        assert np.abs(drawn - (pixels * 127 / np.abs(pixels).max() + 128)).max() <= 1  # as tf.summary.image scales
+        # as tf.summary.image scales
+        assert np.abs(drawn - (pixels * 127 / np.abs(pixels).max() + 128)).max() <= 1
 
 
 @pytest.mark.parametrize(("prefix", "count"), [("", 61), ("O-", 34)])
@@ -258,29 +296,54 @@ def test_every_row_names_a_test_that_exists_or_a_command(prefix, count):
         assert named or cells[2].startswith(("`lockstep ", "`make "))
         for file, name in named:
             assert (ROOT / file).is_file(), f"row {number}: {file}"
-            functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if hasattr(node, "name")}
+            functions = {
+                node.name
+                for node in ast.parse((ROOT / file).read_text()).body
+                if hasattr(node, "name")
+            }
             assert name in functions, f"row {number}: {file}::{name}"
 
 
-# The flags of the four programs: tf.app.flags of cifar10.py (shared) and of the scripts, the notebook's variables.
+# The flags of the four programs: tf.app.flags of cifar10.py (shared) and of the scripts, the
+# notebook's variables.
 FLAGS = {
     "shared": {"batch_size", "data_dir", "use_fp16"},
     "train": {"train_dir", "max_steps", "log_device_placement"},
     "`cifar10_train.py`": {"log_frequency"},
     "`cifar10_multi_gpu_train.py`": {"num_gpus"},
     "`cifar10_eval.py`": {
-        "eval_dir", "eval_data", "checkpoint_dir", "eval_interval_secs", "num_examples", "run_once",
+        "eval_dir",
+        "eval_data",
+        "checkpoint_dir",
+        "eval_interval_secs",
+        "num_examples",
+        "run_once",
     },
     "MNIST notebook": {
-        "num_gpus", "num_steps", "learning_rate", "batch_size", "display_step", "dropout", "num_input", "num_classes",
+        "num_gpus",
+        "num_steps",
+        "learning_rate",
+        "batch_size",
+        "display_step",
+        "dropout",
+        "num_input",
+        "num_classes",
     },
-}  # fmt: skip
+}
 
 
 def missing(text):
-    """What `text` says is in a file of src/lockstep and is not: "`Name` in `folder/file.py`", or a file alone."""
-    found = [path for path in re.findall(r"`([\w/]+\.py)`", text) if "/" in path and not (PACKAGE / path).is_file()]
-    for name, path, method in re.findall(r"`(\w+)` in `([\w/]+\.py)`(?: \((?:method|attribute) `(\w+)`\))?", text):
+    """What `text` says is in a file of src/lockstep and is not: "`Name` in `folder/file.py`", or a
+    file alone.
+    """
+    found = [
+        path
+        for path in re.findall(r"`([\w/]+\.py)`", text)
+        if "/" in path and not (PACKAGE / path).is_file()
+    ]
+    for name, path, method in re.findall(
+        r"`(\w+)` in `([\w/]+\.py)`(?: \((?:method|attribute) `(\w+)`\))?", text
+    ):
         code = (PACKAGE / path).read_text() if (PACKAGE / path).is_file() else ""
         defined = {node.name: node for node in ast.parse(code).body if hasattr(node, "name")}
         if name not in defined:
@@ -299,7 +362,12 @@ def test_every_flag_of_the_four_programs_has_a_row():
 
 
 def test_every_option_outside_a_command_is_one():
-    known = {name for _, command in every_command() for parameter in command.params for name in parameter.opts}
+    known = {
+        name
+        for _, command in every_command()
+        for parameter in command.params
+        for name in parameter.opts
+    }
     assert set(re.findall(r"`(--[a-z-]+)", ORIGINALS)) <= known
 
 

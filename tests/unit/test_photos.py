@@ -1,4 +1,6 @@
-"""Folders of photos: layouts, classes, splits, duplicates, the index of what is read, and what is refused."""
+"""Folders of photos: layouts, classes, splits, duplicates, the index of what is read, and what is
+refused.
+"""
 
 import hashlib
 import os
@@ -57,7 +59,10 @@ def paths(found):
 
 def contents(found):
     """Split -> (class, SHA-256) of its images, in their order."""
-    return {split: [(photo.class_name, photo.sha256) for photo in photos] for split, photos in found.splits.items()}
+    return {
+        split: [(photo.class_name, photo.sha256) for photo in photos]
+        for split, photos in found.splits.items()
+    }
 
 
 def refused(root, *words):
@@ -77,7 +82,8 @@ def refused(root, *words):
     [
         ("train", "val", "validation"),
         ("train", "test", "test"),
-        ("training", "validation", "test"),  # without a test folder, these images are for the test too
+        # without a test folder, these images are for the test too
+        ("training", "validation", "test"),
         ("Train_png", "Test_png", "test"),
         ("seg_train/seg_train", "seg_test/seg_test", "test"),
         ("trainset", "testset", "test"),
@@ -89,7 +95,9 @@ def test_folders_of_splits(photos, train, other, split):
     write(photos / other, {"a": [5], "b": [6]})
     found = sound(photos)
     assert found.classes == ("a", "b")
-    assert paths(found)["train"] == [f"{train}/{name}.png" for name in ("a/1", "a/2", "b/big/4", "b/small/3")]
+    assert paths(found)["train"] == [
+        f"{train}/{name}.png" for name in ("a/1", "a/2", "b/big/4", "b/small/3")
+    ]
     assert paths(found)[split] == paths(found)["test"] == [f"{other}/a/5.png", f"{other}/b/6.png"]
     notes = "\n".join(found.notes)
     assert (f"{train} is read as train" in notes) == (train != "train")
@@ -100,14 +108,26 @@ def test_folders_of_splits(photos, train, other, split):
     ("folders", "words"),
     [
         (["train/a", "train/b", "val/a", "valid/a"], ["val and valid are the same split"]),
-        (["train/a", "val/a", "cars"], ["the folder train is beside cars", "give it a name without"]),
-        (["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"], ["seg_test is beside seg_pred"]),
+        (
+            ["train/a", "val/a", "cars"],
+            ["the folder train is beside cars", "give it a name without"],
+        ),
+        (
+            ["seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred"],
+            ["seg_test is beside seg_pred"],
+        ),
         (["trainval/a", "dev/a"], ["the folder trainval is beside dev"]),
         (["test/a", "val/a"], ["but no train: name the folder"]),
-        (["trainA", "trainB", "testA", "testB"], ["trainA and trainB are the same split", "testA and testB are"]),
+        (
+            ["trainA", "trainB", "testA", "testB"],
+            ["trainA and trainB are the same split", "testA and testB are"],
+        ),
         (["Train_1", "Test_1"], ["train: it holds no folders", "If Train_1 is a class"]),
         (["train/a", "train/b", "test1"], ["test holds no folder", "move it away"]),
-        (["train/a", "train/b", "test/a", "test/c", "test/d"], ["test: 2 classes that train lacks, c, d"]),
+        (
+            ["train/a", "train/b", "test/a", "test/c", "test/d"],
+            ["test: 2 classes that train lacks, c, d"],
+        ),
         (["cats"], ["only one class, cats", "at least two", "photos/cats"]),
         (["train/cats"], ["train: only one class, cats"]),
     ],
@@ -147,14 +167,32 @@ def test_a_class_that_a_split_lacks_keeps_its_label(photos):
 
 
 def test_what_is_not_read_is_counted(photos):
-    """Hidden and foreign files, links to folders in a class, pipes. Links to files, and of classes, are followed."""
-    write(photos, {"": [10, 11], "a": [1, 2, 3], ".hidden": [7], "a/.ipynb_checkpoints": [8], "__MACOSX/a": [9]})
+    """Hidden and foreign files, links to folders in a class, pipes. Links to files, and of classes,
+    are followed.
+    """
+    write(
+        photos,
+        {
+            "": [10, 11],
+            "a": [1, 2, 3],
+            ".hidden": [7],
+            "a/.ipynb_checkpoints": [8],
+            "__MACOSX/a": [9],
+        },
+    )
     write(photos.with_name("elsewhere"), {"b": [4, 5, 6]})
     (photos / "b").symlink_to(photos.with_name("elsewhere") / "b")
     (photos / "a/link.png").symlink_to(photos / "b/4.png")
     (photos / "a/up").symlink_to(photos)
     os.mkfifo(photos / "b/pipe.png")
-    for name in ("a/.DS_Store", "a/._1.png", "b/Thumbs.db", "b/notes.txt", "readme.md", "a/phone.JXL"):
+    for name in (
+        "a/.DS_Store",
+        "a/._1.png",
+        "b/Thumbs.db",
+        "b/notes.txt",
+        "readme.md",
+        "a/phone.JXL",
+    ):
         (photos / name).write_bytes(b"x")
     found = sound(photos)
     names = ("a/1", "a/2", "a/3", "a/link", "b/4", "b/5", "b/6")
@@ -185,8 +223,14 @@ def test_names_are_compared_in_unicodes_composed_form(photos):
         ({}, ["it holds no folders"]),
         ({"": [1, 2]}, ["it holds no folders, but 2 images in no class"]),
         ({".a": [1]}, ["it holds no folders"]),
-        ({"a": [1, 2], "b": [3, 4], "c": [], "d/e": []}, ["2 classes without an image that can be read, c, d"]),
-        ({"a": [1, 2], "b": [3]}, ["1 class with fewer than two different images that no other class has, b"]),
+        (
+            {"a": [1, 2], "b": [3, 4], "c": [], "d/e": []},
+            ["2 classes without an image that can be read, c, d"],
+        ),
+        (
+            {"a": [1, 2], "b": [3]},
+            ["1 class with fewer than two different images that no other class has, b"],
+        ),
         ({"a": [1, 2], "b": [2, 3], "c": [1, 3]}, ["images that no other class has"]),
         ({"train/a": [1], "train/b": [2], "test": []}, ["test holds no folder"]),
     ],
@@ -231,10 +275,19 @@ def test_a_file_without_suffix_is_read_by_content_and_other_kinds_are_named(phot
     (photos / "a/1.png").rename(photos / "a/1")
     (photos / "a/README").write_text("a text")
     os.mkfifo(photos / "a/pipe")
-    assert sorted(photo.path for photo in scan(photos).photos) == ["a/1", "a/2.png", "b/3.png", "b/4.png"]
+    assert sorted(photo.path for photo in scan(photos).photos) == [
+        "a/1",
+        "a/2.png",
+        "b/3.png",
+        "b/4.png",
+    ]
     for number in (3, 4):
         (photos / f"b/{number}.png").rename(photos / f"b/{number}.jxl")
-    refused(photos, "1 class without an image that can be read, b: remove or fill them", "not read as images: 2 .jxl")
+    refused(
+        photos,
+        "1 class without an image that can be read, b: remove or fill them",
+        "not read as images: 2 .jxl",
+    )
     for number in (3, 4):
         (photos / f"b/{number}.jxl").rename(photos / f"b/{number}.pgm")
     assert sound(photos).classes == ("a", "b")
@@ -256,13 +309,18 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     white = Image.new("LA", (20, 20), (255, 0))
     white.save(photos / "a/empty.png")
     Image.open(photos / "a/1.png").save(photos / "b/again.bmp")
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(photos / "b/wide.png")
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (29, 20, 3), np.uint8)).save(photos / "b/less.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(
+        photos / "b/wide.png"
+    )
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (29, 20, 3), np.uint8)).save(
+        photos / "b/less.png"
+    )
     notes = sound(photos).notes
     assert notes == [
         "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
         "1 image of one colour: the network sees nothing in it (a/empty.png)",
-        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or fit=pad keeps the edges",
+        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or "
+        "fit=pad keeps the edges",
     ]
     assert survey(photos, 0.2, fit="pad").notes == notes[:2]
 
@@ -282,7 +340,10 @@ def test_a_table_names_the_class_of_each_image(photos, header, numbers):
     write(photos, {"sub": range(8)})
     mark = next(c for c in ",;\t" if c in header)
     rows = [
-        mark.join([numbers.format(n), "even" if n % 2 == 0 else "ödd", "x"][: header.count(mark) + 1]) for n in range(8)
+        mark.join(
+            [numbers.format(n), "even" if n % 2 == 0 else "ödd", "x"][: header.count(mark) + 1]
+        )
+        for n in range(8)
     ]
     found = sound(table(photos, "\r\n".join([header, *rows, ""])))
     assert found.classes == ("even", "ödd")
@@ -295,7 +356,10 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
     write(photos, {"train": range(4), "test": range(4, 6)})
     rows = [f"{n},{'ab'[n % 2]}" for n in range(6)]
     by_folder = paths(sound(table(photos, "\n".join(["id,class", *rows]))))
-    assert by_folder == {"train": [f"train/{n}.png" for n in range(4)], "test": ["test/4.png", "test/5.png"]}
+    assert by_folder == {
+        "train": [f"train/{n}.png" for n in range(4)],
+        "test": ["test/4.png", "test/5.png"],
+    }
     rows = [f"{row},{'Training' if n > 1 else 'val'}" for n, row in enumerate(rows)]
     by_column = paths(sound(table(photos, "\n".join(["id,class,split", *rows]))))
     assert by_column["validation"] == by_column["test"] == ["train/0.png", "train/1.png"]
@@ -304,22 +368,42 @@ def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,b\n", ["labels.csv has the columns 'a', 'b', and none names an image's file: call one file, fi"]),
-        ("file,a\n", ["none names an image's class: call one label, class, category, target or labels"]),
+        (
+            "a,b\n",
+            [
+                "labels.csv has the columns 'a', 'b', and none names an image's file: call one "
+                "file, fi"
+            ],
+        ),
+        (
+            "file,a\n",
+            ["none names an image's class: call one label, class, category, target or labels"],
+        ),
         ("id,image,label\n", ["'id' and 'image' may each name an image's file: call one file"]),
         ("", ["labels.csv is empty"]),
         ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),
         ("id,label\n1,\n", ["labels.csv: line 2 lacks a value"]),
-        ("id,label\n1,a\n2,b\n1,b\n9,a\n", [
-            "1 row of labels.csv (id, label) without an image (9): add the image", "1 image with rows in",
-            "that differ (1.png): keep one", "1 image without a row in labels.csv (id, label) (3.png): add a row",
-        ]),
-        ("id,label\n1,a\n2,a\n3,a\n", ["only one class, a: name at least two in labels.csv (id, label)"]),
+        (
+            "id,label\n1,a\n2,b\n1,b\n9,a\n",
+            [
+                "1 row of labels.csv (id, label) without an image (9): add the image",
+                "1 image with rows in",
+                "that differ (1.png): keep one",
+                "1 image without a row in labels.csv (id, label) (3.png): add a row",
+            ],
+        ),
+        (
+            "id,label\n1,a\n2,a\n3,a\n",
+            ["only one class, a: name at least two in labels.csv (id, label)"],
+        ),
         ("id,label,split\n1,a,test\n2,b,test\n3,a,test\n", ["has no split train"]),
-        ("id,label,split\n1,a,A\n2,b,B\n3,a,A\n", ["2 names of a split in", "(A and 1 more): call it train, val"]),
+        (
+            "id,label,split\n1,a,A\n2,b,B\n3,a,A\n",
+            ["2 names of a split in", "(A and 1 more): call it train, val"],
+        ),
         ('id,label\n"1,a\n', ["labels.csv cannot be read (", "save it as CSV in UTF-8"]),
     ],
-)  # fmt: skip
+)
 def test_a_table_that_leaves_a_doubt_is_refused(photos, text, words):
     refused(table(write(photos, {"": [1, 2, 3]}), text), *words)
 
@@ -328,13 +412,22 @@ def test_tables_beside_classes_and_several_tables_are_refused_if_they_differ(pho
     write(photos, {"a": [1, 2], "b": [3, 4]})
     assert sound(table(photos, "id,label\n1,a\n3,b\n")).classes == ("a", "b")
     assert sound(table(photos, "x,y\n")).classes == ("a", "b")
-    refused(table(photos, "id,label\n1,x\n3,y\n"), "a/1.png is a by its folder, and labels.csv (id, label) says x")
+    refused(
+        table(photos, "id,label\n1,x\n3,y\n"),
+        "a/1.png is a by its folder, and labels.csv (id, label) says x",
+    )
     write(photos / "flat", {"": [1, 2]})
     table(photos / "flat", "id,label\n1,a\n2,b\n")
     table(photos / "flat", "file,class\n1,a\n2,b\n", "more.csv")
-    refused(photos / "flat", "labels.csv (id, label) and more.csv (file, class) are tables of labels: keep one")
+    refused(
+        photos / "flat",
+        "labels.csv (id, label) and more.csv (file, class) are tables of labels: keep one",
+    )
     write(photos / "twice", {"a/x": [1], "a/y": [1]})
-    refused(table(photos / "twice", "id,label\n1,a\n"), "with several images of that name (1): give the path")
+    refused(
+        table(photos / "twice", "id,label\n1,a\n"),
+        "with several images of that name (1): give the path",
+    )
 
 
 # splits
@@ -346,15 +439,20 @@ def test_groups_stay_on_one_side(photos, by):
     numbers = {f"p{patient}_{n}": (patient, n) for patient in range(30) for n in range(3)}
     photos.mkdir()
     for name, (patient, n) in numbers.items():
-        (photos / f"{name}.png").write_bytes(encoded(100 if patient in (1, 2) and n == 0 else 3 * patient + n))
+        (photos / f"{name}.png").write_bytes(
+            encoded(100 if patient in (1, 2) and n == 0 else 3 * patient + n)
+        )
     columns = ["id", "label", "group"][: 3 if by == "column" else 2]
     rows = [
-        ",".join([name, "ab"[n % 2], f"patient {patient}"][: len(columns)]) for name, (patient, n) in numbers.items()
+        ",".join([name, "ab"[n % 2], f"patient {patient}"][: len(columns)])
+        for name, (patient, n) in numbers.items()
     ]
     table(photos, "\n".join([",".join(columns), *rows]))
     pattern = r"p(\d+)_" if by == "pattern" else None
     found = survey(photos, 0.3, pattern).require_sound()
-    sides = {split: {name.partition("_")[0] for name in names} for split, names in paths(found).items()}
+    sides = {
+        split: {name.partition("_")[0] for name in names} for split, names in paths(found).items()
+    }
     assert not sides["train"] & sides["test"]
     assert len(sides["train"]) + len(sides["test"]) == 30
     assert any({"p1", "p2"} <= side for side in sides.values())
@@ -370,7 +468,9 @@ def test_groups_stay_on_one_side(photos, by):
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        pytest.param("(([a-z]|[a-z/])+)+[.]never", "the search takes too long", marks=pytest.mark.slow),
+        pytest.param(
+            "(([a-z]|[a-z/])+)+[.]never", "the search takes too long", marks=pytest.mark.slow
+        ),
         ("(" * 500, "maximum recursion depth exceeded"),
         ("a{99999999999}", "repetition number is too large"),
     ],
@@ -378,14 +478,19 @@ def test_groups_stay_on_one_side(photos, by):
 def test_a_pattern_that_is_wrong_or_never_ends_is_refused(photos, pattern, problem):
     """It may come with somebody else's recipe. The search ends after some seconds of CPU time."""
     write(photos, {"c" * 60: [1, 2], "b": [3, 4]})
-    with pytest.raises(LockstepError, match=f"--group .*: .*{problem}.*: give a regular expression"):
+    with pytest.raises(
+        LockstepError, match=f"--group .*: .*{problem}.*: give a regular expression"
+    ):
         survey(photos, 0.2, pattern)
 
 
 def test_groups_that_are_not_named_or_torn_are_told(photos):
     write(photos, {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
     found = survey(photos, 0.2, r"\d+")
-    assert "1 group in several splits: the accuracy will be too high (train/a/1.png, val/a/1.png)" in found.notes
+    assert (
+        "1 group in several splits: the accuracy will be too high (train/a/1.png, val/a/1.png)"
+        in found.notes
+    )
     for pattern, words in (
         ("train/(.*)", "3 images without a group (val/a/1.png and 2 more)"),
         ("(", "give a regular"),
@@ -400,10 +505,12 @@ def test_the_split_follows_the_documented_rule(photos):
 
     found = sound(write(photos, {"a": range(100), "b": range(100, 200)}), 0.3)
     write(photos.with_name("other") / "train", {"a": range(100), "b": range(100, 200)})
-    assert contents(found) == contents(sound(photos.with_name("other"), 0.3))  # train alone is divided too
+    # train alone is divided too
+    assert contents(found) == contents(sound(photos.with_name("other"), 0.3))
     expected = sorted(f"{'a' if n < 100 else 'b'}/{n}.png" for n in range(200) if below(n, 0.3))
     assert paths(found)["test"] == expected
-    assert set(paths(sound(photos, 0.1))["test"]) < set(expected)  # A larger share keeps the test images.
+    # A larger share keeps the test images.
+    assert set(paths(sound(photos, 0.1))["test"]) < set(expected)
 
 
 @pytest.mark.parametrize("share", [1e-9, 1 - 1e-9])
@@ -429,10 +536,16 @@ def test_equal_files_are_on_one_side_and_noted(photos):
     assert len(found.duplicates()) == len(found.duplicates("class_name")) == 30
     assert not found.duplicates("split")
     assert "30 images in several classes" in found.notes[0]
-    write(photos.with_name("leaky"), {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
+    write(
+        photos.with_name("leaky"),
+        {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]},
+    )
     found = sound(photos.with_name("leaky"))
     assert found.duplicates("split") == [["train/a/1.png", "val/a/1.png"]]
-    assert any("in several splits" in note and "(train/a/1.png = val/a/1.png)" in note for note in found.notes)
+    assert any(
+        "in several splits" in note and "(train/a/1.png = val/a/1.png)" in note
+        for note in found.notes
+    )
 
 
 # the dataset
@@ -442,7 +555,9 @@ def test_the_dataset_has_the_pixels_of_its_fit(photos):
     write(photos, {"a": [1, 4], "b": [2, 5]})  # 6 x 7 and 6 x 8 pixels
     for fit in ("crop", "pad", "squash"):
         for split, data in load_folder(photos, fit=fit).items():
-            shown = [decode_image(photos / path, 32, fit=fit) for path in paths(sound(photos))[split]]
+            shown = [
+                decode_image(photos / path, 32, fit=fit) for path in paths(sound(photos))[split]
+            ]
             assert np.array_equal(data.pixels(slice(None)), shown)
 
 
@@ -473,7 +588,10 @@ def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order
 
 def test_one_photo_more_is_one_photo_decoded(photos, monkeypatch):
     decoded = []
-    monkeypatch.setattr("lockstep.data.folder.decode_image", lambda *args: decoded.append(args) or decode_image(*args))
+    monkeypatch.setattr(
+        "lockstep.data.folder.decode_image",
+        lambda *args: decoded.append(args) or decode_image(*args),
+    )
     load_folder(write(photos, {"a": range(8), "b": range(8, 16)}))
     decoded.clear()
     for change in (lambda: write(photos, {"b": [99]}), (photos / "a/3.png").unlink):
@@ -491,10 +609,16 @@ def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(tmp_path):
         return load_folder(root, **options)["train"].sha256
 
     base = {"a": [1, 2], "b": [3, 4]}
-    digests = [sha256(base), sha256(base, image_px=48), sha256(base, grey=True), sha256(base, fit="pad"),
-               sha256({"a": [1, 2], "c": [3, 4]}),
-               sha256({"a": [1, 3], "b": [2, 4]}), sha256({"a": [1, 2], "b": [3, 5]}),
-               sha256({"a": [1, 2], "b": [3, 4, 5]})]  # fmt: skip
+    digests = [
+        sha256(base),
+        sha256(base, image_px=48),
+        sha256(base, grey=True),
+        sha256(base, fit="pad"),
+        sha256({"a": [1, 2], "c": [3, 4]}),
+        sha256({"a": [1, 3], "b": [2, 4]}),
+        sha256({"a": [1, 2], "b": [3, 5]}),
+        sha256({"a": [1, 2], "b": [3, 4, 5]}),
+    ]
     assert len(set(digests)) == len(digests)
     assert sha256(base) == digests[0]
 
@@ -506,7 +630,9 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     sound(six)
     (six / "a/3.png").write_bytes(encoded(300))
     monkeypatch.setattr(module, "scan", lambda *_, **__: stale)
-    with pytest.raises(LockstepError, match=r"a/3\.png has changed since it was indexed: start again"):
+    with pytest.raises(
+        LockstepError, match=r"a/3\.png has changed since it was indexed: start again"
+    ):
         load_folder(six)
     assert sum(map(len, load_folder(six).values())) == 5
 
@@ -540,9 +666,17 @@ def test_only_new_and_changed_files_are_read(six, examined):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: b"", lambda data: data[:-50], lambda data: data.replace(b'"PNG"', b'"PMG"', 1), None]
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:-50],
+        lambda data: data.replace(b'"PNG"', b'"PMG"', 1),
+        None,
+    ],
 )
-def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(six, examined, damage, monkeypatch):
+def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(
+    six, examined, damage, monkeypatch
+):
     first = read(scan(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
@@ -553,9 +687,13 @@ def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(six, exami
     assert len(examined) == 6
 
 
-def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(six, monkeypatch, caplog):
+def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(
+    six, monkeypatch, caplog
+):
     with monkeypatch.context() as patch:
-        patch.setattr("lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError))
+        patch.setattr(
+            "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
+        )
         with pytest.raises(LockstepError, match="not enough memory") as caught:
             read(scan(six))
     assert caught.value.code == ENVIRONMENT
@@ -566,7 +704,9 @@ def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(six
 
 
 def test_copies_of_another_size_or_format_are_counted_over_splits(photos):
-    """Of pictures that are different, none looks like another one; equal files and tiny pictures do not count."""
+    """Of pictures that are different, none looks like another one; equal files and tiny pictures do
+    not count.
+    """
     _load_plugins()  # so that Pillow writes HEIC
     for number in range(12):
         coarse = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
@@ -577,7 +717,9 @@ def test_copies_of_another_size_or_format_are_counted_over_splits(photos):
         picture.save(photos / split / name / f"{number}.png")
         if number < 3:
             copy = photos / "test" / name / f"copy {number}"
-            picture.resize((100, 75)).save(copy.with_suffix((".jpg", ".webp", ".heic")[number]), quality=40)
+            picture.resize((100, 75)).save(
+                copy.with_suffix((".jpg", ".webp", ".heic")[number]), quality=40
+            )
         picture.save(photos / "test/a/same.png") if number == 4 else None
         picture.resize((60, 45)).save(photos / "test/a/tiny.png") if number == 6 else None
     record = record_of(survey(photos, 0.2))
@@ -586,7 +728,9 @@ def test_copies_of_another_size_or_format_are_counted_over_splits(photos):
         ["train/a/2.png", "test/a/copy 2.heic"],
         ["train/b/1.png", "test/b/copy 1.webp"],
     ]
-    assert "  alike       3 (images that look like one of another split)" in "\n".join(lines_of(record))
+    assert "  alike       3 (images that look like one of another split)" in "\n".join(
+        lines_of(record)
+    )
 
 
 def test_the_report_names_everything(photos):
@@ -597,7 +741,10 @@ def test_the_report_names_everything(photos):
         (photos / name).write_bytes(b"bad")
     record = record_of(survey(photos, 0.2))
     assert record["images"] == 1 + sum(record["splits"].values()) == 33
-    assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {"a": 21, "b": 11}
+    assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {
+        "a": 21,
+        "b": 11,
+    }
     assert record["shorter_side"] == 6
     assert record["duplicates"] == record["contradicting"] == [["a/3.png", "b/same.png"]]
     assert record["leaks"] == record["in_no_class"] == []

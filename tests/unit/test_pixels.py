@@ -1,4 +1,6 @@
-"""Rows of images in a file: each is made once, by one program, and mapped by all. Damage is noticed."""
+"""Rows of images in a file: each is made once, by one program, and mapped by all. Damage is
+noticed.
+"""
 
 import errno
 import os
@@ -25,7 +27,9 @@ def folder(tmp_path):
 
 
 def made(numbers=range(50), make=lambda number: IMAGES[number], then=lambda: None):
-    """Return the numbers of the images that were made, when all `numbers` are there with their bits."""
+    """Return the numbers of the images that were made, when all `numbers` are there with their
+    bits.
+    """
     computed, rows = [], Rows("key", SHAPE)
     then()
 
@@ -56,7 +60,8 @@ def test_each_row_is_made_once_whatever_is_added_or_removed(folder):
         ("ids", lambda data: data[:36] + bytes([data[36] ^ 64]) + data[37:], [1], False),
         ("ids", lambda data: data[:71] + bytes([data[71] ^ 1]) + data[72:], [1], True),
         ("ids", lambda data: data[:-1], [49], False),
-        ("ids", lambda data: data[:1080] + bytes(36) + data[1116:], [30], False),  # a row that was not finished
+        # a row that was not finished
+        ("ids", lambda data: data[:1080] + bytes(36) + data[1116:], [30], False),
     ],
 )
 def test_damaged_rows_alone_are_made_again(folder, caplog, file, change, again, noted):
@@ -80,7 +85,11 @@ def test_rows_survive_an_error_and_a_kill():
     assert 40 in rest
     assert len(rest) <= 18  # those of the thread that failed, and of the parts after it
     if (child := os.fork()) == 0:
-        made(make=lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == rest[3] else IMAGES[number])
+        made(
+            make=lambda number: (
+                os.kill(os.getpid(), signal.SIGKILL) if number == rest[3] else IMAGES[number]
+            )
+        )
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert made() == [number for number in rest if number not in rest[:3]]
 
@@ -113,7 +122,9 @@ def test_a_disk_without_room_is_an_error_with_the_size(folder, monkeypatch, call
 
     made(range(10))
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(LockstepError, match=r"^50 images, which take 6 kB, cannot be written .*no room") as error:
+    with pytest.raises(
+        LockstepError, match=r"^50 images, which take 6 kB, cannot be written .*no room"
+    ) as error:
         made()
     assert "XDG_CACHE_HOME" in str(error.value)
     assert error.value.code == ENVIRONMENT

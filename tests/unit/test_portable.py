@@ -1,4 +1,6 @@
-"""Portable arithmetic: exact products and sums on every unit, errors against float64, and what is refused."""
+"""Portable arithmetic: exact products and sums on every unit, errors against float64, and what is
+refused.
+"""
 
 import math
 import random
@@ -13,7 +15,15 @@ from torch.nn import functional
 from lockstep.config.overrides import make
 from lockstep.errors import LockstepError
 from lockstep.kernels import portable, rounding
-from lockstep.kernels.portable import NotPortableError, Portable, arithmetic, backends, elementary, native, products
+from lockstep.kernels.portable import (
+    NotPortableError,
+    Portable,
+    arithmetic,
+    backends,
+    elementary,
+    native,
+    products,
+)
 from lockstep.kernels.portable.backends import Float32, Geometry, Int8
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
@@ -21,7 +31,9 @@ from lockstep.recipes import get_recipe
 
 
 class Amx(Int8):
-    """8-bit integers as oneDNN's AMX kernels add them: in float32, with the offset still in the sum."""
+    """8-bit integers as oneDNN's AMX kernels add them: in float32, with the offset still in the
+    sum.
+    """
 
     longest = 0
 
@@ -55,10 +67,14 @@ def on_each_unit(monkeypatch):
         for one in UNITS:
             monkeypatch.setattr(products, "unit", lambda at=None, one=one: one)
             results.append(function())
-        flat = [[x for x in (r if isinstance(r, tuple) else (r,)) if x is not None] for r in results]
+        flat = [
+            [x for x in (r if isinstance(r, tuple) else (r,)) if x is not None] for r in results
+        ]
         for first, *others in zip(*flat, strict=True):
             for other in others:
-                assert torch.equal(first.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
+                assert torch.equal(
+                    first.contiguous().view(torch.int32), other.contiguous().view(torch.int32)
+                )
         return results[0]
 
     return compute
@@ -71,7 +87,8 @@ def geometries(count):
         groups = draw.choice([1, 1, 1, 2, 4, 0])
         inputs = max(groups, 1) * draw.choice([1, 3, 8, 17, 48])
         outputs = max(groups, 1) * draw.choice([2, 5, 64, 256])
-        groups, outputs = (inputs, inputs) if groups == 0 else (groups, outputs)  # 0 stands for one filter a channel
+        # 0 stands for one filter a channel
+        groups, outputs = (inputs, inputs) if groups == 0 else (groups, outputs)
         side, step = draw.choice([1, 2, 3, 5]), draw.choice([1, 1, 2])
         stride, padding = draw.choice([1, 1, 2, 3]), draw.randint(0, step * (side - 1) + 1)
         height, width = (draw.randint(step * (side - 1) + 3, 14) for _ in range(2))
@@ -83,8 +100,13 @@ def geometries(count):
 def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on_each_unit, part):
     few, many = 20, 60
     every = enumerate(geometries(many))
-    for number, ((b, inputs, outputs, height, width), side, at) in list(every)[part * few : many if part else few]:
-        x, weight = seeded(b, inputs, height, width), seeded(outputs, inputs // at.groups, side, side, seed=1)
+    for number, ((b, inputs, outputs, height, width), side, at) in list(every)[
+        part * few : many if part else few
+    ]:
+        x, weight = (
+            seeded(b, inputs, height, width),
+            seeded(outputs, inputs // at.groups, side, side, seed=1),
+        )
         x = x.contiguous(memory_format=torch.channels_last) if number % 2 else x
         numbers = None, at.stride, at.padding, at.dilation, at.groups
         y = on_each_unit(lambda: products.convolution(x, weight, at))  # noqa: B023  used at once
@@ -103,15 +125,23 @@ def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on
 @pytest.mark.parametrize(
     ("inputs", "outputs", "sides", "groups", "longest"),
     [
-        (64, 24, (4, 4), 1, 2048), (65, 24, (4, 4), 1, 1040), (128, 24, (4, 4), 1, 2048), (129, 24, (4, 4), 1, 0),
-        (256, 24, (3, 3), 1, 0), (400, 24, (5, 3), 1, 0), (512, 32, (3, 3), 1, 0), (3, 3, (45, 45), 3, 2025),
+        (64, 24, (4, 4), 1, 2048),
+        (65, 24, (4, 4), 1, 1040),
+        (128, 24, (4, 4), 1, 2048),
+        (129, 24, (4, 4), 1, 0),
+        (256, 24, (3, 3), 1, 0),
+        (400, 24, (5, 3), 1, 0),
+        (512, 32, (3, 3), 1, 0),
+        (3, 3, (45, 45), 3, 2025),
         (3, 3, (46, 46), 3, 0),
     ],
-)  # fmt: skip
+)
 def test_convolutions_of_the_largest_slices_are_exact_on_each_side_of_the_limit(
     on_each_unit, monkeypatch, inputs, outputs, sides, groups, longest
 ):
-    """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix product."""
+    """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix
+    product.
+    """
     monkeypatch.setattr(products, "_FEW_OUTPUTS", 0)
     monkeypatch.setattr(UNITS[-1], "longest", 0)
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
@@ -119,7 +149,10 @@ def test_convolutions_of_the_largest_slices_are_exact_on_each_side_of_the_limit(
     weight = 1.0 - seeded(outputs, inputs // groups, *sides, seed=1).abs().mul_(2.0**-8)
     found = on_each_unit(lambda: products.convolution(x, weight, at))
     assert UNITS[-1].longest == longest
-    assert relative(found, functional.conv2d(x.double(), weight.double(), None, 1, 1, 1, groups)) < 1e-3
+    assert (
+        relative(found, functional.conv2d(x.double(), weight.double(), None, 1, 1, 1, groups))
+        < 1e-3
+    )
 
 
 def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monkeypatch):
@@ -141,7 +174,9 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
 
 
 def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_times(monkeypatch):
-    """Without VNNI, 8-bit integers are the slower unit for products and the faster one for convolutions."""
+    """Without VNNI, 8-bit integers are the slower unit for products and the faster one for
+    convolutions.
+    """
     seconds = {"convolution": {Int8: 1.0, Float32: 2.0}, "product": {Int8: 2.0, Float32: 1.0}}
     timed = lambda compute, **_: [seconds[compute.func.__name__][type(compute.func.__self__)]]  # noqa: E731
     monkeypatch.setattr(backends.timeit, "repeat", timed)
@@ -154,19 +189,28 @@ def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_t
 
 
 def test_kept_slices_are_those_of_the_values_that_a_backward_pass_or_a_frozen_layer_has():
-    at, weight, gradient = Geometry((1, 1), (1, 1), (1, 1)), seeded(16, 8, 3, 3), seeded(2, 16, 6, 6, seed=1)
+    at, weight, gradient = (
+        Geometry((1, 1), (1, 1), (1, 1)),
+        seeded(16, 8, 3, 3),
+        seeded(2, 16, 6, 6, seed=1),
+    )
     x, other = seeded(2, 8, 6, 6, seed=2), seeded(2, 8, 6, 6, seed=3)
     for factor in (1.0, 3.0):  # An update writes to the weight.
         weight.mul_(factor)
         alone = products.convolution_backward(gradient, x.clone(), weight.clone(), at, [True] * 3)
-        assert torch.equal(products.convolution(x, weight, at), products.convolution(x.clone(), weight.clone(), at))
+        assert torch.equal(
+            products.convolution(x, weight, at), products.convolution(x.clone(), weight.clone(), at)
+        )
         for _ in range(2):  # a layer that is used twice, and retain_graph
             products.convolution(other, weight, at)
             found = products.convolution_backward(gradient, x, weight, at, [True] * 3)
             assert all(torch.equal(*pair) for pair in zip(found, alone, strict=True))
     portable.freeze([weight])
     for images in (x, other, x):
-        assert torch.equal(products.convolution(images, weight, at), products.convolution(images, weight.clone(), at))
+        assert torch.equal(
+            products.convolution(images, weight, at),
+            products.convolution(images, weight.clone(), at),
+        )
 
 
 @pytest.mark.parametrize(("terms", "bound"), [(100, 2e-3), (5000, 2e-3), (300_000, 1e-4)])
@@ -182,7 +226,9 @@ def test_long_sums_of_the_largest_products_do_not_overflow(on_each_unit, monkeyp
     x, gradient = torch.full((130, 14, 8, 8), 0.97), torch.full((130, 10, 8, 8), 0.93)
     at = Geometry((1, 1), (0, 0), (1, 1))
     _, found, bias = on_each_unit(
-        lambda: products.convolution_backward(gradient, x, torch.ones(10, 14, 1, 1), at, [False, True, True])
+        lambda: products.convolution_backward(
+            gradient, x, torch.ones(10, 14, 1, 1), at, [False, True, True]
+        )
     )
     assert relative(found, torch.full((10, 14, 1, 1), 130 * 64 * 0.97 * 0.93).double()) < 1e-3
     assert relative(bias, torch.full((10,), 130 * 64 * 0.93).double()) < 1e-3
@@ -194,7 +240,9 @@ def test_values_that_are_not_finite_stay_so():
     x[0, 0, 0, 0] = math.inf
     y = products.convolution(x, seeded(4, 3, 3, 3), at)
     assert y.isnan().all()
-    for gradient in products.convolution_backward(torch.full_like(y, math.nan), x, seeded(4, 3, 3, 3), at, [True] * 3):
+    for gradient in products.convolution_backward(
+        torch.full_like(y, math.nan), x, seeded(4, 3, 3, 3), at, [True] * 3
+    ):
         assert gradient.isnan().all()
     assert products.matmul(x[:1, 0].flatten(1).T, x[:1, 0].flatten(1)).isnan().all()
     assert total(x).isnan()
@@ -203,19 +251,28 @@ def test_values_that_are_not_finite_stay_so():
 
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
-def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(on_each_unit, powers, groups):
+def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(
+    on_each_unit, powers, groups
+):
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
-    x, weight = seeded(6, 8, 8, 8).clamp(-1, 1), seeded(64 if groups < 8 else 8, 8 // groups, 3, 3, seed=1).clamp(-1, 1)
+    x, weight = (
+        seeded(6, 8, 8, 8).clamp(-1, 1),
+        seeded(64 if groups < 8 else 8, 8 // groups, 3, 3, seed=1).clamp(-1, 1),
+    )
     gradient = seeded(6, len(weight), 8, 8, seed=2).clamp(-1, 1)
 
     def computed(first, second):
         a, b = x * 2.0**first, weight * 2.0**second
         y = on_each_unit(lambda: products.convolution(a, b, at))
         back = on_each_unit(
-            lambda: products.convolution_backward(gradient * 2.0**second, a, b, at, [True, True, False])
+            lambda: products.convolution_backward(
+                gradient * 2.0**second, a, b, at, [True, True, False]
+            )
         )
         matrices = on_each_unit(
-            lambda: products.matmul(a.view(48, 64).repeat(1, 64), b.flatten()[:64, None].repeat(64, 40))
+            lambda: products.matmul(
+                a.view(48, 64).repeat(1, 64), b.flatten()[:64, None].repeat(64, 40)
+            )
         )
         return y, back[1], matrices
 
@@ -242,16 +299,23 @@ def test_elementary_functions_are_near_float64():
     x = torch.linspace(-20, 20, 4001, dtype=torch.float64)
     positive = x[x > 0]
     pairs = (
-        (elementary.exp(x), x.exp()), (elementary.log(positive), positive.log()), (elementary.tanh(x), x.tanh()),
-        (elementary.sigmoid(x), x.sigmoid()), (elementary.gaussian(x), torch.special.ndtr(x)),
-        (elementary.power(positive, 1.7), positive.pow(1.7)), (elementary.sqrt(positive), positive.sqrt()),
-    )  # fmt: skip
+        (elementary.exp(x), x.exp()),
+        (elementary.log(positive), positive.log()),
+        (elementary.tanh(x), x.tanh()),
+        (elementary.sigmoid(x), x.sigmoid()),
+        (elementary.gaussian(x), torch.special.ndtr(x)),
+        (elementary.power(positive, 1.7), positive.pow(1.7)),
+        (elementary.sqrt(positive), positive.sqrt()),
+    )
     for found, expected in pairs:
         require_close(found, expected, 1e-8, 1e-9)
     uniform = torch.linspace(1e-6, 1 - 1e-6, 1001, dtype=torch.float64)
     require_close(elementary.normal(uniform), torch.special.ndtri(uniform), 1e-5, 1e-6)
     assert elementary.exp(torch.tensor([-800.0, 800.0]).double()).tolist() == [0.0, math.inf]
-    assert elementary.log(torch.tensor([0.0, -1.0, math.inf]).double()).nan_to_num(7.0).tolist()[1] == 7.0
+    assert (
+        elementary.log(torch.tensor([0.0, -1.0, math.inf]).double()).nan_to_num(7.0).tolist()[1]
+        == 7.0
+    )
 
 
 def test_scalars_are_those_of_the_math_module_up_to_its_last_bit():
@@ -259,7 +323,11 @@ def test_scalars_are_those_of_the_math_module_up_to_its_last_bit():
         for ours, theirs in ((rounding.cos, math.cos), (rounding.exp, math.exp)):
             assert ours(x) == pytest.approx(theirs(x), rel=4e-16, abs=1e-16)
     assert rounding.power(0.9, 50) == pytest.approx(0.9**50, rel=4e-16)
-    assert (rounding.power(0.0, 0.0), rounding.power(0.0, 2.0), rounding.log(1.0)) == (1.0, 0.0, 0.0)
+    assert (rounding.power(0.0, 0.0), rounding.power(0.0, 2.0), rounding.log(1.0)) == (
+        1.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_eigenvectors_have_a_fixed_sign():
@@ -272,7 +340,10 @@ def test_eigenvectors_have_a_fixed_sign():
 def test_draws_have_their_distributions_and_follow_the_seed():
     with Portable():
         torch.manual_seed(5)
-        normal, uniform = torch.empty(50_000).normal_(1.0, 2.0), torch.empty(50_000).uniform_(-1.0, 3.0)
+        normal, uniform = (
+            torch.empty(50_000).normal_(1.0, 2.0),
+            torch.empty(50_000).uniform_(-1.0, 3.0),
+        )
         kept = torch.empty(50_000).bernoulli_(0.3)
         torch.manual_seed(5)
         again = torch.empty(50_000).normal_(1.0, 2.0)
@@ -288,22 +359,31 @@ def _rows(x):
 
 
 def _apart(x):
-    """Return x [b, ...] as [b, n], changed so that no two elements are equal: torch's own sort may exchange those."""
+    """Return x [b, ...] as [b, n], changed so that no two elements are equal: torch's own sort may
+    exchange those.
+    """
     rows = x.flatten(1)
     return rows + torch.arange(rows.shape[1]) * 2.0**-18
 
 
-# What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in docs/portable.md.
+# What a network does with its activations x [4, 8, 6, 6], which are not 0, by the name in
+# docs/portable.md.
 OPERATIONS = {
     "copies": lambda x: torch.empty_like(x).copy_(x).clone(),
-    "views": lambda x: x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2),
+    "views": lambda x: (
+        x.permute(2, 0, 3, 1).reshape(4, 72, 4).transpose(1, 2)[..., None].expand(-1, -1, -1, 2)
+    ),
     "padding": lambda x: functional.pad(
         functional.pad(functional.pad(x, (1, 2)), [2] * 4, "reflect"), [2] * 4, "replicate"
     ),
     "indexing": lambda x: torch.cat((x[:, [0, 3, 3]], x[..., ::2][:, :2].repeat(1, 2, 1, 2)), 1),
     "comparisons": lambda x: torch.where((x > 0.1) & (x < 0.5), x, -x).masked_fill(x.ge(0.9), 0.5),
-    "minima": lambda x: torch.cat((x.amin((2, 3)), x.min(1)[0].flatten(1), torch.minimum(x, -x).flatten(1)), 1),
-    "maxima": lambda x: torch.cat((x.amax((2, 3)), x.max(1)[0].flatten(1), x.clamp(-0.5, 0.5).flatten(1)), 1),
+    "minima": lambda x: torch.cat(
+        (x.amin((2, 3)), x.min(1)[0].flatten(1), torch.minimum(x, -x).flatten(1)), 1
+    ),
+    "maxima": lambda x: torch.cat(
+        (x.amax((2, 3)), x.max(1)[0].flatten(1), x.clamp(-0.5, 0.5).flatten(1)), 1
+    ),
     "sorting": lambda x: torch.cat((_apart(x).sort(1)[0], _apart(x).topk(3)[0]), 1),
     "integers": lambda x: x * (x.argmax(1, keepdim=True) * 3 // 2 % 5 + 1),
     "additions": lambda x: (x + 0.3) - (1.0 - x).add(x.flip(3), alpha=0.7),
@@ -316,27 +396,37 @@ OPERATIONS = {
     "max pools": lambda x: functional.max_pool2d(x, 3, 2, 1),
     "adaptive max pools": lambda x: functional.adaptive_max_pool2d(x, (4, 3)),
     "average pools": lambda x: functional.avg_pool2d(x, 3, 2, 1),
-    "2-D convolutions with any stride": lambda x: functional.conv2d(x, seeded(6, 8, 3, 3), stride=2),
+    "2-D convolutions with any stride": lambda x: functional.conv2d(
+        x, seeded(6, 8, 3, 3), stride=2
+    ),
     "dilation and groups": lambda x: functional.conv2d(x, seeded(8, 2, 2, 2), dilation=2, groups=4),
     "linear layers": lambda x: functional.linear(x, seeded(9, 6), seeded(9)),
     "`mm`": lambda x: torch.mm(_rows(x), _rows(x).t()).view(4, -1),
     "`bmm`": lambda x: torch.bmm(x.flatten(2), x.flatten(2).mT),
-    "`addmm`": lambda x: torch.addmm(_rows(x), _rows(x), seeded(36, 36), beta=0.5, alpha=0.3).view(4, -1),
+    "`addmm`": lambda x: torch.addmm(_rows(x), _rows(x), seeded(36, 36), beta=0.5, alpha=0.3).view(
+        4, -1
+    ),
     "`baddbmm`": lambda x: torch.baddbmm(x.flatten(2), x.flatten(2), seeded(4, 36, 36), alpha=0.3),
     "`sum`": lambda x: torch.cat((x.sum((2, 3)), x.sum(1).flatten(1)), 1) * x.sum(),
     "`mean`": lambda x: torch.cat((x.mean((2, 3)), x.mean(1).flatten(1)), 1) * x.mean(),
     "`var`": lambda x: x.var((2, 3)) + x.var(1, correction=0).flatten(1)[:, :8],
     "`std`": lambda x: x.std((2, 3)),
-    "Euclidean norm": lambda x: functional.normalize(x) + torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "Euclidean norm": lambda x: (
+        functional.normalize(x) + torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    ),
     "`dot`": lambda x: x * torch.dot(x.flatten(), x.flip(0).flatten()),
     "batch norm": lambda x: nn.BatchNorm2d(8)(x) + nn.BatchNorm2d(8).eval()(x),
     "softmax": lambda x: x.softmax(1),
     "log-softmax": lambda x: x.log_softmax(1),
-    "cross-entropy": lambda x: x * functional.cross_entropy(x.mean((2, 3)), torch.arange(4), label_smoothing=0.1),
+    "cross-entropy": lambda x: (
+        x * functional.cross_entropy(x.mean((2, 3)), torch.arange(4), label_smoothing=0.1)
+    ),
     "`exp`": torch.exp,
     "`log`": lambda x: torch.log(x.abs() + 0.1),
     "`pow`": lambda x: x.pow(3) + (x.abs() + 0.1).pow(1.7) + x.square() + (x.abs() + 0.5).pow(-0.5),
-    "`sqrt`": lambda x: torch.sqrt(x.abs() + 0.1) + (x.abs() + 0.2).pow(0.5) + torch.sqrt(x.square().sum()),
+    "`sqrt`": lambda x: (
+        torch.sqrt(x.abs() + 0.1) + (x.abs() + 0.2).pow(0.5) + torch.sqrt(x.square().sum())
+    ),
     "`rsqrt`": lambda x: x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1e-6),
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
@@ -345,7 +435,9 @@ OPERATIONS = {
     "`lerp`": lambda x: torch.lerp(x, x.flip(2), 0.3) + torch.lerp(x, x.flip(3), x.square()),
     "`addcmul`": lambda x: torch.addcmul(x, x.flip(2), x.flip(3), value=0.5),
     "`addcdiv`": lambda x: torch.addcdiv(x, x.flip(2), x.abs() + 0.5, value=0.5),
-    "antialiased bilinear resizing": lambda x: functional.interpolate(x, (4, 9), mode="bilinear", antialias=True),
+    "antialiased bilinear resizing": lambda x: functional.interpolate(
+        x, (4, 9), mode="bilinear", antialias=True
+    ),
 }
 # Native arithmetic draws other numbers.
 DRAWS = {
@@ -357,13 +449,18 @@ DRAWS = {
 
 
 def gradients_of_a_network(operation):
-    """Return the loss, and the gradients of a network's images and weight; `operation` computes on its activations."""
-    # Both arithmetics compute the convolution exactly, so that the same elements are maxima or above a limit.
+    """Return the loss, and the gradients of a network's images and weight; `operation` computes on
+    its activations.
+    """
+    # Both arithmetics compute the convolution exactly, so that the same elements are maxima or
+    # above a limit.
     images, weight = (seeded(4, 3, 8, 8) * 32).round_() / 128, seeded(8, 3, 3, 3, seed=1).sign()
     images, weight = images.requires_grad_(), weight.requires_grad_()
     torch.manual_seed(0)
     y = operation(functional.conv2d(images, weight)).reshape(4, -1)
-    loss = functional.cross_entropy(functional.linear(y, seeded(5, y.shape[1], seed=2) * 0.1), torch.arange(4))
+    loss = functional.cross_entropy(
+        functional.linear(y, seeded(5, y.shape[1], seed=2) * 0.1), torch.arange(4)
+    )
     return loss.detach(), *torch.autograd.grad(loss, (images, weight))
 
 
@@ -381,7 +478,9 @@ def test_a_network_with_the_operation_has_a_backward_pass(name):
 
 def test_the_page_lists_exactly_the_operations_that_are_tested():
     page = Path(__file__).parents[2] / "docs/portable.md"
-    table = page.read_text().split("| list | operations |")[1].partition("| without a backward pass")[0]
+    table = (
+        page.read_text().split("| list | operations |")[1].partition("| without a backward pass")[0]
+    )
     rows = [line.strip("| ").rpartition("| ")[2] for line in table.splitlines()[2:]]
     assert {name for row in rows for name in row.split(", ")} - {""} == (OPERATIONS | DRAWS).keys()
 
@@ -389,8 +488,15 @@ def test_the_page_lists_exactly_the_operations_that_are_tested():
 def test_what_is_not_covered_is_refused_with_its_name():
     with pytest.raises(NotPortableError, match=r"aten\.erf\.default"), Portable():
         torch.erf(torch.ones(2))
-    for complex_numbers in (lambda: torch.ones(2) * 1j, lambda: torch.zeros(2, dtype=torch.complex64), COMPLEX.abs):
-        with pytest.raises(NotPortableError, match=r"aten\..* of (1j|complex64).*--no-portable"), Portable():
+    for complex_numbers in (
+        lambda: torch.ones(2) * 1j,
+        lambda: torch.zeros(2, dtype=torch.complex64),
+        COMPLEX.abs,
+    ):
+        with (
+            pytest.raises(NotPortableError, match=r"aten\..* of (1j|complex64).*--no-portable"),
+            Portable(),
+        ):
             complex_numbers()
     for refused in (
         lambda: functional.conv_transpose2d(seeded(1, 2, 4, 4), seeded(2, 2, 3, 3)),
@@ -421,10 +527,15 @@ def test_the_context_is_of_this_thread_and_can_be_left():
 def test_settings_that_only_native_arithmetic_has():
     fields = get_recipe("digits").model_dump(mode="json")
     assert make(fields, {"portable": False}).arithmetic == "native"
-    assert make(get_recipe("cifar10").model_dump(mode="json"), {"portable": True}).arithmetic == "portable"
+    assert (
+        make(get_recipe("cifar10").model_dump(mode="json"), {"portable": True}).arithmetic
+        == "portable"
+    )
     for changes in (
-        {"precision": "bfloat16"}, {"portable": True, "precision": "float16"},
-        {"portable": True, "arithmetic": "native"}, {"portable": "yes"},
-    ):  # fmt: skip
+        {"precision": "bfloat16"},
+        {"portable": True, "precision": "float16"},
+        {"portable": True, "arithmetic": "native"},
+        {"portable": "yes"},
+    ):
         with pytest.raises(LockstepError, match=r"arithmetic|portable"):
             make(fields, changes)

@@ -1,4 +1,6 @@
-"""Portable arithmetic on every dtype: each listed operation does what torch does, or is refused by its name."""
+"""Portable arithmetic on every dtype: each listed operation does what torch does, or is refused by
+its name.
+"""
 
 import copy
 import re
@@ -20,9 +22,16 @@ from lockstep.kernels.portable.integers import assembled, sliced
 from lockstep.kernels.portable.operations import EXACT, PORTABLE
 
 DTYPES = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32, torch.int64,
-    torch.uint8, torch.bool,
-)  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
 FEW = (torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64)
 
 
@@ -37,22 +46,33 @@ def _positions(*shape):
 # The arguments of torch.ops.aten.NAME, from t(*shape), which makes a tensor of the tried dtype.
 SHARED = (
     (
-        "abs all alias any amax amin aminmax argmax argmin argsort bitwise_not ceil clone contiguous count_nonzero "
-        "detach empty_like exp floor isfinite isinf isnan lift_fresh log logical_not max mean min neg ones_like "
-        "reciprocal relu resolve_conj resolve_neg round rsqrt sgn sigmoid sign sqrt square squeeze std sum tanh t "
+        "abs all alias any amax amin aminmax argmax argmin argsort bitwise_not ceil clone "
+        "contiguous count_nonzero "
+        "detach empty_like exp floor isfinite isinf isnan lift_fresh log logical_not max mean min "
+        "neg ones_like "
+        "reciprocal relu resolve_conj resolve_neg round rsqrt sgn sigmoid sign sqrt square squeeze "
+        "std sum tanh t "
         "tril triu trunc unbind var zero zeros_like silu gelu",
         [lambda t: (t(2, 3),), lambda t: (t(4, 3).t()[::2],)],
     ),
     (
-        "__and__ __lshift__ __or__ __rshift__ __xor__ add bitwise_and bitwise_left_shift bitwise_or "
-        "bitwise_right_shift bitwise_xor clamp_max clamp_min div eq floor_divide ge gt le logical_and logical_or lt "
+        "__and__ __lshift__ __or__ __rshift__ __xor__ add bitwise_and bitwise_left_shift "
+        "bitwise_or "
+        "bitwise_right_shift bitwise_xor clamp_max clamp_min div eq floor_divide ge gt le "
+        "logical_and logical_or lt "
         "maximum minimum mul ne remainder rsub sub",
         [
-            lambda t: (t(2, 3), t(3)), lambda t: (t(2, 3), torch.ones(3)), lambda t: (t(3), 2), lambda t: (t(), 0.5),
+            lambda t: (t(2, 3), t(3)),
+            lambda t: (t(2, 3), torch.ones(3)),
+            lambda t: (t(3), 2),
+            lambda t: (t(), 0.5),
             lambda t: (t(3)[:1].expand(3), torch.arange(3) + 1),
         ],
     ),
-    ("add rsub sub", [lambda t: (t(2, 3), t(3), {"alpha": 3}), lambda t: (t(3), torch.ones(3), {"alpha": 0.3})]),
+    (
+        "add rsub sub",
+        [lambda t: (t(2, 3), t(3), {"alpha": 3}), lambda t: (t(3), torch.ones(3), {"alpha": 0.3})],
+    ),
     ("is_same_size equal copy expand_as", [lambda t: (t(2, 3), t(2, 3))]),
     ("new_empty new_ones new_zeros", [lambda t: (t(2), [2, 3])]),
     ("broadcast_to expand view reshape _unsafe_view", [lambda t: (t(2, 3), [2, 3])]),
@@ -61,23 +81,32 @@ SHARED = (
         "_fused_adam _fused_adamw",
         [
             lambda t, amsgrad=amsgrad: (
-                *([t(3)] for _ in range(4)), [t(3)] * amsgrad, [torch.ones(())],
+                *([t(3)] for _ in range(4)),
+                [t(3)] * amsgrad,
+                [torch.ones(())],
                 {
-                    "lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": amsgrad,
+                    "lr": 0.1,
+                    "beta1": 0.9,
+                    "beta2": 0.99,
+                    "weight_decay": 0.1,
+                    "eps": 1e-8,
+                    "amsgrad": amsgrad,
                     "maximize": False,
                 },
             )
             for amsgrad in (False, True)
         ],
     ),
-)  # fmt: skip
+)
 ONLY_ON_GPUS = {"cudnn_batch_norm", "cudnn_batch_norm_backward", "_pin_memory", "is_pinned"}
 ARGUMENTS = {
     "_local_scalar_dense": [lambda t: (t(),)],
     "sort": [lambda t: (t(6),)],
     "topk": [lambda t: (t(3), 2)],
     "_foreach_add": [
-        lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}), lambda t: ([t(3)], 2), lambda t: ([t(3)], [t(3)]),
+        lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}),
+        lambda t: ([t(3)], 2),
+        lambda t: ([t(3)], [t(3)]),
         lambda t: ([t(3)], [torch.ones(3)], {"alpha": 0.3}),
     ],
     "_foreach_copy": [lambda t: ([t(3)], [t(3) * 0])],
@@ -142,18 +171,35 @@ ARGUMENTS = {
     "hardtanh_backward": [lambda t: (t(2, 3), t(2, 3), -1, 2)],
     "max_pool2d_with_indices": [lambda t: (_image(t), [2, 2])],
     "max_pool2d_with_indices_backward": [
-        lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], [1, 1], False, _positions(1, 2, 2, 2))
+        lambda t: (
+            t(1, 2, 2, 2),
+            _image(t),
+            [2, 2],
+            [2, 2],
+            [0, 0],
+            [1, 1],
+            False,
+            _positions(1, 2, 2, 2),
+        )
     ],
     "threshold": [lambda t: (t(2, 3), 1, 0)],
     "threshold_backward": [lambda t: (t(2, 3), t(2, 3), 1)],
     "where": [lambda t: (torch.tensor([True, False, True]), t(2, 3), t(3))],
     "avg_pool2d": [lambda t: (_image(t), [2, 2])],
-    "avg_pool2d_backward": [lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], False, True, None)],
+    "avg_pool2d_backward": [
+        lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], False, True, None)
+    ],
     "leaky_relu": [lambda t: (t(2, 3),)],
     "leaky_relu_backward": [lambda t: (t(2, 3), t(2, 3), 0.1, False)],
-    "nll_loss_forward": [lambda t: (t(2, 3), _positions(2), None, 1, -100), lambda t: (t(3), t()[None][0], None, 1, 9)],
+    "nll_loss_forward": [
+        lambda t: (t(2, 3), _positions(2), None, 1, -100),
+        lambda t: (t(3), t()[None][0], None, 1, 9),
+    ],
     "nll_loss_backward": [lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t())],
-    "addcmul": [lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}), lambda t: (t(3), torch.ones(3), t(3))],
+    "addcmul": [
+        lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),
+        lambda t: (t(3), torch.ones(3), t(3)),
+    ],
     "addcdiv": [lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2})],
     "lerp": [lambda t: (t(2, 3), t(2, 3), 0.25), lambda t: (t(3), torch.ones(3), 0.5)],
     "pow": [lambda t, n=n: (t(2, 3) * -1, n) for n in (0, 1, 2, 3, 9, 10, -1, -9)]
@@ -170,14 +216,37 @@ ARGUMENTS = {
     "dot": [lambda t: (t(3), t(3)), lambda t: (t(3), torch.ones(3))],
     "mm": [lambda t: (t(2, 3), t(3, 4)), lambda t: (t(2, 3), torch.ones(3, 4))],
     "bmm": [lambda t: (t(2, 2, 3), t(2, 3, 4))],
-    "addmm": [lambda t: (t(4), t(2, 3), t(3, 4)), lambda t: (t(4), t(2, 3), t(3, 4), {"beta": 2, "alpha": 3})],
+    "addmm": [
+        lambda t: (t(4), t(2, 3), t(3, 4)),
+        lambda t: (t(4), t(2, 3), t(3, 4), {"beta": 2, "alpha": 3}),
+    ],
     "baddbmm": [lambda t: (t(2, 2, 4), t(2, 2, 3), t(2, 3, 4))],
     "convolution": [
         lambda t: (_image(t), t(2, 2, 3, 3), t(2), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
-        lambda t: (_image(t), torch.ones(2, 2, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+        lambda t: (
+            _image(t),
+            torch.ones(2, 2, 3, 3),
+            None,
+            [1, 1],
+            [1, 1],
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+        ),
     ],
     "convolution_backward": [
-        lambda t: (_image(t), _image(t), t(2, 2, 3, 3), [2], *[[1, 1]] * 3, False, [0, 0], 1, [True] * 3)
+        lambda t: (
+            _image(t),
+            _image(t),
+            t(2, 2, 3, 3),
+            [2],
+            *[[1, 1]] * 3,
+            False,
+            [0, 0],
+            1,
+            [True] * 3,
+        )
     ],
     "native_batch_norm": [
         lambda t, training=training: (t(4, 3), t(3), t(3), t(3), t(3), training, 0.5, 1e-5)
@@ -186,8 +255,16 @@ ARGUMENTS = {
     "native_batch_norm_backward": [
         lambda t: (t(4, 3), t(4, 3), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True, True, True])
     ],
-    "_softmax": [lambda t: (t(2, 3), 1, False), lambda t: (t(), 0, False), lambda t: (t(2, 0), 1, False)],
-    "_log_softmax": [lambda t: (t(2, 3), 0, False), lambda t: (t(), 0, False), lambda t: (t(2, 0), 1, False)],
+    "_softmax": [
+        lambda t: (t(2, 3), 1, False),
+        lambda t: (t(), 0, False),
+        lambda t: (t(2, 0), 1, False),
+    ],
+    "_log_softmax": [
+        lambda t: (t(2, 3), 0, False),
+        lambda t: (t(), 0, False),
+        lambda t: (t(2, 0), 1, False),
+    ],
     "_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
     "_log_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
     "_linalg_eigh": [lambda t: (t(3, 3) + t(3, 3).mT,)],
@@ -199,27 +276,54 @@ ARGUMENTS = {
     "native_dropout": [lambda t: (t(2, 3), 0.5, True), lambda t: (t(2, 3), 0.5, False)],
     "_fused_sgd": [
         lambda t, maximize=maximize: (
-            [t(3)], [t(3)], [t(3)],
+            [t(3)],
+            [t(3)],
+            [t(3)],
             {
-                "weight_decay": 0.1, "momentum": 0.9, "lr": 0.1, "dampening": 0.0, "nesterov": False,
-                "maximize": maximize, "is_first_step": False,
+                "weight_decay": 0.1,
+                "momentum": 0.9,
+                "lr": 0.1,
+                "dampening": 0.0,
+                "nesterov": False,
+                "maximize": maximize,
+                "is_first_step": False,
             },
         )
         for maximize in (False, True)
     ],
-}  # fmt: skip
+}
 for names, cases in SHARED:
     for name in names.split():
         ARGUMENTS[name] = ARGUMENTS.get(name, []) + cases
 WITHOUT_VALUES = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "uniform", "normal", "bernoulli",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "uniform",
+    "normal",
+    "bernoulli",
     "native_dropout",
-}  # fmt: skip
-RETURNS_ITS_OPERAND = {"contiguous", "detach", "resolve_conj", "resolve_neg"}  # so that torch computes nothing
+}
+# so that torch computes nothing
+RETURNS_ITS_OPERAND = {"contiguous", "detach", "resolve_conj", "resolve_neg"}
 OF_INTEGERS = {
-    "__and__", "__lshift__", "__or__", "__rshift__", "__xor__", "bincount", "bitwise_and", "bitwise_left_shift",
-    "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cumsum", "scatter_add",
-}  # fmt: skip
+    "__and__",
+    "__lshift__",
+    "__or__",
+    "__rshift__",
+    "__xor__",
+    "bincount",
+    "bitwise_and",
+    "bitwise_left_shift",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "cumsum",
+    "scatter_add",
+}
 
 
 def maker(dtype):
@@ -244,7 +348,9 @@ def computed(mode, name, arguments):
     named = arguments[-1] if isinstance(arguments[-1], dict) else {}
     try:
         with mode:
-            return flat(getattr(torch.ops.aten, name)(*arguments[: len(arguments) - bool(named)], **named))
+            return flat(
+                getattr(torch.ops.aten, name)(*arguments[: len(arguments) - bool(named)], **named)
+            )
     except (LockstepError, RuntimeError, IndexError, TypeError, ValueError) as error:
         return error
 
@@ -253,13 +359,16 @@ def is_near(found, right):
     if not isinstance(right, torch.Tensor):
         return found == right or (found, right) == (None, None)
     same = found.dtype == right.dtype and found.shape == right.shape
-    return same and torch.allclose(*(x.detach().to(torch.complex128) for x in (found, right)), 2e-2, 2e-2, True)
+    return same and torch.allclose(
+        *(x.detach().to(torch.complex128) for x in (found, right)), 2e-2, 2e-2, True
+    )
 
 
 def places(results, operands):
     """Return which operands each result shares its memory with."""
     memory = [
-        [x.untyped_storage().data_ptr() for x in some if isinstance(x, torch.Tensor)] for some in (results, operands)
+        [x.untyped_storage().data_ptr() for x in some if isinstance(x, torch.Tensor)]
+        for some in (results, operands)
     ]
     return [[result == operand for operand in memory[1]] for result in memory[0]]
 
@@ -273,14 +382,20 @@ def forms(name, make, dtype):
         return
     right = computed(nullcontext(), name, make(maker(dtype)))
     if isinstance(right, list) and len(right) == 1 and isinstance(right[0], torch.Tensor):
-        for out in (torch.empty_like(right[0]), right[0].new_empty(0), torch.zeros(right[0].shape, dtype=torch.int64)):
+        for out in (
+            torch.empty_like(right[0]),
+            right[0].new_empty(0),
+            torch.zeros(right[0].shape, dtype=torch.int64),
+        ):
             *positional, last = make(maker(dtype))
             named = last if isinstance(last, dict) else {}
             yield name, (*positional, *([] if named else [last]), {**named, "out": out})
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.parametrize(
+    "dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"]
+)
 @pytest.mark.parametrize("name", sorted((EXACT | PORTABLE.keys()) - ONLY_ON_GPUS))
 def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name, dtypes):
     accepted = set()
@@ -301,8 +416,16 @@ def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name, dtype
             assert places(found, flat(ours)) == places(right, flat(torchs)), what
             for before, mine, theirs in zip(*map(flat, (arguments, ours, torchs)), strict=True):
                 if isinstance(before, torch.Tensor):
-                    kept = not form.endswith("_") and before.shape == theirs.shape and torch.equal(before, theirs)
-                    assert torch.equal(mine, before) if kept else name in WITHOUT_VALUES or is_near(mine, theirs), what
+                    kept = (
+                        not form.endswith("_")
+                        and before.shape == theirs.shape
+                        and torch.equal(before, theirs)
+                    )
+                    assert (
+                        torch.equal(mine, before)
+                        if kept
+                        else name in WITHOUT_VALUES or is_near(mine, theirs)
+                    ), what
             for mine, theirs in zip(found, right, strict=True):
                 if name == "_linalg_eigh":  # An eigenvector may have either sign.
                     assert is_near(mine.abs(), theirs.abs()), what
@@ -316,7 +439,12 @@ def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name, dtype
 
 def test_batch_norm_by_the_names_of_a_gpu_is_that_of_a_cpu():
     """On a GPU torch may choose operations of other names."""
-    x, weight, bias, gradient = torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3), torch.randn(4, 3, 5, 5)
+    x, weight, bias, gradient = (
+        torch.randn(4, 3, 5, 5),
+        torch.rand(3),
+        torch.rand(3),
+        torch.randn(4, 3, 5, 5),
+    )
     aten = torch.ops.aten
     with Portable():
         y, mean, inverse = aten.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
@@ -324,7 +452,9 @@ def test_batch_norm_by_the_names_of_a_gpu_is_that_of_a_cpu():
         right = aten.native_batch_norm_backward(
             gradient, x, weight, None, None, mean, inverse, True, 1e-5, [True, True, True]
         )
-        back = aten.cudnn_batch_norm_backward(x, gradient, weight, None, None, mean, inverse, 1e-5, x.new_empty(0))
+        back = aten.cudnn_batch_norm_backward(
+            x, gradient, weight, None, None, mean, inverse, 1e-5, x.new_empty(0)
+        )
     assert all(map(torch.equal, (*found, *back), (y, mean, inverse, *right)))
 
 
@@ -335,7 +465,9 @@ def test_a_number_beside_bfloat16_is_refused_as_devices_round_it_at_different_pl
 
 
 def test_a_float64_product_keeps_its_operands_and_trains_as_float32_does():
-    """A layer in float64 had scaled its own weight: the weight is the operand of the next step's product."""
+    """A layer in float64 had scaled its own weight: the weight is the operand of the next step's
+    product.
+    """
     images, labels = torch.linspace(-1, 1, 60).view(10, 6), torch.arange(10) % 2
 
     def losses(dtype):
@@ -363,7 +495,9 @@ def test_a_remainder_is_exact_where_the_quotient_is_beyond_all_numbers(dtype):
     draw, most = np.random.default_rng(0), np.finfo(dtype).maxexp
     x = np.ldexp(draw.uniform(1, 2, 64), most - 2).astype(dtype)
     divisor = np.ldexp(draw.uniform(1, 2, 64), 3 - most).astype(dtype)
-    right = [float(Fraction(float(a)) % Fraction(float(b))) for a, b in zip(x, divisor, strict=True)]
+    right = [
+        float(Fraction(float(a)) % Fraction(float(b))) for a, b in zip(x, divisor, strict=True)
+    ]
     with Portable():
         found = torch.from_numpy(x) % torch.from_numpy(divisor)
     assert found.tolist() == right
@@ -387,7 +521,9 @@ def test_a_tensor_of_integers_is_never_made_of_parts_of_numbers():
         assert (1.5 - whole).tolist() == [0.5, -0.5, -1.5]
         assert parts.sum(dtype=torch.int64) == 0
         assert whole.sum(dtype=torch.float32) == 6.0
-        with pytest.raises(NotPortableError, match=r"aten\.exp\.default of int64: give it .*\(float32 or float64\)"):
+        with pytest.raises(
+            NotPortableError, match=r"aten\.exp\.default of int64: give it .*\(float32 or float64\)"
+        ):
             whole.exp()
         with pytest.raises(NotPortableError, match=r"aten\.add_\.Tensor"):
             whole.add_(whole.float(), alpha=0.3)
@@ -395,18 +531,23 @@ def test_a_tensor_of_integers_is_never_made_of_parts_of_numbers():
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_no_sum_is_a_zero_below_0(monkeypatch, groups):
-    """Integers have no -0, so the units agree only if a float sum of the same integers has none either.
+    """Integers have no -0, so the units agree only if a float sum of the same integers has none
+    either.
 
-    A library's product of -1 and 0 may be -0: here those of matrices are, and a convolution is made so.
+    A library's product of -1 and 0 may be -0: here those of matrices are, and a convolution is made
+    so.
     """
     below, none = torch.full((5, 1), -1.0), torch.zeros(1, 5)
-    images, filters = (sliced(torch.ones(shape)) for shape in ((2, 2, 1, 1), (2, 2 // groups, 1, 1)))
+    images, filters = (
+        sliced(torch.ones(shape)) for shape in ((2, 2, 1, 1), (2, 2 // groups, 1, 1))
+    )
     monkeypatch.setattr(backends.functional, "conv2d", lambda *_: torch.full((2, 2, 1, 1), -0.0))
     sums = (
-        assembled(torch.tensor([-0.0]), torch.tensor([-0.0]), 0), products.matmul(below, none),
+        assembled(torch.tensor([-0.0]), torch.tensor([-0.0]), 0),
+        products.matmul(below, none),
         products.matmul(below.double(), none.double()),
         Float32().convolution(images, filters, Geometry((1, 1), (0, 0), (1, 1), groups), 0),
-    )  # fmt: skip
+    )
     for one in sums:
         assert not one.any()
         assert not one.signbit().any()

@@ -1,4 +1,6 @@
-"""`precision = "auto"` becomes bfloat16 or float32, by the hardware; 16-bit floats learn as well as float32."""
+"""`precision = "auto"` becomes bfloat16 or float32, by the hardware; 16-bit floats learn as well as
+float32.
+"""
 
 import ctypes
 
@@ -43,7 +45,9 @@ def test_auto_depends_on_the_bfloat16_units_of_a_cpu(monkeypatch, flags, vendor,
 
 
 class Driver:
-    """The library of NVIDIA's driver, for one GPU. It is `broken`, or answers only after its initialisation."""
+    """The library of NVIDIA's driver, for one GPU. It is `broken`, or answers only after its
+    initialisation.
+    """
 
     def __init__(self, capability, broken=False):
         self._answers = dict(zip((75, 76), capability, strict=True))
@@ -66,7 +70,9 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch):
-    """driver(library) -> None: gives the host one GPU, and `library` as what its driver's file has; None: no file."""
+    """driver(library) -> None: gives the host one GPU, and `library` as what its driver's file has;
+    None: no file.
+    """
 
     def load(name, library):
         assert name == "libcuda.so.1"
@@ -83,7 +89,9 @@ def driver(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")])
+@pytest.mark.parametrize(
+    ("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")]
+)
 def test_the_launcher_chooses_the_precision_of_a_gpu_without_a_cuda_context(
     monkeypatch, tmp_path, driver, capability, chosen
 ):
@@ -116,12 +124,16 @@ def test_16_bit_floats_learn_digits_as_well_as_float32(tmp_path):
 
     def trained(precision):
         recipe = make(
-            get_recipe("digits").model_dump(mode="json"), {"precision": precision, "portable": False, "epochs": 12.0}
+            get_recipe("digits").model_dump(mode="json"),
+            {"precision": precision, "portable": False, "epochs": 12.0},
         )
-        return fit_here(recipe, tmp_path / precision, Placement(summary_every=0, log_every=100)).result
+        return fit_here(
+            recipe, tmp_path / precision, Placement(summary_every=0, log_every=100)
+        ).result
 
     results = [trained(precision) for precision in ("float32", "bfloat16", "float16")]
-    assert len({result["weights_sha256"] for result in results}) == 3  # else the towers computed in float32
+    # else the towers computed in float32
+    assert len({result["weights_sha256"] for result in results}) == 3
     accuracies = [result["accuracy"]["ema"] for result in results]
     assert min(accuracies) > 0.97
     assert max(accuracies) - min(accuracies) < 0.02

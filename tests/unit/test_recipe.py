@@ -34,13 +34,20 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"model": "tutoral"}, "did you mean tutorial"),
         ({"precision": "fp8"}, "'float32', 'bfloat16' or 'float16'"),
         ({"lr": float("nan")}, "recipe setting lr"),
-        ({"augmentation.contrast": [1.8, 0.2]}, "augmentation.contrast: got .*give \\[low, high\\]"),
+        (
+            {"augmentation.contrast": [1.8, 0.2]},
+            "augmentation.contrast: got .*give \\[low, high\\]",
+        ),
         ({"optimizer.nesterov": True}, "nesterov needs a momentum above 0"),
-        ({"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.6]}, "the shares must add up to 1"),
+        (
+            {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.6]},
+            "the shares must add up to 1",
+        ),
         ({"name": "../x"}, "name: got '../x': give letters"),
         (
             {"model": "../a:b"},
-            r"unknown model .*, or a function or class of yours, .* as in nets\.py:resnet50, torchvision\.models:",
+            r"unknown model .*, or a function or class of yours, .* as in nets\.py:resnet50, "
+            r"torchvision\.models:",
         ),
         ({"model": "a:b\x1b[2J"}, r"unknown model 'a:b\\x1b\[2J'"),
         ({"augmentation": None}, "augmentation: got None: give a name"),
@@ -55,27 +62,49 @@ def test_a_wrong_setting_is_an_error_that_names_it(changes, message):
 
 
 def test_settings_given_as_text_are_typed():
-    changes = parse(["optimizer.momentum=0.5", "exact=False", "ema=none", "model=a.b:c", "batch=1e2"], {"lr": 0.2})
+    changes = parse(
+        ["optimizer.momentum=0.5", "exact=False", "ema=none", "model=a.b:c", "batch=1e2"],
+        {"lr": 0.2},
+    )
     assert changes == {
-        "optimizer.momentum": 0.5, "exact": False, "ema": None, "model": "a.b:c", "batch": 100.0, "lr": 0.2,
-    }  # fmt: skip
+        "optimizer.momentum": 0.5,
+        "exact": False,
+        "ema": None,
+        "model": "a.b:c",
+        "batch": 100.0,
+        "lr": 0.2,
+    }
     recipe = make(TUTORIAL, changes)
-    assert (recipe.exact, recipe.ema, recipe.batch, recipe.optimizer.momentum) == (False, None, 100, 0.5)
+    assert (recipe.exact, recipe.ema, recipe.batch, recipe.optimizer.momentum) == (
+        False,
+        None,
+        100,
+        0.5,
+    )
 
 
 @pytest.mark.parametrize("text", ["False", "false", "no", "0", '"False"', "True", "yes", "1"])
 def test_false_means_false(text):
-    recipe = make(DIGITS, parse([f"{name}={text}" for name in ("optimizer.nesterov", "ema.warmup", "exact")], {}))
-    assert {recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact} == {text in ("True", "yes", "1")}
+    recipe = make(
+        DIGITS,
+        parse([f"{name}={text}" for name in ("optimizer.nesterov", "ema.warmup", "exact")], {}),
+    )
+    assert {recipe.optimizer.nesterov, recipe.ema.warmup, recipe.exact} == {
+        text in ("True", "yes", "1")
+    }
 
 
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        (["towers"], {}), (["=3"], {}), (["lr=1", "lr=2"], {}), (["lr=1"], {"lr": 2.0}),
-        ([], {"steps": 1, "epochs": 2}), (["optimizer.nesterov=flase"], {}),
+        (["towers"], {}),
+        (["=3"], {}),
+        (["lr=1", "lr=2"], {}),
+        (["lr=1"], {"lr": 2.0}),
+        ([], {"steps": 1, "epochs": 2}),
+        (["optimizer.nesterov=flase"], {}),
     ],
-)  # fmt: skip
+)
 def test_ambiguous_settings_are_rejected(settings, options):
     with pytest.raises(LockstepError):
         make(DIGITS, parse(settings, options))
@@ -84,7 +113,8 @@ def test_ambiguous_settings_are_rejected(settings, options):
 def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).steps is None
     assert make(TUTORIAL, {"epochs": 2}).bind(50_000).steps == 781
-    assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8  # in any order
+    # in any order
+    assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8
     digits = make(DIGITS, {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
     # The kind is the same, so no setting is dropped.
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
@@ -102,16 +132,30 @@ def test_options_override_files_and_a_file_may_not_contradict_itself():
 def test_the_digest_distinguishes_recipes_and_a_setting_at_its_default_is_no_part_of_it():
     """So a run from before that setting existed can still be resumed and evaluated."""
     before = {name: value for name, value in TUTORIAL.items() if name != "model_options"}
-    before["schedule"] = {name: value for name, value in TUTORIAL["schedule"].items() if name != "per_tower"}
+    before["schedule"] = {
+        name: value for name, value in TUTORIAL["schedule"].items() if name != "per_tower"
+    }
     assert make(before, {"lr": 0.1}).digest() == get_recipe("cifar10-tutorial").digest()
-    changes = [{}, {"seed": 1}, {"schedule.per_tower": True}, {"schedule": "constant"}, {"schedule": "triangle"}]
+    changes = [
+        {},
+        {"seed": 1},
+        {"schedule.per_tower": True},
+        {"schedule": "constant"},
+        {"schedule": "triangle"},
+    ]
     assert len({make(TUTORIAL, each).digest() for each in changes}) == len(changes)
 
 
 def test_a_recipe_is_equal_after_toml_which_can_be_printed():
     odd = '\x1b[2J\x9b\u202e\n"\\\\é'
     recipe = make(
-        TUTORIAL, {"seed": 2**63 - 1, "ema": None, "model_options": {odd: odd}, "weight_decay": {odd: 0.1 + 0.2}}
+        TUTORIAL,
+        {
+            "seed": 2**63 - 1,
+            "ema": None,
+            "model_options": {odd: odd},
+            "weight_decay": {odd: 0.1 + 0.2},
+        },
     )
     assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
     assert printable(recipe.toml(), keep="\n") == recipe.toml()
@@ -119,7 +163,10 @@ def test_a_recipe_is_equal_after_toml_which_can_be_printed():
 
 def test_differences_are_listed_by_setting():
     other = make(TUTORIAL, {"seed": 3, "optimizer.momentum": 0.5})
-    assert make(TUTORIAL, {}).differences(other) == ["optimizer.momentum: 0.0 -> 0.5", "seed: 0 -> 3"]
+    assert make(TUTORIAL, {}).differences(other) == [
+        "optimizer.momentum: 0.0 -> 0.5",
+        "seed: 0 -> 3",
+    ]
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():

@@ -1,4 +1,6 @@
-"""The verify job: which steps are computed again, what is compared, and what makes a comparison impossible."""
+"""The verify job: which steps are computed again, what is compared, and what makes a comparison
+impossible.
+"""
 
 import fcntl
 import json
@@ -33,7 +35,10 @@ def run(tmp_path, trained_once) -> Path:
 
 def record_of(path: Path, start=None, placement=None):
     placement = placement or Placement(device="cpu")
-    return verify(VerifySpec(recipe=Run.open(path).recipe(), placement=placement, path=path, start=start), Context())
+    return verify(
+        VerifySpec(recipe=Run.open(path).recipe(), placement=placement, path=path, start=start),
+        Context(),
+    )
 
 
 def kept(run: Path, *steps: int) -> None:
@@ -48,7 +53,9 @@ def test_which_steps_are_replayed(run, caplog):
         return state.step if state else 0, end
 
     assert [ranges(start) for start in (None, 0, 10, 15)] == [(20, 30), (0, 10), (10, 20), (10, 20)]
-    assert caplog.messages == ["there is no valid checkpoint after 15 steps: the replay starts from step 10"]
+    assert caplog.messages == [
+        "there is no valid checkpoint after 15 steps: the replay starts from step 10"
+    ]
     for start in (30, 2000):
         with pytest.raises(LockstepError, match="no state after step 30") as raised:
             ranges(start)
@@ -76,7 +83,8 @@ def differences(record):
 def test_what_was_changed_differs_from_the_replay(run):
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     record = record_of(run)
-    assert differences(record) == [("checkpoints", 30, ["parameter/conv2.weight"])]  # The result's SHA-256 is right.
+    # The result's SHA-256 is right.
+    assert differences(record) == [("checkpoints", 30, ["parameter/conv2.weight"])]
     change_checkpoint(run, 20, "parameter/conv1.weight", 0)
     record = record_of(run)
     assert len(record["differences"][0]["tensors"]) > 10
@@ -85,7 +93,9 @@ def test_what_was_changed_differs_from_the_replay(run):
     assert "  tensors   1 differ after 20 steps" in list(lines_of(record))
 
 
-@pytest.mark.parametrize("exchange", ["weights", pytest.param("names of classes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "exchange", ["weights", pytest.param("names of classes", marks=pytest.mark.slow)]
+)
 def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, exchange):
     def change(facts, tensors):
         if exchange == "weights":
@@ -93,15 +103,25 @@ def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, ex
         else:
             facts["classes"].reverse()
 
-    assert record_of(run)["compared"] == {"checkpoints": 1, "weights_sha256": 1, "model.safetensors": 1}
+    assert record_of(run)["compared"] == {
+        "checkpoints": 1,
+        "weights_sha256": 1,
+        "model.safetensors": 1,
+    }
     change_state(run / "model.safetensors", change)
     record = record_of(run)
-    assert differences(record) == [("model.safetensors", 30, ["logits.bias"] if exchange == "weights" else [])]
-    assert "  first     model.safetensors, of the weights after 30 steps, differs" in list(lines_of(record))
+    assert differences(record) == [
+        ("model.safetensors", 30, ["logits.bias"] if exchange == "weights" else [])
+    ]
+    assert "  first     model.safetensors, of the weights after 30 steps, differs" in list(
+        lines_of(record)
+    )
 
 
 def test_a_checkpoint_with_other_names_of_classes_is_a_difference(run):
-    change_state(run / "checkpoints/step-000000020.safetensors", lambda facts, _: facts["classes"].reverse())
+    change_state(
+        run / "checkpoints/step-000000020.safetensors", lambda facts, _: facts["classes"].reverse()
+    )
     assert differences(record_of(run, start=10)) == [("checkpoints", 20, [])]
 
 
@@ -114,11 +134,15 @@ def test_a_changed_result_is_a_difference(run):
 def test_another_machine_is_described(run):
     sessions = json.loads((run / "environment.json").read_text())
     sessions[0]["probe"] = "0" * 64
-    (run / "environment.json").write_text(json.dumps([*sessions, {**sessions[0], "step": 25, "cpu_capability": "X"}]))
+    (run / "environment.json").write_text(
+        json.dumps([*sessions, {**sessions[0], "step": 25, "cpu_capability": "X"}])
+    )
     machine = record_of(run)["machine"]
     assert machine["probe_equal"] is False
     assert any(text.startswith("cpu_capability: X -> ") for text in machine["changes"])
-    assert not any("cpu_capability" in text for text in record_of(run, start=0)["machine"]["changes"])
+    assert not any(
+        "cpu_capability" in text for text in record_of(run, start=0)["machine"]["changes"]
+    )
 
 
 @pytest.mark.parametrize("stated_by", ["checkpoints", "environment.json"])
@@ -166,7 +190,8 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
 def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
     tuned, _ = trained_once(*NATIVE, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]
-    assert record_of(tuned, start=0)["compared"] == {"checkpoints": 1}  # from the checkpoint of step 0
+    # from the checkpoint of step 0
+    assert record_of(tuned, start=0)["compared"] == {"checkpoints": 1}
     placement = Placement(device="cpu", init=run / "model.safetensors")
     assert record_of(tuned, start=0, placement=placement)["compared"]["checkpoints"] == 2
 
@@ -174,12 +199,24 @@ def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_
 def test_tensors_that_differ_in_type_shape_or_a_bit_are_listed():
     nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
     first = {
-        "b": torch.arange(6.0).view(2, 3), "only": torch.ones(3), "same": torch.zeros(2), "n": torch.tensor([1, 2]),
-        "zero": torch.zeros(2), "nan": nan[:1], "inf": torch.tensor([math.inf]), "type": torch.zeros(3), "e": nan[:0],
-    }  # fmt: skip
+        "b": torch.arange(6.0).view(2, 3),
+        "only": torch.ones(3),
+        "same": torch.zeros(2),
+        "n": torch.tensor([1, 2]),
+        "zero": torch.zeros(2),
+        "nan": nan[:1],
+        "inf": torch.tensor([math.inf]),
+        "type": torch.zeros(3),
+        "e": nan[:0],
+    }
     assert different(first, {name: tensor.clone() for name, tensor in first.items()}) == []
     second = {name: tensor.clone() for name, tensor in first.items() if name != "only"}
     second["b"][1, 2], second["b"][0, 1] = 5.5, 1.25
     second["n"][1] = 7
-    second |= {"zero": -torch.zeros(2), "nan": nan[1:], "inf": torch.ones(1), "type": torch.zeros(3).bfloat16()}
+    second |= {
+        "zero": -torch.zeros(2),
+        "nan": nan[1:],
+        "inf": torch.ones(1),
+        "type": torch.zeros(3).bfloat16(),
+    }
     assert different(first, second) == ["b", "inf", "n", "nan", "only", "type", "zero"]

@@ -22,11 +22,19 @@ from lockstep.recipes import get_recipe
 
 CLEAR = "\x1b[2J"  # clears the screen
 TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
-LINE = TIME + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = (\d+\.\d) %$"
+LINE = (
+    TIME
+    + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = "
+    r"(\d+\.\d) %$"
+)
 STATE = SimpleNamespace(
-    step=0, decay={}, decay_losses=lambda: {"w": torch.tensor(0.5)}, loss_scale=1.0, parameters={},
+    step=0,
+    decay={},
+    decay_losses=lambda: {"w": torch.tensor(0.5)},
+    loss_scale=1.0,
+    parameters={},
     by_name=lambda flat: {},
-)  # fmt: skip
+)
 
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0):
@@ -40,7 +48,9 @@ def a_log(listeners, steps=25):
 
 
 def step_of(log, step, metrics=None, **state):
-    log.step(step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), [])
+    log.step(
+        step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), []
+    )
 
 
 class Recorder(Listener):
@@ -70,7 +80,11 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     plain = console.Plain(stream, 10)
     run([plain])
     assert "90.00%" not in stream.getvalue()  # The end block says it.
-    plain.evaluation(EvaluationEvent(0.0, 20, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)}))
+    plain.evaluation(
+        EvaluationEvent(
+            0.0, 20, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)}
+        )
+    )
     plain.evaluation(EvaluationEvent(0.0, 10, "test", {"raw": Evaluation(10, 7, 0.2)}))
     text = stream.getvalue()
     assert "after 10 steps, accuracy on 10 test images: 70.00%\n" in text
@@ -93,13 +107,20 @@ def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     assert rows[0]["accuracy"] == 0.5
     assert rows[-1].pop("time") > 1.7e9
     assert rows[-1] == {
-        "kind": "evaluation", "step": 25, "split": "test", "weights": "raw",
-        "accuracy": 0.8, "examples": 10, "correct": 8, "loss": 0.2,
-    }  # fmt: skip
+        "kind": "evaluation",
+        "step": 25,
+        "split": "test",
+        "weights": "raw",
+        "accuracy": 0.8,
+        "examples": 10,
+        "correct": 8,
+        "loss": 0.2,
+    }
 
 
 @pytest.mark.parametrize(
-    ("every", "seconds"), [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})]
+    ("every", "seconds"),
+    [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})],
 )
 def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch, every, seconds):
     """The first line covers one step. With an interval of 1 every line covers a single step."""
@@ -140,7 +161,11 @@ def live(stream, width=80):
 
 def frames(text):
     """Return the successive texts of the line."""
-    return [frame for frame in re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text)) if "%  " in frame]
+    return [
+        frame
+        for frame in re.split(r"\r\n|\r|\n", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text))
+        if "%  " in frame
+    ]
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lines():
@@ -155,8 +180,12 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lin
     assert isinstance(console.listener_on(Terminal()), console.Live)
 
 
-@pytest.mark.parametrize(("every", "steps"), [(None, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (7, [0, 7, 14, 21, 24])])
-def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(monkeypatch, every, steps):
+@pytest.mark.parametrize(
+    ("every", "steps"), [(None, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (7, [0, 7, 14, 21, 24])]
+)
+def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(
+    monkeypatch, every, steps
+):
     """A step takes 4 s. Details go to the log file, and to the console with --verbose."""
     now, stream, asked = [0.0], io.StringIO(), io.StringIO()
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -166,7 +195,10 @@ def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(
         for step in range(25):
             now[0] += 4.0
             step_of(log, step)
-    found = [[int(step) for step, _ in re.findall(LINE, each.getvalue(), re.M)] for each in (stream, asked)]
+    found = [
+        [int(step) for step, _ in re.findall(LINE, each.getvalue(), re.M)]
+        for each in (stream, asked)
+    ]
     assert found == [steps, [0, 10, 20, 24]]
     assert ["a detail" in each.getvalue() for each in (stream, asked)] == [False, True]
 
@@ -181,14 +213,24 @@ def test_steps_on_features_count_no_images():
 
 
 def a_step(step, steps, **changes):
-    return SimpleNamespace(**{
-        "step": step, "steps": steps, "epoch": 16.9, "loss": 0.5123, "accuracy": 0.984, "learning_rate": 0.0512,
-        "images_per_s": 13456.0, "s_per_step": 0.0095, **changes,
-    })  # fmt: skip
+    return SimpleNamespace(
+        **{
+            "step": step,
+            "steps": steps,
+            "epoch": 16.9,
+            "loss": 0.5123,
+            "accuracy": 0.984,
+            "learning_rate": 0.0512,
+            "images_per_s": 13456.0,
+            "s_per_step": 0.0095,
+            **changes,
+        }
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3599.6, "1h00m"), (3722, "1h02m")]
+    ("seconds", "text"),
+    [(0.4, "0:00"), (7, "0:07"), (754, "12:34"), (3599.6, "1h00m"), (3722, "1h02m")],
 )
 def test_the_eta_is_in_minutes_or_hours(seconds, text):
     stream = Terminal()
@@ -202,7 +244,10 @@ def test_the_line_fits_and_its_end_is_cut(width):
     live(stream, width).step(a_step(99_998, 100_000), None)
     (frame,) = frames(stream.getvalue())
     assert len(frame.rstrip()) <= width
-    shown = [part in frame for part in (" 99%", "step  99999", "ETA 0:0", "loss", "acc", "img/s", "epoch")]
+    shown = [
+        part in frame
+        for part in (" 99%", "step  99999", "ETA 0:0", "loss", "acc", "img/s", "epoch")
+    ]
     assert shown == sorted(shown, reverse=True), frame
     assert shown[0]
 
@@ -245,14 +290,20 @@ def test_running_averages_cover_every_step_and_each_term():
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
         decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
-        step_of(log, step, sums(cross_entropy=terms[0] * 128), decay_losses=lambda decay=decay: decay)
-        expected, weight = 0.9 * expected + 0.1 * np.array([terms.sum(), *terms]), 0.9 * weight + 0.1
+        step_of(
+            log, step, sums(cross_entropy=terms[0] * 128), decay_losses=lambda decay=decay: decay
+        )
+        expected, weight = (
+            0.9 * expected + 0.1 * np.array([terms.sum(), *terms]),
+            0.9 * weight + 0.1,
+        )
         if step % 10 == 0:
             last = recorder.events[-1]
             averages = [last.loss_average, last.cross_entropy_average, *last.decay_average.values()]
             assert averages == pytest.approx((expected / weight).tolist(), rel=1e-5)
             assert list(last.decay_average) == ["a", "b"]
-    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}  # the first average is the first value
+    # the first average is the first value
+    assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}
 
 
 def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):

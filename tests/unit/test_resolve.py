@@ -21,7 +21,11 @@ def photos(tmp_path: Path) -> Path:
 
 def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypatch):
     subject = subject_of(str(photos), {"image_px": 32})
-    assert (subject.recipe, subject.run, subject.data) == (get_recipe("folder").replace(image_px=32), None, photos)
+    assert (subject.recipe, subject.run, subject.data) == (
+        get_recipe("folder").replace(image_px=32),
+        None,
+        photos,
+    )
     monkeypatch.chdir(photos.parent)
     for word in ("photos", "photos/", "./photos"):
         assert subject_of(word, {}).data == photos
@@ -65,7 +69,9 @@ def test_two_folders_of_images_are_refused(photos, tmp_path):
 
 @pytest.fixture(params=["recipe file", "run"])
 def theirs(request, tmp_path):
-    """Return a function that writes `digits` with `changes`, as a recipe file or as a run, and returns the path."""
+    """Return a function that writes `digits` with `changes`, as a recipe file or as a run, and
+    returns the path.
+    """
 
     def write(changes):
         recipe = get_recipe("digits").replace(**changes)
@@ -86,19 +92,26 @@ def theirs(request, tmp_path):
 def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs, changes):
     for given in ({}, changes):
         with pytest.raises(
-            LockstepError, match=f"{next(iter(changes.values()))}, and loading it executes.*--trust-code"
+            LockstepError,
+            match=f"{next(iter(changes.values()))}, and loading it executes.*--trust-code",
         ) as no:
             subject_of(theirs(changes), given)
         assert no.value.code == USAGE
-    assert subject_of(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(**changes)
+    assert subject_of(theirs(changes), {}, trust_code=True).recipe == get_recipe("digits").replace(
+        **changes
+    )
     assert subject_of(None, changes).recipe.custom_code  # named by the command itself
 
 
-def test_code_that_the_command_names_needs_no_trust_unless_the_file_has_its_options(theirs, tmp_path):
+def test_code_that_the_command_names_needs_no_trust_unless_the_file_has_its_options(
+    theirs, tmp_path
+):
     changes = {"model": "timm:create_model", "model_options.model_name": "x"}
     recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes).recipe
     assert (recipe.model, recipe.model_options) == ("timm:create_model", {"model_name": "x"})
     (tmp_path / "r.toml").write_text('model_options = {model_name = "hf-hub:their/network"}\n')
-    fields = {name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value}
+    fields = {
+        name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value
+    }
     with pytest.raises(LockstepError, match="--trust-code"):
         subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm:create_model"})

@@ -1,4 +1,6 @@
-"""The generated parts of README and docs, and the pictures, are those of records and program; no figure is made up."""
+"""The generated parts of README and docs, and the pictures, are those of records and program; no
+figure is made up.
+"""
 
 import inspect
 import re
@@ -28,15 +30,23 @@ def test_every_record_has_a_table_a_machine_and_a_command(record):
     assert {len(row) for row in rows} == {len(head)}
     assert tables.caption(record).count(record)
     program = re.match(r"python -m (benchmarks[\w.]+)", content.get("command", ""))
-    assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file(), content["command"]
+    assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file(), content[
+        "command"
+    ]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_docstring_of_a_recipe_states_figures_of_its_records(recipe):
-    """Each number with a decimal point after "Measured:" stands in a table of a record that this recipe has made."""
+    """Each number with a decimal point after "Measured:" stands in a table of a record that this
+    recipe has made.
+    """
     measured = " ".join(inspect.getdoc(RECIPES[recipe]).split()).partition("Measured: ")[2]
     assert measured
-    made = {name for name in RECORDS if recipe in (tables.load(name).get("trains") or {}).get("recipe", "")}
+    made = {
+        name
+        for name in RECORDS
+        if recipe in (tables.load(name).get("trains") or {}).get("recipe", "")
+    }
     made |= {name for name in RECORDS if recipe == "photos-tuned" and name.startswith("photos-")}
     table = "\n".join(map(tables.table, sorted(made)))
     assert bool(made) == ("not yet" not in measured)
@@ -46,7 +56,9 @@ def test_the_docstring_of_a_recipe_states_figures_of_its_records(recipe):
 def test_every_figure_of_readme_stands_in_results():
     """Numbers with a decimal point, but for versions."""
     text = re.sub(
-        r"(?:Python|PyTorch|TensorFlow|torch==)\s*[\d.]+|about\s1\.8 GB|\(\S+\)", "", tables.PAGES[0].read_text()
+        r"(?:Python|PyTorch|TensorFlow|torch==)\s*[\d.]+|about\s1\.8 GB|\(\S+\)",
+        "",
+        tables.PAGES[0].read_text(),
     )
     page = (tables.ROOT / "docs/results.md").read_text()
     found = NUMBER.findall(text)
@@ -62,30 +74,61 @@ def test_every_exit_code_is_listed():
 
 def test_only_equal_precisions_are_divided():
     rounds = [{"lockstep float32": 4.0, "lockstep bfloat16": 9.0, "tensorflow float32": 2.0}]
-    (row,) = compare.rows(rounds, {"tensorflow float32": {"program": "p.py", "versions": {"tensorflow": "2"}}})
-    assert (row["precision"], row["ratio"], row["n"], row["min"], row["max"]) == ("float32", 2.0, 1, 2.0, 2.0)
+    (row,) = compare.rows(
+        rounds, {"tensorflow float32": {"program": "p.py", "versions": {"tensorflow": "2"}}}
+    )
+    assert (row["precision"], row["ratio"], row["n"], row["min"], row["max"]) == (
+        "float32",
+        2.0,
+        1,
+        2.0,
+        2.0,
+    )
 
 
 @pytest.mark.parametrize(
     ("vendor", "family", "model", "flags", "kind"),
     [
         ("AuthenticAMD", 25, 1, "avx2", "AMD Zen 3 (AVX2)"),
-        ("AuthenticAMD", 25, 17, "avx2 avx512f avx512_bf16 avx512_vnni", "AMD Zen 4 (AVX-512 with bfloat16)"),
-        ("AuthenticAMD", 26, 2, "avx2 avx512f avx512_vnni avx512_bf16", "AMD Zen 5 (AVX-512 with bfloat16)"),
+        (
+            "AuthenticAMD",
+            25,
+            17,
+            "avx2 avx512f avx512_bf16 avx512_vnni",
+            "AMD Zen 4 (AVX-512 with bfloat16)",
+        ),
+        (
+            "AuthenticAMD",
+            26,
+            2,
+            "avx2 avx512f avx512_vnni avx512_bf16",
+            "AMD Zen 5 (AVX-512 with bfloat16)",
+        ),
         ("AuthenticAMD", 26, 80, "avx2", "AMD family 26 (AVX2)"),
         ("GenuineIntel", 6, 143, "avx2 avx512f avx512_bf16 amx_bf16 amx_int8", "Intel (AMX)"),
-        ("GenuineIntel", 6, 106, "avx2 avx512f avx512_vnni", "Intel (AVX-512 with VNNI, no bfloat16)"),
+        (
+            "GenuineIntel",
+            6,
+            106,
+            "avx2 avx512f avx512_vnni",
+            "Intel (AVX-512 with VNNI, no bfloat16)",
+        ),
         ("GenuineIntel", 6, 44, "sse4_2", "Intel (no vector units)"),
     ],
 )
 def test_the_kind_of_a_cpu(vendor, family, model, flags, kind):
-    core = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: X\nflags\t\t: {flags}\n"
+    core = (
+        f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name\t: "
+        f"X\nflags\t\t: {flags}\n"
+    )
     assert kinds.kind(f"processor\t: 0\n{core}\nprocessor\t: 1\n{core}\n") == kind
 
 
 @pytest.mark.parametrize("name", ["layers", "step"])
 def test_a_diagram_is_what_the_repository_draws(name):
-    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.PICTURES[name](), "run: make pictures"
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.PICTURES[name](), (
+        "run: make pictures"
+    )
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

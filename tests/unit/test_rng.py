@@ -14,7 +14,9 @@ GOLDEN_WORD = 12629228696511295478
 def test_words_never_change_and_those_of_an_array_are_those_of_its_elements():
     """Other words would change the order, the augmentation and the weights of every run."""
     assert int(rng.words(0, "order", 0, 0)) == GOLDEN_WORD
-    assert rng.words(0, "order", 0, np.arange(3)).tolist() == [int(rng.words(0, "order", 0, i)) for i in range(3)]
+    assert rng.words(0, "order", 0, np.arange(3)).tolist() == [
+        int(rng.words(0, "order", 0, i)) for i in range(3)
+    ]
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
@@ -44,7 +46,8 @@ def test_permutations_are_complete_and_differ_by_epoch_and_move_an_example_by_an
     first, second = (rng.permutation(0, "order", epoch, 10_000) for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(10_000))
     assert (first == second).sum() < 10
-    assert 0.32 < np.abs(first - np.arange(10_000)).mean() / 10_000 < 0.345  # 1/3, and less from a small buffer
+    # 1/3, and less from a small buffer
+    assert 0.32 < np.abs(first - np.arange(10_000)).mean() / 10_000 < 0.345
 
 
 def test_seeds_fit_torch_generators():
@@ -52,11 +55,19 @@ def test_seeds_fit_torch_generators():
 
 
 def plan(step: int, *, batch: int = 12, towers: int = 3, examples: int = 50, seed: int = 0) -> Plan:
-    return Plan.at(seed=seed, step=step, batch=batch, towers=towers, examples=examples, pipeline=Pipeline(Plain()))
+    return Plan.at(
+        seed=seed,
+        step=step,
+        batch=batch,
+        towers=towers,
+        examples=examples,
+        pipeline=Pipeline(Plain()),
+    )
 
 
 def test_each_example_is_seen_once_an_epoch():
-    stream = np.concatenate([plan(step).examples.ravel() for step in range(25)])  # 300 positions, 6 epochs
+    # 300 positions, 6 epochs
+    stream = np.concatenate([plan(step).examples.ravel() for step in range(25)])
     for epoch in range(6):
         assert sorted(stream[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
     assert (stream[:50] != stream[50:100]).any()

@@ -70,12 +70,16 @@ def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
     folder = Folder.resume(tmp_path / "a", frozen={"frozen/conv": torch.ones(1)})
     assert folder.checkpoint is None
     assert [path.name for path in folder.checkpoints.iterdir()] == ["frozen.safetensors"]
-    assert caplog.messages == [f"{tmp_path / 'a'} has no checkpoint: it starts again before its first step"]
+    assert caplog.messages == [
+        f"{tmp_path / 'a'} has no checkpoint: it starts again before its first step"
+    ]
     folder.close()
 
 
 def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
-    """All have found that no run is there. Every thread opens the lock itself, so it works as between programs."""
+    """All have found that no run is there. Every thread opens the lock itself, so it works as
+    between programs.
+    """
     monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
     runs, errors = [], []
 
@@ -96,7 +100,9 @@ def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
 
 
 def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
-    """On a network file system, a lock may not keep out other hosts: here another host writes its own token."""
+    """On a network file system, a lock may not keep out other hosts: here another host writes its
+    own token.
+    """
     run = Folder.create(tmp_path / "a", RECIPE)
     saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
     (run.path / ".lock").write_text("the token of another host")
@@ -112,7 +118,9 @@ def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
     run.close()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"]
+)
 def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
     for name in (".lock", "model.safetensors"):
         (stopped / name).unlink(missing_ok=True)
@@ -132,7 +140,9 @@ def test_a_link_in_a_run_is_never_written_through(stopped, tmp_path, name):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(LockstepError, match=rf"cannot write the run folder .*{name} is a link") as raised:
+    with pytest.raises(
+        LockstepError, match=rf"cannot write the run folder .*{name} is a link"
+    ) as raised:
         Folder.resume(stopped)
     assert raised.value.code == ENVIRONMENT
     if name == ".lock":
@@ -149,33 +159,46 @@ def forbid(monkeypatch, path):
     """Let the system say that this user may not open the file `path`. Root may read all files."""
     real = os.open
     monkeypatch.setattr(
-        os, "open", lambda name, *rest, **own: denied() if str(name) == str(path) else real(name, *rest, **own)
+        os,
+        "open",
+        lambda name, *rest, **own: denied() if str(name) == str(path) else real(name, *rest, **own),
     )
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "recipe.json", "environment.json", "metrics.jsonl", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "recipe.json", "environment.json", "metrics.jsonl", ".lock"]
+)
 def test_a_file_that_this_user_may_not_read_is_not_called_damaged(stopped, monkeypatch, name):
     for each in ("model.safetensors", "environment.json", "metrics.jsonl"):
         (stopped / each).touch()
     forbid(monkeypatch, stopped / name)
     run = Run(stopped)
     read = {
-        "model.safetensors": lambda: run.classes, "recipe.json": run.recipe, "environment.json": run.sessions,
-        "metrics.jsonl": run.metrics, ".lock": run.is_held,
-    }  # fmt: skip
-    with pytest.raises(LockstepError, match=f"this user may not read .*{name}: ask its owner") as raised:
+        "model.safetensors": lambda: run.classes,
+        "recipe.json": run.recipe,
+        "environment.json": run.sessions,
+        "metrics.jsonl": run.metrics,
+        ".lock": run.is_held,
+    }
+    with pytest.raises(
+        LockstepError, match=f"this user may not read .*{name}: ask its owner"
+    ) as raised:
         read[name]()
     assert raised.value.code == ENVIRONMENT
 
 
-def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_renamed(stopped, monkeypatch):
+def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_renamed(
+    stopped, monkeypatch
+):
     folder = stopped / "checkpoints"
     for step in (1, 2):
         saver.save(folder, {"step": torch.tensor(step)}, {})
     before = sorted(folder.iterdir())
     forbid(monkeypatch, before[-1])
     for read in (lambda: Folder.resume(stopped), Run(stopped).load, Run(stopped).facts):
-        with pytest.raises(LockstepError, match=r"this user may not read .*step-000000002") as raised:
+        with pytest.raises(
+            LockstepError, match=r"this user may not read .*step-000000002"
+        ) as raised:
             read()
         assert raised.value.code == ENVIRONMENT
     saver.prune(folder, 5, None, set())
@@ -206,21 +229,43 @@ def step(number, **fields):
 
 
 def evaluation(number, **fields):
-    row = {"kind": "evaluation", "step": number, "split": "test", "weights": "raw", "accuracy": 0.5, "loss": 0.25}
+    row = {
+        "kind": "evaluation",
+        "step": number,
+        "split": "test",
+        "weights": "raw",
+        "accuracy": 0.5,
+        "loss": 0.25,
+    }
     return json.dumps(row | fields).encode()
 
 
 DAMAGED = [
-    b"\xff\xfe\x00", b"[]", b"7", b"", step(1)[:-7], b'{"kind": "step"}', b'{"step": 1}', step("1"), step(True),
-    step(1, loss="0.5"), step(1, loss=float("nan")),
-    b'{"kind": [], "step": 1}', b'{"kind": "other", "step": 1}', b'{"kind": "evaluation", "step": 1}',
-    evaluation(1, split=5), evaluation(1, accuracy="1"),
+    b"\xff\xfe\x00",
+    b"[]",
+    b"7",
+    b"",
+    step(1)[:-7],
+    b'{"kind": "step"}',
+    b'{"step": 1}',
+    step("1"),
+    step(True),
+    step(1, loss="0.5"),
+    step(1, loss=float("nan")),
+    b'{"kind": [], "step": 1}',
+    b'{"kind": "other", "step": 1}',
+    b'{"kind": "evaluation", "step": 1}',
+    evaluation(1, split=5),
+    evaluation(1, accuracy="1"),
     evaluation(1).replace(b"raw", b"r\xe4w"),
-]  # fmt: skip
+]
 
 
 def test_damaged_lines_of_the_metrics_are_dropped_and_named(stopped, caplog):
-    folder, intact = Folder(stopped), [step(0), evaluation(1, loss=None), step(1), step(2), evaluation(2)]
+    folder, intact = (
+        Folder(stopped),
+        [step(0), evaluation(1, loss=None), step(1), step(2), evaluation(2)],
+    )
     folder.metrics_path.write_bytes(b"\n".join([intact[0], *DAMAGED, *intact[1:]]))
     assert folder.metrics() == [json.loads(line) for line in intact]
     for _ in range(2):
@@ -230,7 +275,9 @@ def test_damaged_lines_of_the_metrics_are_dropped_and_named(stopped, caplog):
     assert folder.metrics_path.read_bytes() == b"\n".join(intact[:2]) + b"\n"
 
 
-@pytest.mark.parametrize("damaged", ["[]", '{"accuracy": {"a": "x"}}', '{"train_s": "abc"}', '{"steps": [1]}', "{"])
+@pytest.mark.parametrize(
+    "damaged", ["[]", '{"accuracy": {"a": "x"}}', '{"train_s": "abc"}', '{"steps": [1]}', "{"]
+)
 def test_a_damaged_result_is_one_clear_error(stopped, damaged):
     (stopped / "result.json").write_text(damaged)
     run = Run(stopped)

@@ -1,4 +1,6 @@
-"""Checkpoints: written while training continues, atomic, verified, named when damaged, and pruned."""
+"""Checkpoints: written while training continues, atomic, verified, named when damaged, and
+pruned.
+"""
 
 import threading
 
@@ -41,7 +43,10 @@ def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
     table = torch.rand(3, 4)
     views = {"turned": table.t(), "row": table[1], "repeated": torch.ones(1).expand(5)}
     statefile.write(tmp_path / "m.safetensors", statefile.copied(views), {})
-    assert all(tensor.equal(views[name]) for name, tensor in statefile.read(tmp_path / "m.safetensors").tensors.items())
+    assert all(
+        tensor.equal(views[name])
+        for name, tensor in statefile.read(tmp_path / "m.safetensors").tensors.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,16 @@ def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
         lambda path: [path.unlink(), path.mkdir()],
         lambda path: [path.unlink(), path.symlink_to(path.parent / "nowhere")],
     ],
-    ids=["bit flip", "truncated", "changed fact", "empty", "foreign", "other program's", "folder", "link to nowhere"],
+    ids=[
+        "bit flip",
+        "truncated",
+        "changed fact",
+        "empty",
+        "foreign",
+        "other program's",
+        "folder",
+        "link to nowhere",
+    ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
     saved(tmp_path, 1)
@@ -71,8 +85,12 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, ca
 
 
 @pytest.mark.parametrize("reader", ["open_to_read", "read_tensors"])
-def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, caplog, reader):
-    """Another program trains, saves a new checkpoint and deletes the old ones. The new one is returned."""
+def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(
+    tmp_path, monkeypatch, caplog, reader
+):
+    """Another program trains, saves a new checkpoint and deletes the old ones. The new one is
+    returned.
+    """
     saved(tmp_path, 1)
     saved(tmp_path, 2)
     read = getattr(statefile, reader)
@@ -178,7 +196,9 @@ def test_an_update_waits_for_the_copy(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["save", "prune"])
-def test_an_error_is_reported_once_and_the_next_save_is_tried(tmp_path, monkeypatch, caplog, failing):
+def test_an_error_is_reported_once_and_the_next_save_is_tried(
+    tmp_path, monkeypatch, caplog, failing
+):
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=0)
 
     def fails(*_):
@@ -190,7 +210,9 @@ def test_an_error_is_reported_once_and_the_next_save_is_tried(tmp_path, monkeypa
     for _ in range(2):
         saves.stepped()
     (message,) = caplog.messages
-    assert message.startswith(f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues")
+    assert message.startswith(
+        f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues"
+    )
     save(saves, state)
     with pytest.raises(LockstepError, match="could not save"):
         saves.require_saved()
@@ -211,7 +233,9 @@ def test_an_error_of_another_kind_ends_the_run(tmp_path, monkeypatch):
 
 
 def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
-    """Steps take 4 s and writes 3 s, on the test's own clock. The newest state on the disk is never older than 30 s."""
+    """Steps take 4 s and writes 3 s, on the test's own clock. The newest state on the disk is never
+    older than 30 s.
+    """
     now = [100.0]
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
@@ -245,7 +269,8 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
     for step in (1, 2):
         saved(tmp_path, step)
     flip(tmp_path / "step-000000002.safetensors")
-    state, saves = Weights(), Saver(tmp_path, keep=2, every_s=0)  # of a resumed run, which has verified none yet
+    # of a resumed run, which has verified none yet
+    state, saves = (Weights(), Saver(tmp_path, keep=2, every_s=0))
     state.step = 3
     save(saves, state)
     saves.wait()

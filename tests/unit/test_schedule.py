@@ -1,4 +1,6 @@
-"""Schedules of the learning rate, of the average's decay and of the image size; a bound recipe agrees with its recipe."""
+"""Schedules of the learning rate, of the average's decay and of the image size; a bound recipe
+agrees with its recipe.
+"""
 
 import itertools
 import math
@@ -12,7 +14,8 @@ from lockstep.optim import EMA
 from lockstep.recipes import get_recipe
 
 EXAMPLES = 1000
-RECIPE = get_recipe("digits").replace(batch=40, towers=4, epochs=2.0, lr=0.5)  # 50 steps of 40 examples, 25 an epoch
+# 50 steps of 40 examples, 25 an epoch
+RECIPE = get_recipe("digits").replace(batch=40, towers=4, epochs=2.0, lr=0.5)
 BOUND = RECIPE.bind(EXAMPLES)
 
 
@@ -59,14 +62,19 @@ def test_steps_come_from_the_recipes_steps_or_from_its_epochs():
 
 
 def test_the_image_size_of_a_plan_follows_progressive():
-    growing = RECIPE.replace(progressive=Progressive(sizes_px=(4, 8), shares=(0.4, 0.6))).bind(EXAMPLES)
+    growing = RECIPE.replace(progressive=Progressive(sizes_px=(4, 8), shares=(0.4, 0.6))).bind(
+        EXAMPLES
+    )
     assert [growing.plan(step).size_px for step in (0, 19, 20, 49)] == [4, 4, 8, 8]
 
 
 def test_a_plan_divides_the_batch_among_the_towers():
     assert {BOUND.plan(step).examples.shape for step in (0, 24)} == {(4, 10)}
     assert [BOUND.plan(step).epochs.max() for step in (0, 24, 25)] == [0, 0, 1]
-    assert (BOUND.plan(0).seed, BOUND.plan(0).pipeline.augmentation) == (RECIPE.seed, RECIPE.augmentation)
+    assert (BOUND.plan(0).seed, BOUND.plan(0).pipeline.augmentation) == (
+        RECIPE.seed,
+        RECIPE.augmentation,
+    )
 
 
 def test_a_length_that_the_user_states_drops_min_steps():

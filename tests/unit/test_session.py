@@ -33,11 +33,17 @@ SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
 @pytest.mark.parametrize(
     ("fields", "side", "message"),
     [
-        ({**WHITENED, **SIZES, "progressive.sizes_px": [12, 32]}, 32, "got 12: 16 to 32 is allowed"),
+        (
+            {**WHITENED, **SIZES, "progressive.sizes_px": [12, 32]},
+            32,
+            "got 12: 16 to 32 is allowed",
+        ),
         ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
     ],
 )
-def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(fields, side, message):
+def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(
+    fields, side, message
+):
     with pytest.raises(LockstepError, match=message):
         session(fields, side)
 
@@ -54,14 +60,22 @@ def test_a_process_that_parted_is_named_before_a_save(victim):
         built.require_equal_states()
 
     for error in on_replicas(3, checked):
-        assert f"process {victim} of 3 no longer computes the same bits as the others: after 0 steps" in str(error)
+        assert (
+            f"process {victim} of 3 no longer computes the same bits as the others: after 0 steps"
+            in str(error)
+        )
 
 
 def test_held_out_images_are_evaluated_and_not_trained_on():
     built = session({**WHITENED, "held_out": 15})
-    assert {name: len(split) for name, split in built.splits.items()} == {"train": 25, "test": 40, "held-out": 15}
+    assert {name: len(split) for name, split in built.splits.items()} == {
+        "train": 25,
+        "test": 40,
+        "held-out": 15,
+    }
     rows = {
-        name: {image.numpy().tobytes() for image in split.pixels(slice(None))} for name, split in built.splits.items()
+        name: {image.numpy().tobytes() for image in split.pixels(slice(None))}
+        for name, split in built.splits.items()
     }
     whole = {image.numpy().tobytes() for image in session(WHITENED).splits["train"].images}
     assert rows["train"] | rows["held-out"] == whole
@@ -72,7 +86,9 @@ def test_held_out_images_are_evaluated_and_not_trained_on():
 
 
 def test_holding_out_every_image_is_rejected():
-    with pytest.raises(LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"):
+    with pytest.raises(
+        LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"
+    ):
         session({**WHITENED, "held_out": 40})
 
 

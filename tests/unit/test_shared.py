@@ -1,4 +1,6 @@
-"""Memory of one host: who may open it, and what ends a wait. test_reductions.py adds vectors in it."""
+"""Memory of one host: who may open it, and what ends a wait. test_reductions.py adds vectors in
+it.
+"""
 
 import contextlib
 import os
@@ -23,10 +25,17 @@ def peer():
 
 
 def two(pid, limit_s=60.0):
-    """Return what processes 0 and 1 have of their memory of 3 values, as if process 1 had the id `pid`."""
+    """Return what processes 0 and 1 have of their memory of 3 values, as if process 1 had the id
+    `pid`.
+    """
     own = [Memory(3) for _ in range(2)]
-    opened = {process: each.open(os.getpid(), each.file, each.secret) for process, each in enumerate(own)}
-    return [Shared(process, opened, [other], limit_s) for process, other in enumerate((pid, os.getpid()))]
+    opened = {
+        process: each.open(os.getpid(), each.file, each.secret) for process, each in enumerate(own)
+    }
+    return [
+        Shared(process, opened, [other], limit_s)
+        for process, other in enumerate((pid, os.getpid()))
+    ]
 
 
 def test_processes_see_what_others_wrote_before_they_met(peer):
@@ -63,7 +72,9 @@ def test_processes_meet_beside_more_files_than_select_can_wait_for(peer):
 
 def test_a_process_that_ended_or_hangs_is_lost(peer):
     hanging = two(peer.pid, limit_s=0.01)[0]
-    with pytest.raises(PeerLostError, match="no answer from the other processes within ten times --timeout"):
+    with pytest.raises(
+        PeerLostError, match="no answer from the other processes within ten times --timeout"
+    ):
         hanging.meet()
     first, second = two(peer.pid)
     came = threading.Thread(target=second.meet)
@@ -80,7 +91,11 @@ def test_a_process_that_ended_or_hangs_is_lost(peer):
 def test_another_file_at_the_same_path_is_not_opened(tmp_path):
     memory = Memory(3)
     with (tmp_path / "of a stranger").open("w+b") as file:
-        for number, secret in ((file.fileno(), memory.secret), (memory.file, memory.secret + 1), (-1, memory.secret)):
+        for number, secret in (
+            (file.fileno(), memory.secret),
+            (memory.file, memory.secret + 1),
+            (-1, memory.secret),
+        ):
             with pytest.raises(FileNotFoundError):
                 memory.open(os.getpid(), number, secret)
         assert file.read() == b""

@@ -1,4 +1,6 @@
-"""The state: updates, checkpoints, the SHA-256 of the weights, and the digest that processes compare."""
+"""The state: updates, checkpoints, the SHA-256 of the weights, and the digest that processes
+compare.
+"""
 
 import hashlib
 
@@ -53,17 +55,25 @@ def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffer
             digest.update(group[name].numpy().tobytes())
     assert s.weights_sha256() == digest.hexdigest()
     names = s.named().keys()
-    assert {"step", "parameter/conv1.weight", "ema/conv1.weight", "buffer/norm1.running_mean"} <= names
+    assert {
+        "step",
+        "parameter/conv1.weight",
+        "ema/conv1.weight",
+        "buffer/norm1.running_mean",
+    } <= names
     assert not any("process" in name or "module." in name for name in names)
 
 
-@pytest.mark.parametrize("name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"])
+@pytest.mark.parametrize(
+    "name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"]
+)
 def test_a_checkpoint_of_another_model_is_rejected_before_anything_is_loaded(name):
     s, tensors = state(), state(seed=1).named()
     before = s.weights_sha256()
     tensors[name] = tensors[name].flatten()[:1]  # a shape that copy_ would broadcast
     with pytest.raises(
-        LockstepError, match=rf"{name} is \[1, torch.float32\] in the checkpoint and \[.* in model digits"
+        LockstepError,
+        match=rf"{name} is \[1, torch.float32\] in the checkpoint and \[.* in model digits",
     ):
         s.load(tensors)
     del tensors[name]
@@ -88,7 +98,11 @@ def test_one_changed_bit_changes_the_digest(size):
 def test_the_digest_covers_values_and_shape_in_every_dtype(dtype):
     tensor = (torch.randn(3, 70, 50) > 0).to(dtype)
     others = [1 - tensor.to(torch.int8), tensor.flatten(), tensor.to(torch.int16)]
-    assert digest([tensor]) not in [digest([others[0].to(dtype)]), digest([others[1]]), digest([others[2]])]
+    assert digest([tensor]) not in [
+        digest([others[0].to(dtype)]),
+        digest([others[1]]),
+        digest([others[2]]),
+    ]
 
 
 def test_the_digest_does_not_depend_on_the_position_in_memory():

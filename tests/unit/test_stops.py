@@ -1,4 +1,6 @@
-"""Where a signal ends a run at once, and which work has no time limit; tests/survival/test_phases.py stops programs."""
+"""Where a signal ends a run at once, and which work has no time limit;
+tests/survival/test_phases.py stops programs.
+"""
 
 import signal
 import sys
@@ -20,18 +22,32 @@ from lockstep.runs.folder import Folder, Run
 from lockstep.runs.saver import Saver
 
 CHANGES = {
-    "model": "tests.unit.test_parity:linear", "portable": False, "weight_decay": {}, "steps": 3, "towers": 1,
-    "batch": 320, "ema": None,
-}  # fmt: skip
+    "model": "tests.unit.test_parity:linear",
+    "portable": False,
+    "weight_decay": {},
+    "steps": 3,
+    "towers": 1,
+    "batch": 320,
+    "ema": None,
+}
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), CHANGES)
 
 
 def trained(path, request, monitor, **spec):
-    """Train with the signals of `request`. Return what the job tells the launcher, and how it was ended."""
+    """Train with the signals of `request`. Return what the job tells the launcher, and how it was
+    ended.
+    """
     told = {}
-    ctx = Context(monitor=monitor, stop=lambda: request.received, stopping=request.stopping, tell=told.__setitem__)
+    ctx = Context(
+        monitor=monitor,
+        stop=lambda: request.received,
+        stopping=request.stopping,
+        tell=told.__setitem__,
+    )
     try:
-        train(TrainSpec(recipe=RECIPE, placement=Placement(summary_every=0), path=path, **spec), ctx)
+        train(
+            TrainSpec(recipe=RECIPE, placement=Placement(summary_every=0), path=path, **spec), ctx
+        )
         return told, None
     except (SystemExit, StoppedError) as stopped:
         return told, type(stopped)
@@ -49,14 +65,23 @@ def expected(tmp_path_factory):
     ("where", "name", "call", "ended_by", "told", "unlimited"),
     [
         pytest.param(session, "read_splits", 1, SystemExit, set(), True, marks=pytest.mark.slow),
-        pytest.param(Session, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow),
+        pytest.param(
+            Session, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow
+        ),
         (job, "open_run", 1, SystemExit, set(), True),
         pytest.param(Session, "restore", 1, SystemExit, {"run"}, True, marks=pytest.mark.slow),
-        pytest.param(Saver, "save", 1, StoppedError, {"run", "stopped"}, True, marks=pytest.mark.slow),
-        (Tower, "__call__", 4, StoppedError, {"run", "stopped"}, False),  # The probe has called it twice.
+        pytest.param(
+            Saver, "save", 1, StoppedError, {"run", "stopped"}, True, marks=pytest.mark.slow
+        ),
+        # The probe has called it twice.
+        (Tower, "__call__", 4, StoppedError, {"run", "stopped"}, False),
         (Saver, "stepped", 3, SystemExit, {"run", "stopped"}, True),  # after the last step
-        pytest.param(session, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow),
-        pytest.param(Session, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow),
+        pytest.param(
+            session, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Session, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
+        ),
         (Folder, "finish", 1, None, {"run"}, True),  # The result is being written.
     ],
 )

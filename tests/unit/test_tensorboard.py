@@ -26,7 +26,9 @@ from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.schema import load_object
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, "batch": 32, "portable": False})
+RECIPE = make(
+    get_recipe("digits").model_dump(mode="json"), {"steps": 12, "batch": 32, "portable": False}
+)
 
 
 def train(path, recipe=RECIPE, **options):
@@ -52,22 +54,35 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
     tags = events.Tags()
     weights = [name for name, _ in parts(RECIPE, (1, 8, 8))[2].named_parameters()]
     scalars = {
-        "loss/total", "loss/total_average", "loss/last", "loss/cross_entropy", "loss/cross_entropy_average",
+        "loss/total",
+        "loss/total_average",
+        "loss/last",
+        "loss/cross_entropy",
+        "loss/cross_entropy_average",
         *(f"loss/decay/{n}{kind}" for n in RECIPE.weight_decay for kind in ("", "_average")),
-        "learning_rate", "accuracy/batch", "accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw",
-        "speed/images_per_s", "speed/s_per_step",
+        "learning_rate",
+        "accuracy/batch",
+        "accuracy/test_ema",
+        "accuracy/test_raw",
+        "loss/test_ema",
+        "loss/test_raw",
+        "speed/images_per_s",
+        "speed/s_per_step",
         *(f"speed/{part}_s" for part in PARTS),
         "process_0/memory_mib",
         *(f"sparsity/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
-    }  # fmt: skip
+    }
     assert set(tags["scalars"]) == scalars
     assert set(tags["histograms"]) == {
-        *(f"weights/{n}" for n in weights), *(f"gradients/{n}" for n in weights),
+        *(f"weights/{n}" for n in weights),
+        *(f"gradients/{n}" for n in weights),
         *(f"activations/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
-    }  # fmt: skip
+    }
     assert set(tags["images"]) == {"images/0", "images/1", "images/2"}
     assert tags["graph"]
-    assert not any("tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind])
+    assert not any(
+        "tower" in tag for kind in ("scalars", "histograms", "images") for tag in tags[kind]
+    )
     evaluated = {"accuracy/test_ema", "accuracy/test_raw", "loss/test_ema", "loss/test_raw"}
     for tag in scalars - evaluated:
         assert [event.step for event in events.Scalars(tag)] == [0, 5, 10, 11], tag
@@ -82,9 +97,12 @@ def test_summaries_are_of_their_own_step(trained):
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
     fields = {
-        "loss/total": "loss", "loss/total_average": "loss_average", "learning_rate": "learning_rate",
-        "loss/cross_entropy_average": "cross_entropy_average", "loss/last": "last_tower_loss",
-    }  # fmt: skip
+        "loss/total": "loss",
+        "loss/total_average": "loss_average",
+        "learning_rate": "learning_rate",
+        "loss/cross_entropy_average": "cross_entropy_average",
+        "loss/last": "last_tower_loss",
+    }
     for tag, field in fields.items():
         for event in events.Scalars(tag):
             assert event.value == pytest.approx(logged[event.step][field], rel=1e-6)
@@ -114,7 +132,9 @@ def test_summaries_change_no_bit_and_add_no_pass(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("last", [pytest.param(0, marks=pytest.mark.slow), 8])
 def test_resume_drops_events_after_the_checkpoint(tmp_path, trained, last):
-    """As after kill -9: events go on to where the run was, and the checkpoints after `last` are lost."""
+    """As after kill -9: events go on to where the run was, and the checkpoints after `last` are
+    lost.
+    """
     whole, path = trained[0], shutil.copytree(trained[1], tmp_path / "run")
     for file in ("result.json", "model.safetensors"):
         (path / file).unlink()
@@ -127,7 +147,13 @@ def test_resume_drops_events_after_the_checkpoint(tmp_path, trained, last):
     assert sorted({event.step for event in events.Scalars("loss/total")}) == [0, 5, 10, 11]
     assert sorted({event.step for event in events.Scalars("accuracy/test_ema")}) == [4, 8, 12]
     assert len(list((path / "tb").iterdir())) == 2
-    assert sum(b"graph" in file.read_bytes() or b"Conv2d" in file.read_bytes() for file in (path / "tb").iterdir()) == 1
+    assert (
+        sum(
+            b"graph" in file.read_bytes() or b"Conv2d" in file.read_bytes()
+            for file in (path / "tb").iterdir()
+        )
+        == 1
+    )
 
 
 def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
@@ -135,8 +161,12 @@ def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
     return TensorBoard(folder, 1, SimpleNamespace(module=module, shape=shape, dtype=dtype))
 
 
-@pytest.mark.parametrize(("is_file", "reason"), [(True, "File exists"), (False, "No space left on device")])
-def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, monkeypatch, caplog, is_file, reason):
+@pytest.mark.parametrize(
+    ("is_file", "reason"), [(True, "File exists"), (False, "No space left on device")]
+)
+def test_a_folder_that_cannot_be_written_costs_the_summaries_only(
+    tmp_path, monkeypatch, caplog, is_file, reason
+):
     def full(self, record):
         raise OSError(28, "No space left on device")
 
@@ -149,7 +179,9 @@ def test_a_folder_that_cannot_be_written_costs_the_summaries_only(tmp_path, monk
     for _ in range(2):
         board.evaluation(event)
     board.close()
-    assert caplog.messages == [f"no TensorBoard summaries: cannot write in {folder}: {reason}. All else continues"]
+    assert caplog.messages == [
+        f"no TensorBoard summaries: cannot write in {folder}: {reason}. All else continues"
+    ]
 
 
 def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
@@ -170,7 +202,9 @@ def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path, caplog):
     assert caplog.messages == ["no graph of the model for TensorBoard: RuntimeError"]
 
 
-@pytest.mark.parametrize("values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()])
+@pytest.mark.parametrize(
+    "values", [torch.randn(1000), torch.zeros(7), torch.full((3, 3), 2.5), torch.rand(5).half()]
+)
 def test_a_histogram_counts_every_finite_value(values):
     broken = torch.tensor([float("nan"), float("inf")])
     histo = histogram("x", torch.cat([values.flatten(), broken])).value[0].histo
@@ -188,7 +222,8 @@ def test_a_histogram_counts_every_finite_value(values):
 @pytest.mark.parametrize(
     ("values", "counts"),
     [
-        ([3.4e38, -3.4e38, 0.0], {0: 1, 32: 1, 63: 1}),  # float32 has no number for the distance of the ends
+        # float32 has no number for the distance of the ends
+        ([3.4e38, -3.4e38, 0.0], {0: 1, 32: 1, 63: 1}),
         ([3.4e38, 3.3e38, float("inf")], {0: 1, 63: 1}),
         ([0.0, 1.4e-45], {32: 2}),
         ([float(number) for number in range(65)], {**dict.fromkeys(range(63), 1), 63: 2}),
@@ -212,16 +247,27 @@ class Called(TorchDispatchMode):
 
 
 def test_a_histogram_is_computed_by_what_a_gpu_does_without_waiting_and_in_one_order():
-    """A selection and a single value make the host wait for a GPU; histc and cumsum have no order there."""
+    """A selection and a single value make the host wait for a GPU; histc and cumsum have no order
+    there.
+    """
     with Called() as called:
         histogram("x", torch.randn(100, dtype=torch.float16))
     assert "bincount" in called.names
-    assert not called.names & {"_local_scalar_dense", "index.Tensor", "nonzero", "masked_select", "histc", "cumsum"}
+    assert not called.names & {
+        "_local_scalar_dense",
+        "index.Tensor",
+        "nonzero",
+        "masked_select",
+        "histc",
+        "cumsum",
+    }
 
 
 def test_an_image_is_scaled_like_tf_summary_image():
     def pixels(tensor):
-        return np.asarray(Image.open(io.BytesIO(image("x", tensor).value[0].image.encoded_image_string)))[..., 0]
+        return np.asarray(
+            Image.open(io.BytesIO(image("x", tensor).value[0].image.encoded_image_string))
+        )[..., 0]
 
     assert pixels(torch.tensor([[[0.0, 0.5, 1.0]]])).squeeze().tolist() == [0, 128, 255]
     assert pixels(torch.tensor([[[-2.0, 0.0, 2.0]]])).squeeze().tolist() == [1, 128, 255]
@@ -229,11 +275,17 @@ def test_an_image_is_scaled_like_tf_summary_image():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
 def test_every_built_in_model_has_a_graph(tmp_path, caplog, name, dtype):
-    """Tracing cannot record the kernels with hand-written gradients, so it runs their references."""
+    """Tracing cannot record the kernels with hand-written gradients, so it runs their
+    references.
+    """
     model = load_object(MODELS[name])(SHAPES[name], 10).to(dtype)
     a_board(tmp_path, model, SHAPES[name], dtype).close()
     assert caplog.messages == []
     nodes = EventAccumulator(str(tmp_path)).Reload().Graph().node
-    assert any(node.op == "aten::linear" and node.name.startswith(type(model).__name__) for node in nodes)
+    assert any(
+        node.op == "aten::linear" and node.name.startswith(type(model).__name__) for node in nodes
+    )

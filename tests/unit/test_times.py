@@ -28,7 +28,9 @@ class Clock:
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
     def costs(self, owner, name, seconds, calls=None):
-        """Advance the clock at every call of `owner.name` by `seconds`, a number or a function of the arguments."""
+        """Advance the clock at every call of `owner.name` by `seconds`, a number or a function of
+        the arguments.
+        """
         call = getattr(owner, name)
 
         def slow(*args, **kwargs):
@@ -63,17 +65,25 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     clock.costs(Session, "evaluate_all", 1000.0)
     place = Placement(log_every=1, save_every=2, eval_every=3, summary_every=2)
     fit_here(RECIPE.replace(steps=7), tmp_path / "run", place)
-    whole = {"data": 4 * 3.0, "compute": 4 * 5.0, "communication": 4 * 0.25 + 2.0, "report": 0.5, "update": 1.0}
+    whole = {
+        "data": 4 * 3.0,
+        "compute": 4 * 5.0,
+        "communication": 4 * 0.25 + 2.0,
+        "report": 0.5,
+        "update": 1.0,
+    }
     by_step = rows(tmp_path / "run")
     assert [*by_step] == [*range(7)]
     for step, row in by_step.items():
-        # The event of a step precedes its report and update, so the first event has no time for these.
+        # The event of a step precedes its report and update, so the first event has no time for
+        # these.
         assert row["split"] == (whole if step else whole | {"report": 0.0, "update": 0.0})
         assert row["s_per_step"] == pytest.approx(sum(row["split"].values()))
     events = EventAccumulator(str(Run(tmp_path / "run").summaries)).Reload()
     for part, seconds in whole.items():
         assert events.Scalars(f"speed/{part}_s")[-1].value == seconds
-    assert sum(len(images) == 32 for _, images, _ in calls) == 4 * 7  # a few others are for probe and pictures
+    # a few others are for probe and pictures
+    assert sum(len(images) == 32 for _, images, _ in calls) == 4 * 7
     assert threads == {threading.main_thread()}
 
 
@@ -84,7 +94,9 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     The result also leaves out the first five steps.
     """
     saved, evaluated = [], []
-    clock.costs(Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4)
+    clock.costs(
+        Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4
+    )
     clock.costs(Session, "require_equal_states", 100.0, saved)
     clock.costs(Session, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)

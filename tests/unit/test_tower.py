@@ -1,4 +1,6 @@
-"""The towers' mean gradient against a plain float64 reference, and the other values in a tower's vector."""
+"""The towers' mean gradient against a plain float64 reference, and the other values in a tower's
+vector.
+"""
 
 import math
 
@@ -66,21 +68,32 @@ def smooth(shape, classes):
     return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(4 * side[0] * side[1], classes))
 
 
-# Rounding may flip a ReLU or a max-pool of the tutorial's network. One image of 48 where this happens changes the
-# first layer's gradient, here a sum of noise, by one percent. A missing tower changes it by 30 percent or more.
+# Rounding may flip a ReLU or a max-pool of the tutorial's network. One image of 48 where this
+# happens changes the first layer's gradient, here a sum of noise, by one percent. A missing tower
+# changes it by 30 percent or more.
 NETWORKS = [("tests.unit.test_tower:smooth", 1e-5), ("tutorial", 3e-2)]
 
 
 def tutorial_recipe(network, towers):
     decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
     fields = get_recipe("cifar10-tutorial").model_dump(mode="json")
-    return make(fields, {"model": network, "towers": towers, "batch": 48, "weight_decay": dict.fromkeys(decay, 0.004)})
+    return make(
+        fields,
+        {
+            "model": network,
+            "towers": towers,
+            "batch": 48,
+            "weight_decay": dict.fromkeys(decay, 0.004),
+        },
+    )
 
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 3, 4])
 def test_the_mean_gradient_and_the_update_equal_a_float64_reference(towers, network, tolerance):
-    """SGD on mean cross-entropy of the whole batch plus 0.004/2 ||w||^2 on the weights that decay."""
+    """SGD on mean cross-entropy of the whole batch plus 0.004/2 ||w||^2 on the weights that
+    decay.
+    """
     recipe = tutorial_recipe(network, towers)
     tower, state, model = parts(recipe)
     dataset = cifar_like()
@@ -148,7 +161,9 @@ def test_batch_norm_statistics_are_the_mean_of_the_towers():
         model.load_state_dict(before, strict=False)
         model.train()(dataset.shard(plan(recipe, 0, 128), t).images)
         expected.append(model.norm1.running_var.clone())
-    assert torch.allclose(state.buffers["norm1.running_var"], torch.stack(expected).mean(0), rtol=1e-5)
+    assert torch.allclose(
+        state.buffers["norm1.running_var"], torch.stack(expected).mean(0), rtol=1e-5
+    )
     assert state.buffers["norm1.num_batches_tracked"] == 1
 
 
@@ -170,7 +185,11 @@ def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
     tower, state, _ = parts(recipe, (1, 8, 8))
     dtypes = {name: p.dtype for name, p in tower._network.parameters.items()}
     assert (dtypes["conv1.weight"], dtypes["norm1.weight"]) == (torch.bfloat16, torch.float32)
-    tensors = [*state.parameters.values(), *state.ema.values(), reduced(recipe, tower, state, grey())]
+    tensors = [
+        *state.parameters.values(),
+        *state.ema.values(),
+        reduced(recipe, tower, state, grey()),
+    ]
     assert {t.dtype for t in tensors} == {torch.float32}
 
 
@@ -183,7 +202,9 @@ def test_a_tower_that_is_not_finite_is_named():
     assert metrics.non_finite.tolist() == [0, 0, 1, 0]
     assert metrics.read() == (Requests(), [2])
     assert named_towers([2]) == "tower 2"
-    tower._network.gradients = lambda loss, each: [torch.full_like(p, math.nan) for p in state.parameters.values()]
+    tower._network.gradients = lambda loss, each: [
+        torch.full_like(p, math.nan) for p in state.parameters.values()
+    ]
     _, _, metrics = tower.layout.unpack(reduced(recipe, tower, state, dataset))
     assert torch.isfinite(metrics.cross_entropy)  # only the gradient is not
     assert metrics.non_finite.tolist() == [1, 1, 1, 1]
@@ -194,4 +215,8 @@ def test_the_last_towers_loss_is_recorded_separately():
     tower, state, _ = parts(recipe, (1, 8, 8))
     last = tower.layout.unpack(tower(state, dataset.shard(plan(recipe, 0, 128), 3), 0))[2]
     total = tower.layout.unpack(reduced(recipe, tower, state, dataset))[2]
-    assert float(total.last_cross_entropy) == float(last.cross_entropy) < float(total.cross_entropy) / 3
+    assert (
+        float(total.last_cross_entropy)
+        == float(last.cross_entropy)
+        < float(total.cross_entropy) / 3
+    )

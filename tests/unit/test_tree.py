@@ -35,7 +35,9 @@ def test_every_number_of_processes_gives_the_bits_of_the_definition():
             for process in range(processes):
                 share = owned(towers, processes, process)
                 own = vectors(towers)
-                values |= {(low, high): node_sum(own[low:high]) for low, high in cover(towers, share)}
+                values |= {
+                    (low, high): node_sum(own[low:high]) for low, high in cover(towers, share)
+                }
             assert torch.equal(add_nodes((0, towers), values), expected), (towers, processes)
     assert not torch.equal(sum(vectors(17)[1:], start=vectors(17)[0]), expected)  # in another order
 

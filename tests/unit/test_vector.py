@@ -30,7 +30,9 @@ def test_of_several_requests_sigint_precedes_sigterm_and_sighup(requests, expect
 
 
 def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece():
-    layout = Layout({"w": torch.zeros(2, 3), "b": torch.zeros(3)}, {"mean": torch.zeros(4)}, towers=3)
+    layout = Layout(
+        {"w": torch.zeros(2, 3), "b": torch.zeros(3)}, {"mean": torch.zeros(4)}, towers=3
+    )
     gradients, buffer_deltas = [torch.randn(2, 3), torch.randn(3).bfloat16()], [torch.randn(4)]
     builder = VectorBuilder(layout, CPU)
     builder.metrics.requests[:] = torch.tensor(Requests(SIGTERM, save=True).flags())
@@ -46,10 +48,14 @@ def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece(
 
 @pytest.fixture
 def in_parts(monkeypatch):
-    """A layout of 5 parameters, whose vector has a part of parameters 3 and 4, one of 2, and one of the rest."""
+    """A layout of 5 parameters, whose vector has a part of parameters 3 and 4, one of 2, and one of
+    the rest.
+    """
     monkeypatch.setattr(vector, "MIN_PART", 5)
     monkeypatch.setattr(vector, "MAX_PARTS", 100)
-    return Layout({str(n): torch.zeros(n) for n in (1, 2, 6, 4, 3)}, {"mean": torch.zeros(4)}, towers=2)
+    return Layout(
+        {str(n): torch.zeros(n) for n in (1, 2, 6, 4, 3)}, {"mean": torch.zeros(4)}, towers=2
+    )
 
 
 def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, monkeypatch):
@@ -71,9 +77,16 @@ def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, m
 @pytest.mark.parametrize("bad", [None, 0, 2, 4])
 @pytest.mark.parametrize(
     ("order", "then"),
-    [([4, 3, 2, 1, 0], [2, 3, 5]), ([3, 2, 4], [3, 3, 3]), ([0, 1, 2, 3, 4], [5, 5, 5]), ([], [0, 0, 0])],
+    [
+        ([4, 3, 2, 1, 0], [2, 3, 5]),
+        ([3, 2, 4], [3, 3, 3]),
+        ([0, 1, 2, 3, 4], [5, 5, 5]),
+        ([], [0, 0, 0]),
+    ],
 )
-def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_once(in_parts, order, then, bad):
+def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_once(
+    in_parts, order, then, bad
+):
     """`bad` is the number of a gradient that is not finite: noted, whichever part it is in."""
     gradients = [torch.full((n,), float(n)) for n in (1, 2, 6, 4, 3)]
     if bad is not None:

@@ -1,4 +1,6 @@
-"""`eval --watch` in this process: checkpoints appear while the watcher sleeps. And `eval --checkpoint`."""
+"""`eval --watch` in this process: checkpoints appear while the watcher sleeps. And `eval
+--checkpoint`.
+"""
 
 import json
 
@@ -25,7 +27,9 @@ END = "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"
 
 
 class Training:
-    """A stand-in for the program that trains: it creates a run, saves checkpoints and ends the run."""
+    """A stand-in for the program that trains: it creates a run, saves checkpoints and ends the
+    run.
+    """
 
     def __init__(self, path):
         self.run = Folder.create(path, RECIPE)
@@ -35,12 +39,19 @@ class Training:
         self.session.state.step = step
         for parameter in self.session.state.parameters.values():
             parameter.data.mul_(1.01)
-        saver.save(self.run.checkpoints, statefile.copied(self.session.state.named()), self.session.facts())
+        saver.save(
+            self.run.checkpoints, statefile.copied(self.session.state.named()), self.session.facts()
+        )
         saver.prune(self.run.checkpoints, keep, None, set())
 
     def end(self):
         numbers = dict.fromkeys(("steps", "train_s", "total_s", "images_per_s", "processes"), 1)
-        result = {"accuracy": {}, "accuracy_interval": [0, 1], "peak_memory_bytes": [1], "weights_sha256": "0" * 64}
+        result = {
+            "accuracy": {},
+            "accuracy_interval": [0, 1],
+            "peak_memory_bytes": [1],
+            "weights_sha256": "0" * 64,
+        }
         self.run.write("result.json", numbers | result)
 
 
@@ -63,7 +74,9 @@ def evaluate(training, monkeypatch, caplog):
         caplog.clear()
         if not watch:
             return [job.evaluate(spec, Context())], []
-        return [vars(record) for record in command.watched(spec, 5.0, once, quiet=False)], caplog.messages
+        return [
+            vars(record) for record in command.watched(spec, 5.0, once, quiet=False)
+        ], caplog.messages
 
     return call
 
@@ -80,7 +93,10 @@ def asleep(monkeypatch):
 
 
 def rows(training):
-    return [json.loads(line) for line in (training.run.path / "eval/metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (training.run.path / "eval/metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def events(folder, tag):
@@ -88,7 +104,9 @@ def events(folder, tag):
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(training, evaluate, asleep):
+def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(
+    training, evaluate, asleep
+):
     def several():
         for step in (3, 4, 5):
             training.save(step, keep=2)
@@ -101,13 +119,25 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
         training.end()
 
     nothing = int  # a callable without an effect
-    asleep(nothing, lambda: training.save(0), nothing, lambda: training.save(2), several, resume, several, last)
+    asleep(
+        nothing,
+        lambda: training.save(0),
+        nothing,
+        lambda: training.save(2),
+        several,
+        resume,
+        several,
+        last,
+    )
     records, notes = evaluate()
     assert notes == [
-        "runs/x has no checkpoint, or no program trains it now: waiting. Use --once to stop here", END,
-    ]  # fmt: skip
+        "runs/x has no checkpoint, or no program trains it now: waiting. Use --once to stop here",
+        END,
+    ]
     assert [record["step"] for record in records] == [0, 2, 4, 5, 10]
-    assert {(record["weights"], record["split"], record["examples"]) for record in records} == {("ema", "test", 355)}
+    assert {(record["weights"], record["split"], record["examples"]) for record in records} == {
+        ("ema", "test", 355)
+    }
     for row, record in zip(rows(training), records, strict=True):
         assert row.pop("time") > 1.7e9
         assert (row.pop("kind"), row.pop("asked")) == ("evaluation", None)
@@ -116,7 +146,9 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(t
         assert len(row) == 8
     folder = training.run.path / "eval/ema-test-355"
     for tag, field in (("precision@1", "accuracy"), ("loss", "loss")):
-        assert events(folder, tag) == [(record["step"], pytest.approx(record[field])) for record in records]
+        assert events(folder, tag) == [
+            (record["step"], pytest.approx(record[field])) for record in records
+        ]
 
 
 def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
@@ -129,13 +161,17 @@ def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
     for other in ({"examples": 7}, {"weights": "raw"}, {"split": "train"}):
         assert len(evaluate(once=True, **other)[0]) == 1
     asleep(lambda: (training.save(6), training.end()))
-    assert [record["step"] for record in evaluate()[0]] == [2, 6]  # the first watcher evaluated only the newest
+    # the first watcher evaluated only the newest
+    assert [record["step"] for record in evaluate()[0]] == [2, 6]
     assert evaluate() == ([], [END])
     folder = training.run.path / "eval"
     assert [step for step, _ in events(folder / "ema-test-355", "loss")] == [4, 2, 6]
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
-        "ema-test-355", "ema-test-7", "ema-train-1442", "raw-test-355",
-    ]  # fmt: skip
+        "ema-test-355",
+        "ema-test-7",
+        "ema-train-1442",
+        "raw-test-355",
+    ]
 
 
 def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evaluate):
@@ -146,11 +182,24 @@ def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evalua
     for weights in (None, "ema", "raw"):
         (records[weights],), _ = evaluate(watch=False, weights=weights)
     assert (records[None]["weights"], records[None]["loss"]) == ("ema", records["ema"]["loss"])
-    assert [sum(row) for row in zip(*records["raw"]["confusion"], strict=True)] == [0, 0, 0, 355, 0, 0, 0, 0, 0, 0]
+    assert [sum(row) for row in zip(*records["raw"]["confusion"], strict=True)] == [
+        0,
+        0,
+        0,
+        355,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
     assert records["ema"]["loss"] < 3 < records["raw"]["loss"]
 
 
-def test_a_checkpoint_that_training_deletes_before_it_is_read_is_passed_over(training, evaluate, monkeypatch):
+def test_a_checkpoint_that_training_deletes_before_it_is_read_is_passed_over(
+    training, evaluate, monkeypatch
+):
     for step in (2, 4, 6):
         training.save(step)
     training.end()
@@ -171,7 +220,11 @@ def test_a_file_named_eval_prevents_the_record_only(training, evaluate, asleep):
     asleep(lambda: (training.save(6), training.end()))
     records, notes = evaluate()
     assert [record["step"] for record in records] == [2, 6]
-    assert [notes[0][:25], notes[1][:15], notes[2]] == ["no TensorBoard summaries:", "cannot write in", END]
+    assert [notes[0][:25], notes[1][:15], notes[2]] == [
+        "no TensorBoard summaries:",
+        "cannot write in",
+        END,
+    ]
     assert (training.run.path / "eval").read_text() == "mine"
 
 
@@ -200,22 +253,35 @@ def test_some_examples_are_counted_exactly(training, evaluate):
     for count in (1, 300):
         (record,), _ = evaluate(watch=False, examples=count)
         chosen = labels[torch.arange(count) * len(labels) // count]
-        assert [each["examples"] for each in record["classes"]] == torch.bincount(chosen, minlength=10).tolist()
+        assert [each["examples"] for each in record["classes"]] == torch.bincount(
+            chosen, minlength=10
+        ).tolist()
         assert sum(map(sum, record["confusion"])) == count
 
 
 def set_accuracy(training, step, accuracy):
-    """Let metrics.jsonl hold this accuracy of the classifier's weights after `step` updates; None: no evaluation."""
+    """Let metrics.jsonl hold this accuracy of the classifier's weights after `step` updates; None:
+    no evaluation.
+    """
     kept = [row for row in training.run.metrics() if row["step"] != step]
     of = RECIPE.evaluated_split, "raw" if RECIPE.ema is None else "ema"
-    row = {"kind": "evaluation", "step": step, "split": of[0], "weights": of[1], "accuracy": accuracy, "loss": 1.0}
+    row = {
+        "kind": "evaluation",
+        "step": step,
+        "split": of[0],
+        "weights": of[1],
+        "accuracy": accuracy,
+        "loss": 1.0,
+    }
     rows = [*kept, *([] if accuracy is None else [row])]
     training.run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
 def evaluated(training):
-    """The run with checkpoints after 2, 4, 6 and 8 steps, of which all but the last were evaluated."""
+    """The run with checkpoints after 2, 4, 6 and 8 steps, of which all but the last were
+    evaluated.
+    """
     for step, accuracy in ((2, 0.5), (4, 0.75), (6, 0.75), (8, None)):
         training.save(step)
         set_accuracy(training, step, accuracy)
@@ -241,13 +307,23 @@ def test_checkpoint_chooses_the_best_a_step_or_the_newest(evaluated):
 
 
 def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated):
-    refused(evaluated, 5, USAGE, "--checkpoint 5: .*runs/x has .*: its checkpoints are those after 2, 4, 6, 8 steps")
+    refused(
+        evaluated,
+        5,
+        USAGE,
+        "--checkpoint 5: .*runs/x has .*: its checkpoints are those after 2, 4, 6, 8 steps",
+    )
 
 
 def test_without_an_evaluation_no_checkpoint_is_the_best(evaluated):
     for step in (2, 4, 6):
         set_accuracy(evaluated, step, None)
-    refused(evaluated, "best", USAGE, "no checkpoint of .*runs/x was evaluated in training: .*--eval-every N")
+    refused(
+        evaluated,
+        "best",
+        USAGE,
+        "no checkpoint of .*runs/x was evaluated in training: .*--eval-every N",
+    )
 
 
 def test_a_damaged_checkpoint_is_an_error(evaluated):

@@ -1,4 +1,6 @@
-"""The networks with a whitening first layer: of CIFAR-10, and of images of any content and many sizes."""
+"""The networks with a whitening first layer: of CIFAR-10, and of images of any content and many
+sizes.
+"""
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ def whitened_network(**options):
 
 
 def test_the_first_layer_whitens_patches():
-    images = functional.avg_pool2d(channels_last(50, 3, 36, 36, dtype=torch.float32), 5, 1) * torch.tensor(
-        [3.0, 1.0, 0.5]
-    ).view(1, 3, 1, 1)
+    images = functional.avg_pool2d(
+        channels_last(50, 3, 36, 36, dtype=torch.float32), 5, 1
+    ) * torch.tensor([3.0, 1.0, 0.5]).view(1, 3, 1, 1)
     model = whitened_network()
     model.whiten(images)
     out = functional.conv2d(images, model.whitening)
@@ -47,7 +49,9 @@ def test_the_whitened_network_takes_images_of_many_sizes(size):
 def test_a_convolution_starts_as_the_identity():
     model = whitened_network()
     x = channels_last(1, 64, 9, 9, dtype=torch.float32)
-    assert torch.allclose(model.groups[1].convolutions[0](x)[:, :64], functional.max_pool2d(x, 2), atol=1e-5)
+    assert torch.allclose(
+        model.groups[1].convolutions[0](x)[:, :64], functional.max_pool2d(x, 2), atol=1e-5
+    )
     assert torch.allclose(model.groups[0].convolutions[1](x), x, atol=1e-5)
 
 
@@ -57,7 +61,8 @@ def residual_network(px=32, classes=5, **options):
 
 
 @pytest.mark.parametrize(
-    ("px", "stride", "stages"), [(32, 1, 3), (48, 1, 3), (64, 2, 3), (128, 2, 4), (224, 2, 4), (256, 4, 4)]
+    ("px", "stride", "stages"),
+    [(32, 1, 3), (48, 1, 3), (64, 2, 3), (128, 2, 4), (224, 2, 4), (256, 4, 4)],
 )
 def test_stem_and_stages_follow_from_the_size_of_the_images(px, stride, stages):
     model = residual_network(px)

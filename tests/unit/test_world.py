@@ -1,4 +1,6 @@
-"""The world of a process, read from the variables that launchers set, and how processes find each other."""
+"""The world of a process, read from the variables that launchers set, and how processes find each
+other.
+"""
 
 import socket
 import threading
@@ -26,8 +28,11 @@ SRUN = {"SLURM_STEP_NUM_TASKS": "5", "SLURM_PROCID": "4", "SLURM_LOCALID": "0", 
 SLURM = World("Slurm", 4, 5, 0, ("a1", 29500))
 # What mpirun sets in process 3 of 4, the second of its host.
 MPIRUN = {
-    "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", **MASTER,
-}  # fmt: skip
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    **MASTER,
+}
 
 
 @pytest.mark.parametrize(
@@ -39,13 +44,18 @@ MPIRUN = {
         (SRUN, SLURM),
         (MPIRUN, World("Open MPI", 3, 4, 1, ("a1", 29500))),
         # Without a number on the host there is one process on each host, as in Kubernetes.
-        ({**MASTER, "RANK": "3", "WORLD_SIZE": "8"}, World("RANK and WORLD_SIZE", 3, 8, 0, ("a1", 29500))),
-        # A batch script is one process, although Slurm numbers it and states the job's number of tasks.
+        (
+            {**MASTER, "RANK": "3", "WORLD_SIZE": "8"},
+            World("RANK and WORLD_SIZE", 3, 8, 0, ("a1", 29500)),
+        ),
+        # A batch script is one process, although Slurm numbers it and states the job's number of
+        # tasks.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, World()),
         # Our launcher may run inside a task of Slurm: its workers read its own variables.
         ({**SRUN, RENDEZVOUS: "/tmp/x", **RANKS}, World("", 3, 8, 1, Path("/tmp/x"))),
         ({**SRUN, RENDEZVOUS: ""}, SLURM),
-        # mpirun starts its daemons on other hosts with srun, and its processes inherit the daemon's variables.
+        # mpirun starts its daemons on other hosts with srun, and its processes inherit the daemon's
+        # variables.
         ({**SRUN, **MPIRUN}, World("Open MPI", 3, 4, 1, ("a1", 29500))),
         ({**SRUN, **RANKS}, PLAIN),
         ({**SRUN, "WORLD_SIZE": "5"}, SLURM),  # Batch scripts export it for programs that want it.
@@ -67,7 +77,9 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
     ],
 )
 def test_processes_that_cannot_connect_are_an_error_and_do_not_train_separately(variables):
-    with pytest.raises(LockstepError, match=r"Every process needs its number.* a free port") as error:
+    with pytest.raises(
+        LockstepError, match=r"Every process needs its number.* a free port"
+    ) as error:
         World.from_environment(variables)
     assert error.value.code == ENVIRONMENT
 
@@ -85,7 +97,9 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     if number is None:
-        with pytest.raises(LockstepError, match=rf"process {world.process} is number {world.local} of host"):
+        with pytest.raises(
+            LockstepError, match=rf"process {world.process} is number {world.local} of host"
+        ):
             device_of(Placement(), world)
     else:
         assert device_of(Placement(), world) == torch.device("cuda", number)
@@ -93,14 +107,17 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
 
 @pytest.mark.parametrize(("process", "taken"), [(0, True), (1, True), (1, False)])
 def test_a_port_of_another_program_or_of_none_ends_every_process(monkeypatch, process, taken):
-    # A program that listens and is not process 0 costs seconds; only a program that is not there yet is awaited.
+    # A program that listens and is not process 0 costs seconds; only a program that is not there
+    # yet is awaited.
     monkeypatch.setattr(meeting, "JOIN_S", 60.0 if taken else 0.5)
     monkeypatch.setattr(meeting, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         if not taken:
             listener.close()
-        with pytest.raises(LockstepError, match=rf"at 127.0.0.1, port {address[1]} .*MASTER_PORT") as ended:
+        with pytest.raises(
+            LockstepError, match=rf"at 127.0.0.1, port {address[1]} .*MASTER_PORT"
+        ) as ended:
             meeting.meet(World("Slurm", process, 2, 0, address), "cpu")
     assert ended.value.code == ENVIRONMENT
     for thread in threading.enumerate():
@@ -144,7 +161,9 @@ def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, store,
     monkeypatch.setattr(meeting, "JOIN_S" if process == 0 else "ANSWER_S", 0.3)
     monkeypatch.setattr(meeting, "_connect", lambda world, serves: store)
     store.set_timeout(timedelta(seconds=0.3))
-    with pytest.raises(LockstepError, match=rf"process {process} of 2 does not find the others at a1, port 1 "):
+    with pytest.raises(
+        LockstepError, match=rf"process {process} of 2 does not find the others at a1, port 1 "
+    ):
         meeting.meet(World("Slurm", process, 2, 0, ("a1", 1)), "cpu")
 
 
@@ -155,7 +174,9 @@ def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, store,
         (["2.13.0", "2.13.0"], ["cpu", "cuda"], "(device: cpu -> cuda)"),
     ],
 )
-def test_processes_need_the_same_code_and_type_of_device(monkeypatch, store, versions, devices, words):
+def test_processes_need_the_same_code_and_type_of_device(
+    monkeypatch, store, versions, devices, words
+):
     own = threading.local()
     monkeypatch.setattr(provenance, "releases", lambda: {"torch": own.version})
 

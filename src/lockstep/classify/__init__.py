@@ -1,1 +1,3 @@
-"""Classifiers: a trained network and its preprocessing, for pictures that it has not seen; a page for them; export."""
+"""Classifiers: a trained network and its preprocessing, for pictures that it has not seen; a page
+for them; export.
+"""

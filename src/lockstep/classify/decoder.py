@@ -1,7 +1,9 @@
-"""A program that decodes pictures, so that no file can take the memory, the time or the life of the one that asks.
+"""A program that decodes pictures, so that no file can take the memory, the time or the life of the
+one that asks.
 
-What a file takes is known only when it is decoded: its header may state a small picture, and its tiles, its frames or
-its scans take gigabytes and minutes. So a decoder has an allowance, and the operating system enforces it.
+What a file takes is known only when it is decoded: its header may state a small picture, and its
+tiles, its frames or its scans take gigabytes and minutes. So a decoder has an allowance, and the
+operating system enforces it.
 """
 
 import json
@@ -22,7 +24,9 @@ Answer = NDArray[np.uint8] | LockstepError | None
 
 
 class Decoder:
-    """Decodes one picture at a time, in a program that starts with the first, and again after one that took more."""
+    """Decodes one picture at a time, in a program that starts with the first, and again after one
+    that took more.
+    """
 
     def __init__(self, **facts: Any) -> None:
         """Take the arguments of `answers` by name."""
@@ -30,12 +34,15 @@ class Decoder:
         self._link: Connection | None = None
 
     def pixels(self, picture: bytes) -> NDArray[np.uint8] | None:
-        """Return a picture as `decode_image` does; None if it takes more than it may. Raises: UnreadableImageError."""
+        """Return a picture as `decode_image` does; None if it takes more than it may. Raises:
+        UnreadableImageError.
+        """
         link = self._link or self._start()
         try:
             link.send_bytes(picture)
             answer: Answer = link.recv()
-        except (EOFError, OSError):  # The program was ended: by the system, or by an error in a library.
+        # The program was ended: by the system, or by an error in a library.
+        except (EOFError, OSError):
             self.end()
             return None
         if isinstance(answer, LockstepError):
@@ -54,7 +61,14 @@ class Decoder:
         link, other = Pipe()
         with other:
             self._program = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lockstep.classify.decoder", str(other.fileno()), self._facts],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "lockstep.classify.decoder",
+                    str(other.fileno()),
+                    self._facts,
+                ],
                 pass_fds=[other.fileno()],
                 start_new_session=True,  # A terminal's Ctrl-C is for the program that asks.
             )
@@ -62,11 +76,14 @@ class Decoder:
         return link
 
 
-def answers(link: Connection, most_px: int, limit_px: int, memory: int, seconds: float, **options: Any) -> None:
+def answers(
+    link: Connection, most_px: int, limit_px: int, memory: int, seconds: float, **options: Any
+) -> None:
     """Answer the pictures that come through `link`, until the program that asks has ended.
 
-    A picture of more than `limit_px` pixels is refused, and one of more than `most_px` is not decoded. It may take
-    `seconds` of CPU time, and the program `memory` bytes, which Linux enforces. `decode_image` takes the `options`.
+    A picture of more than `limit_px` pixels is refused, and one of more than `most_px` is not
+    decoded. It may take `seconds` of CPU time, and the program `memory` bytes, which Linux
+    enforces. `decode_image` takes the `options`.
     """
     decode_image(np.zeros((1, 1), np.uint8), **options)  # loads Pillow's plugins
     setrlimit(RLIMIT_DATA, (memory, getrlimit(RLIMIT_DATA)[1]))

@@ -26,7 +26,8 @@ from lockstep.head.outliers import NEIGHBOUR, Unlike
 from lockstep.pictures import decode
 from lockstep.text import size
 
-Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]  # images [n, H, W, C] -> probabilities [n, classes]
+# images [n, H, W, C] -> probabilities [n, classes]
+Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
 METADATA = "lockstep"  # the name of the facts in an exported file
@@ -36,13 +37,16 @@ _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::
 
 
 def exported(classifier: Classifier, facts: Record) -> bytes:
-    """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its metadata.
+    """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its
+    metadata.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
     """
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
-        raise LockstepError(f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}")
+        raise LockstepError(
+            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}"
+        )
     least, unlike = classifier.marks.sure_from, classifier.marks.unlike
     graph = Graph(classifier.recipe, classifier.module, unlike).eval()
     facts = facts | {
@@ -54,10 +58,16 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
     dynamic = {0: torch.export.Dim.DYNAMIC}
     example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
-        graph(*example)  # else constants that are computed once are the exporter's fake tensors from here on
+        # else constants that are computed once are the exporter's fake tensors from here on
+        graph(*example)
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
         made = torch.onnx.export(
-            program, example, dynamo=True, verbose=False, input_names=["images"], output_names=outputs
+            program,
+            example,
+            dynamo=True,
+            verbose=False,
+            input_names=["images"],
+            output_names=outputs,
         )
         assert made is not None
         proto = made.model_proto  # made anew at each access
@@ -67,7 +77,9 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
 
 
 def script() -> str:
-    """Return a program that uses an exported file without Lockstep: modules of this package, in one file."""
+    """Return a program that uses an exported file without Lockstep: modules of this package, in one
+    file.
+    """
     documentation, code = Path(__file__).with_name("standalone.py").read_text().split('"""\n', 1)
     own: list[Any] = [errors, open_to_read, read_bytes, decode]
     parts = [
@@ -76,7 +88,10 @@ def script() -> str:
         code,
     ]
     text = "\n\n\n".join([f'{documentation}"""', *map(str.strip, parts)])
-    return re.sub(r"\n{4,}", "\n\n\n", re.sub(r"^from lockstep\..* import .*\n", "", text, flags=re.M)) + "\n"
+    return (
+        re.sub(r"\n{4,}", "\n\n\n", re.sub(r"^from lockstep\..* import .*\n", "", text, flags=re.M))
+        + "\n"
+    )
 
 
 def loaded(content: bytes) -> Compute:
@@ -90,12 +105,16 @@ def loaded(content: bytes) -> Compute:
 
 
 def in_float32(classifier: Classifier) -> Compute:
-    """Return the function that Lockstep computes in an exported file's precision, of images of the network's size."""
+    """Return the function that Lockstep computes in an exported file's precision, of images of the
+    network's size.
+    """
     recipe, module = graph_recipe(classifier.recipe), classifier.module
 
     def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         with torch.no_grad():
-            logits, _ = classify(recipe, module, torch.from_numpy(images), torch.ones(len(images), dtype=torch.bool))
+            logits, _ = classify(
+                recipe, module, torch.from_numpy(images), torch.ones(len(images), dtype=torch.bool)
+            )
             return logits.softmax(1).numpy()
 
     return run
@@ -116,7 +135,9 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refused(classifier: Classifier) -> Iterator[None]:
-    """Turn what the exporter raises into a LockstepError that names the operator, or else torch's reason."""
+    """Turn what the exporter raises into a LockstepError that names the operator, or else torch's
+    reason.
+    """
     try:
         yield
     except LockstepError:
@@ -126,10 +147,17 @@ def _refused(classifier: Classifier) -> Iterator[None]:
         while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)  # type: ignore[arg-type]
         texts = [str(one) for one in causes]
-        operator = next((found[1] for text in texts for found in [_OPERATOR.search(text)] if found), None)
-        reason = f"operator {operator}" if operator else next(filter(None, texts[-1].splitlines()), repr(error))
+        operator = next(
+            (found[1] for text in texts for found in [_OPERATOR.search(text)] if found), None
+        )
+        reason = (
+            f"operator {operator}"
+            if operator
+            else next(filter(None, texts[-1].splitlines()), repr(error))
+        )
         raise LockstepError(
-            f"model {classifier.recipe.model} cannot be exported: {reason}. Use operators that torch.export knows, "
+            f"model {classifier.recipe.model} cannot be exported: {reason}. Use operators that "
+            f"torch.export knows, "
             "without branches on values, or use model.safetensors",
             DATA,
         ) from None
@@ -152,11 +180,14 @@ class Graph(nn.Module):
         if unlike:
             self.head = network.get_submodule(str(recipe.head))
             tensors = [*network.parameters(), *network.buffers()]
-            self.network = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})  # with the same tensors
+            # with the same tensors
+            self.network = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
             self.network.set_submodule(str(recipe.head), nn.Identity())
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the probabilities of `images`, and their similarity to training images if the file can tell it."""
+        """Return the probabilities of `images`, and their similarity to training images if the file
+        can tell it.
+        """
         if self.references is None:
             logits, _ = classify(self._recipe, self.network, images, torch.ones(0))
             return logits.softmax(1)
@@ -175,7 +206,8 @@ class Graph(nn.Module):
 def graph_recipe(recipe: Recipe) -> Recipe:
     """Return `recipe` as a graph computes it: whole, in float32, and each image in the same views.
 
-    The setting flip-translate-unsure chooses the images of a batch that get further views; in a graph all get them.
+    The setting flip-translate-unsure chooses the images of a batch that get further views; in a
+    graph all get them.
     """
     return recipe.replace(
         head=None,

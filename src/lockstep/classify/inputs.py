@@ -1,4 +1,6 @@
-"""From the files and arrays that a user wants classified to single images. A few threads work ahead."""
+"""From the files and arrays that a user wants classified to single images. A few threads work
+ahead.
+"""
 
 import os
 from collections import deque
@@ -21,7 +23,8 @@ from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
 # One image, or the path of a file or of a folder.
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
 _ALLOWED = (
-    "give a path, a file that is open in mode 'rb', its bytes, a Pillow image, or an array or tensor uint8 [H, W] or "
+    "give a path, a file that is open in mode 'rb', its bytes, a Pillow image, or an array or "
+    "tensor uint8 [H, W] or "
     "[H, W, C]"
 )
 Sources: TypeAlias = Source | Iterable[Source]
@@ -32,7 +35,8 @@ T = TypeVar("T")
 class Item(NamedTuple):
     """An image to classify."""
 
-    name: Path | int  # the path of its file, or for an image in memory its number among the sources, from 0
+    # the path of its file, or for an image in memory its number among the sources, from 0
+    name: Path | int
     image: Source | LockstepError  # the path, or the image; or an error if there is none
 
 
@@ -46,7 +50,8 @@ def is_one(sources: Sources) -> bool:
 
 
 def items(sources: Sources) -> Iterator[Item]:
-    """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders, sorted by name.
+    """Yield the images in `sources`, in order. A folder gives the images in it and its subfolders,
+    sorted by name.
 
     `sources` is read only as far as images are needed.
     """
@@ -64,7 +69,8 @@ def items(sources: Sources) -> Iterator[Item]:
 
 
 def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
-    """Return an image as `decode_image` takes it: a tensor as an array, an open file as its bytes from the start.
+    """Return an image as `decode_image` takes it: a tensor as an array, an open file as its bytes
+    from the start.
 
     Raises: LockstepError if it is no image.
     """
@@ -93,14 +99,18 @@ def _path(source: str | os.PathLike[str]) -> Path:
 
 
 def _below(place: Path) -> Iterator[Item]:
-    """Yield a file, or the image files below a folder, by their suffixes, also those of formats that cannot be read.
+    """Yield a file, or the image files below a folder, by their suffixes, also those of formats
+    that cannot be read.
 
-    As in training, hidden files and folders are left out, and links are followed, but not to a folder above.
+    As in training, hidden files and folders are left out, and links are followed, but not to a
+    folder above.
     """
-    waiting: list[tuple[Path, tuple[object, ...]]] = [(place, ())]  # paths, and what identifies the folders above
+    # paths, and what identifies the folders above
+    waiting: list[tuple[Path, tuple[object, ...]]] = [(place, ())]
     while waiting:
         path, above = waiting.pop()
-        if not os.path.isdir(path):  # Path.is_dir raises an error where the folder above cannot be entered.
+        # Path.is_dir raises an error where the folder above cannot be entered.
+        if not os.path.isdir(path):
             yield Item(path, path)
             continue
         try:
@@ -116,14 +126,21 @@ def _below(place: Path) -> Iterator[Item]:
             if is_foreign(member.name):
                 continue
             inner = path / member.name
-            # Where the system cannot look into a folder, as where its path is too long, it is an error of its own.
+            # Where the system cannot look into a folder, as where its path is too long, it is an
+            # error of its own.
             enter = member.is_dir(follow_symlinks=False) or os.path.isdir(inner)
-            if enter or is_image(str(inner)) or inner.suffix.lower().removeprefix(".") in UNSUPPORTED:
+            if (
+                enter
+                or is_image(str(inner))
+                or inner.suffix.lower().removeprefix(".") in UNSUPPORTED
+            ):
                 waiting.append((inner, (*above, own)))
 
 
 def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:
-    """Yield `work(name, image)` for each item, in order. A few threads work ahead, each with the program's threads."""
+    """Yield `work(name, image)` for each item, in order. A few threads work ahead, each with the
+    program's threads.
+    """
     workers = numerics.workers()
     waiting = deque[Future[T]]()
     pool = numerics.pool(workers, "predict")

@@ -1,4 +1,6 @@
-"""Classifier: a trained network with its preprocessing and classes. It classifies an image as evaluation does."""
+"""Classifier: a trained network with its preprocessing and classes. It classifies an image as
+evaluation does.
+"""
 
 import math
 from collections.abc import Iterator
@@ -42,19 +44,24 @@ class Prediction:
 
     Attributes:
         source: the path of the file; for an image in memory its number among the sources, from 0.
-        label, index: the name of the most probable class, and its number. None if the image cannot be read.
-        probability: its probability, in [0, 1], by the softmax of the logits. None if the image cannot be read.
-        top: the most probable classes as (label, probability), the most probable first; as many as were asked for.
-        answer: "unlike" if the image is less like the training images than 99 % of held-out images are; else "sure" if
-            answers of this class and probability, or a higher one, are right as often as the classifier was asked for,
-            by training images that were held out, and "unsure" if not. With `balanced` in the recipe, that holds
-            where all classes are equally frequent, else where they are as frequent as in training. None if the image
-            cannot be read, or the classifier has no facts for it: these are in the model files of recipes with a
-            linear `head`.
+        label, index: the name of the most probable class, and its number. None if the image cannot
+            be read.
+        probability: its probability, in [0, 1], by the softmax of the logits. None if the image
+            cannot be read.
+        top: the most probable classes as (label, probability), the most probable first; as many as
+            were asked for.
+        answer: "unlike" if the image is less like the training images than 99 % of held-out images
+            are; else "sure" if answers of this class and probability, or a higher one, are right as
+            often as the classifier was asked for, by training images that were held out, and
+            "unsure" if not. With `balanced` in the recipe, that holds where all classes are equally
+            frequent, else where they are as frequent as in training. None if the image cannot be
+            read, or the classifier has no facts for it: these are in the model files of recipes
+            with a linear `head`.
         error: why the image cannot be read, or None.
-        evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a grid over the middle
-            square. With the bias of the class, the parts add up to the logit. None if it was not asked for, or the
-            network is not a linear head on averages over places.
+        evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
+            grid over the middle square. With the bias of the class, the parts add up to the logit.
+            None if it was not asked for, or the network is not a linear head on averages over
+            places.
     """
 
     source: Path | int
@@ -67,11 +74,15 @@ class Prediction:
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object, without `evidence`. Its keys are always the same."""
+        """Return the prediction as a JSON object, without `evidence`. Its keys are always the
+        same.
+        """
         record = {
             **vars(self),
             "source": str(self.source),
-            "top": [{"label": label, "probability": probability} for label, probability in self.top],
+            "top": [
+                {"label": label, "probability": probability} for label, probability in self.top
+            ],
         }
         del record["evidence"]
         return record
@@ -85,7 +96,7 @@ class Classifier:
         for p in classifier.predict(["cat.jpg", "photos/"], top=3):
             print(p.source, p.label, p.probability, p.top)
 
-        logits = classifier.module(classifier.preprocess("cat.jpg")[None])  # plain torch, for your own program
+        logits = classifier.module(classifier.preprocess("cat.jpg")[None])  # plain torch
 
     Attributes:
         classes: the names of the classes, in order of label.
@@ -93,17 +104,20 @@ class Classifier:
         image_shape: (height, width, channels) that images are brought to before preprocessing.
         device: where it computes.
         origin: the file, or the folder of the checkpoint, that its weights come from.
-        weights_sha256: what names the run's weights, as in result.json; None if a model file does not state it.
+        weights_sha256: what names the run's weights, as in result.json; None if a model file does
+            not state it.
         marks: tells which answers are sure, and which images are unlike the training images.
     """
 
-    def __init__(self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95) -> None:
+    def __init__(
+        self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95
+    ) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
         self.weights_sha256 = file.facts.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
-        # Portable arithmetic is many short operations. Threads that compete for Python's lock at each of them are
-        # several times as slow as one thread.
+        # Portable arithmetic is many short operations. Threads that compete for Python's lock at
+        # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
         if recipe.precision == "auto":
             raise _damaged(file, "its recipe does not fix the precision")
@@ -119,10 +133,14 @@ class Classifier:
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
-        return f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
+        return (
+            f"<Classifier {self.origin}: {self.recipe.model}, {size}, {len(self.classes)} classes>"
+        )
 
     def _build(self, recipe: Recipe) -> Model:
-        """Return the trained model, on the CPU. Raises: LockstepError if the file is of another model."""
+        """Return the trained model, on the CPU. Raises: LockstepError if the file is of another
+        model.
+        """
         try:
             return Model(recipe, self.image_shape, self.classes, self._tensors)
         except LockstepError as error:
@@ -132,27 +150,29 @@ class Classifier:
     def module(self) -> nn.Module:
         """Return the network as a plain float32 torch.nn.Module on the CPU, in evaluation mode.
 
-        It maps float32 images [n, C, h, w] from `preprocess` to logits [n, classes]. It is independent of the
-        classifier: change it as you like.
+        It maps float32 images [n, C, h, w] from `preprocess` to logits [n, classes]. It is
+        independent of the classifier: change it as you like.
         """
         return self._build(self.recipe).module.eval()
 
     def preprocess(self, image: Source) -> Tensor:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
-        `image` is a path, a file that is open in mode "rb", its bytes, a Pillow image, or an array or tensor uint8
-        [H, W] or [H, W, C]. It is brought to `image_shape` and then preprocessed as in evaluation.
+        `image` is a path, a file that is open in mode "rb", its bytes, a Pillow image, or an array
+        or tensor uint8 [H, W] or [H, W, C]. It is brought to `image_shape` and then preprocessed as
+        in evaluation.
         Raises: LockstepError if it cannot be read.
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
     def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
-        """Classify one image and return its Prediction, or several and return a list of theirs, in order.
+        """Classify one image and return its Prediction, or several and return a list of theirs, in
+        order.
 
-        One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow image, or an array or
-        tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a folder (with its subfolders, sorted by
-        name), or an array or tensor [N, H, W, C]. With `evidence`, each prediction has its evidence, which takes about
-        as long again.
+        One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
+        image, or an array or tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a
+        folder (with its subfolders, sorted by name), or an array or tensor [N, H, W, C]. With
+        `evidence`, each prediction has its evidence, which takes about as long again.
 
         Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
         """
@@ -164,19 +184,27 @@ class Classifier:
             raise LockstepError(f"{where}: {prediction.error}", DATA)
         return prediction
 
-    def predict_each(self, sources: Sources, top: int = 1, evidence: bool = False) -> Iterator[Prediction]:
-        """Classify images as `predict`, and yield the prediction of each as soon as it and those before it are there.
+    def predict_each(
+        self, sources: Sources, top: int = 1, evidence: bool = False
+    ) -> Iterator[Prediction]:
+        """Classify images as `predict`, and yield the prediction of each as soon as it and those
+        before it are there.
 
-        An iterable is read a few images ahead, and may be endless. Each image is computed alone, so its prediction has
-        the same bits beside any others. With test_views=flip-translate-unsure, every image has the further views, and
-        not a quarter of a batch. Several threads may call this at the same time.
+        An iterable is read a few images ahead, and may be endless. Each image is computed alone, so
+        its prediction has the same bits beside any others. With test_views=flip-translate-unsure,
+        every image has the further views, and not a quarter of a batch. Several threads may call
+        this at the same time.
 
         An image that cannot be read gives a prediction with an `error`, and the others go on.
-        Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs more memory than
-        there is.
+        Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs
+        more memory than there is.
         """
-        if not is_one(sources) and not any(hasattr(sources, f"__{one}__") for one in ("fspath", "iter", "getitem")):
-            raise LockstepError(f"sources: got {type(sources).__name__}: give a path, an image, or several of them")
+        if not is_one(sources) and not any(
+            hasattr(sources, f"__{one}__") for one in ("fspath", "iter", "getitem")
+        ):
+            raise LockstepError(
+                f"sources: got {type(sources).__name__}: give a path, an image, or several of them"
+            )
         if top < 1:
             raise LockstepError(f"top: got {top}: give 1 or more")
 
@@ -195,7 +223,8 @@ class Classifier:
     def predict_pixels(
         self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0, evidence: bool = False
     ) -> Prediction:
-        """Return the prediction for what `pixels` returned, computed in this thread; `name` is its source.
+        """Return the prediction for what `pixels` returned, computed in this thread; `name` is its
+        source.
 
         Raises: LockstepError for too little memory.
         """
@@ -206,19 +235,31 @@ class Classifier:
             if row.isnan().any():
                 return Prediction(name, error="the network's output is not finite")
             # Among equal probabilities the first class counts, as in evaluation.
-            shares, labels = (part[:top].tolist() for part in row.sort(descending=True, stable=True))
+            shares, labels = (
+                part[:top].tolist() for part in row.sort(descending=True, stable=True)
+            )
             if evidence and self._backbone is not None:
-                parts = class_activation_map(self._backbone, self._network, torch.from_numpy(pixels)[None], labels[0])
-        ranked = tuple((self.classes[label], share) for label, share in zip(labels, shares, strict=True))
+                parts = class_activation_map(
+                    self._backbone, self._network, torch.from_numpy(pixels)[None], labels[0]
+                )
+        ranked = tuple(
+            (self.classes[label], share) for label, share in zip(labels, shares, strict=True)
+        )
         (answer,) = self.marks(inputs, row[None])
         return Prediction(
-            name, self.classes[labels[0]], labels[0], shares[0], ranked, answer,
+            name,
+            self.classes[labels[0]],
+            labels[0],
+            shares[0],
+            ranked,
+            answer,
             evidence=None if parts is None else parts.numpy(),
-        )  # fmt: skip
+        )
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if they are not finite.
+        """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if
+        they are not finite.
 
         They are classified together, as a batch of an evaluation.
         """
@@ -227,7 +268,9 @@ class Classifier:
             return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a head."""
+        """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a
+        head.
+        """
         image = torch.from_numpy(pixels)[None]
         return image if self._backbone is None else self._backbone(image)
 
@@ -252,7 +295,8 @@ class Classifier:
                 return source[..., None]
         if height != width or channels not in (1, 3):
             raise LockstepError(
-                f"the network takes images of {height} x {width} pixels and {channels} channels, and files are only "
+                f"the network takes images of {height} x {width} pixels and {channels} channels, "
+                f"and files are only "
                 f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
                 DATA,
             )
@@ -271,25 +315,39 @@ def load(
     Raises: LockstepError.
     """
     if not 0 < sure < 1:
-        raise LockstepError(f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99")
+        raise LockstepError(
+            f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99"
+        )
     recipe, file = weights_of(source, checkpoint)
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with _memory_named():
-        classifier = Classifier(recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure)
+        classifier = Classifier(
+            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure
+        )
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
-    before = {path: sha256 for path, sha256 in file.facts.get("model_source", {}).items() if path in own}
+    before = {
+        path: sha256 for path, sha256 in file.facts.get("model_source", {}).items() if path in own
+    }
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
-            f"the source of model {recipe.model} is not the one it was trained with ({'; '.join(map(str, changed))})"
+            f"the source of model {recipe.model} is not the one it was trained with "
+            f"({'; '.join(map(str, changed))})"
         )
     return classifier
 
 
 def _softmax(logits: Tensor) -> Tensor:
-    """Return the probabilities, float64 [n, classes] on the CPU; NaN where logits are not finite."""
-    return logits.double().softmax(1).masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan).cpu()
+    """Return the probabilities, float64 [n, classes] on the CPU; NaN where logits are not
+    finite.
+    """
+    return (
+        logits.double()
+        .softmax(1)
+        .masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
+        .cpu()
+    )
 
 
 @contextmanager
@@ -299,12 +357,16 @@ def _memory_named() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError) as error:
         if problem := hardware.memory_problem(error):
-            raise LockstepError(f"too little memory ({problem}): end other programs", ENVIRONMENT) from None
+            raise LockstepError(
+                f"too little memory ({problem}): end other programs", ENVIRONMENT
+            ) from None
         raise
 
 
 def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
-    """Return the run that `source` is or names, and the step if it is a checkpoint; (None, None) for a file."""
+    """Return the run that `source` is or names, and the step if it is a checkpoint; (None, None)
+    for a file.
+    """
     if isinstance(source, Run):
         return source, None
     path = given(source)
@@ -317,20 +379,25 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
     return Run.open(path), None
 
 
-def weights_of(source: str | Path | Run, which: int | Literal["best"] | None = None) -> tuple[Recipe, StateFile]:
+def weights_of(
+    source: str | Path | Run, which: int | Literal["best"] | None = None
+) -> tuple[Recipe, StateFile]:
     """Return the recipe and the weights of a run, a checkpoint or a model file.
 
-    The weights are those that the run is evaluated by: of a complete run the final ones, of a checkpoint the averaged
-    ones, if there are any. Raises: LockstepError.
+    The weights are those that the run is evaluated by: of a complete run the final ones, of a
+    checkpoint the averaged ones, if there are any. Raises: LockstepError.
     """
     run, step = run_of(source)
     if run is None:
         path = Path(str(source)).expanduser()
         if which is not None:
-            raise LockstepError(f"{option('checkpoint')} is for runs, and {path} is a file: leave it out")
+            raise LockstepError(
+                f"{option('checkpoint')} is for runs, and {path} is a file: leave it out"
+            )
         if path.suffix.lower() == ".onnx":
             raise LockstepError(
-                f"{path} is for other programs, as docs/deploy.md shows: give the run, or model.safetensors"
+                f"{path} is for other programs, as docs/deploy.md shows: give the run, or "
+                f"model.safetensors"
             )
         file = read(path)
         if not isinstance(file.facts.get("recipe"), dict):
@@ -357,7 +424,9 @@ def _damaged(file: StateFile, problem: object) -> LockstepError:
 
 
 def _classes_and_shape(file: StateFile) -> tuple[tuple[str, ...], tuple[int, int, int]]:
-    """Return the names of the classes, and (height, width, channels). Raises: LockstepError if either is not sound."""
+    """Return the names of the classes, and (height, width, channels). Raises: LockstepError if
+    either is not sound.
+    """
     classes, shape = file.facts.get("classes"), file.facts.get("image_shape") or []
     if not classes or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
         raise _damaged(file, f"it states the classes {classes} and images of {shape}")

@@ -46,7 +46,8 @@ REQUEST_LIMIT_S = 60.0  # from the head of a request to its answer
 TOP = 5  # classes in an answer
 PIXEL_LIMIT = 55_000_000  # of a picture, as stored. A phone's photo has up to 50 million.
 _WORKERS = 4  # threads that decode small pictures and classify, at most
-# What a picture may take that is decoded beside others, and one that is decoded alone: see `decoder.answers`.
+# What a picture may take that is decoded beside others, and one that is decoded alone: see
+# `decoder.answers`.
 _SMALL = {"most_px": 2_000_000, "memory": 200_000_000, "seconds": 0.5}
 _LARGE = {"most_px": PIXEL_LIMIT, "memory": 1_000_000_000, "seconds": 20.0}
 
@@ -55,28 +56,41 @@ Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cann
 
 _BEYOND = "it takes more than 1 GB or 20 s to decode: send it as a JPEG or PNG file, or smaller"
 _LARGEST = "all requests together need too much memory, and this one is the largest"
-_TYPE = "send a picture as the body (Content-Type image/jpeg, for example), or files in the field image of a form"
+_TYPE = (
+    "send a picture as the body (Content-Type image/jpeg, for example), or files in the field "
+    "image of a form"
+)
 _PATHS = "this server answers GET /, GET /health and POST /predict"
-_OWN = "only this server's page may use it, at its address, as localhost, or by the name that it was started with"
-# A page that the network's user opens may load nothing from elsewhere, and no other page may frame it.
+_OWN = (
+    "only this server's page may use it, at its address, as localhost, or by the name that it "
+    "was started with"
+)
+# A page that the network's user opens may load nothing from elsewhere, and no other page may frame
+# it.
 _POLICY = (
-    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob: data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob: data:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = [
-    ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
-]  # fmt: skip
+]
 
 
 def application(classifier: Classifier, name: str, host: str) -> Starlette:
-    """Return the application that serves `classifier` under `name`, at the host name or address `host`.
+    """Return the application that serves `classifier` under `name`, at the host name or address
+    `host`.
 
     Raises: LockstepError if it cannot classify pictures.
     """
     for prediction in classifier.predict([Image.new("RGB", (64, 64))]):
         if prediction.error:
-            raise LockstepError(f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA)
+            raise LockstepError(
+                f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
+            )
     service = _Service(classifier, name, host)
     return Starlette(
         routes=[
@@ -84,17 +98,21 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
             Route("/health", service.health),
             Route("/predict", service.predict, methods=["POST"]),
         ],
-        exception_handlers=dict.fromkeys((HTTPException, LockstepError, ClientDisconnect, Exception), _refused),
+        exception_handlers=dict.fromkeys(
+            (HTTPException, LockstepError, ClientDisconnect, Exception), _refused
+        ),
         lifespan=service.running,
     )
 
 
 class _Service:
-    """The answers to requests: the pictures of all, from the bytes of a file to a prediction, in a bounded memory.
+    """The answers to requests: the pictures of all, from the bytes of a file to a prediction, in a
+    bounded memory.
 
-    Programs of their own decode the pictures. Each picture may first take what a small one takes, and several are
-    decoded at once. One that needs more is decoded again in the program for large ones, one at a time, so that small
-    ones do not wait for it. Of a request one picture at a time is decoded, so that it does not delay other requests.
+    Programs of their own decode the pictures. Each picture may first take what a small one takes,
+    and several are decoded at once. One that needs more is decoded again in the program for large
+    ones, one at a time, so that small ones do not wait for it. Of a request one picture at a time
+    is decoded, so that it does not delay other requests.
     """
 
     def __init__(self, classifier: Classifier, name: str, host: str) -> None:
@@ -111,9 +129,11 @@ class _Service:
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         self._template = template("lockstep.classify")
         self._facts = {
-            "name": name, "weights": classifier.origin.name, "classes": classifier.classes,
+            "name": name,
+            "weights": classifier.origin.name,
+            "classes": classifier.classes,
             "image_shape": classifier.image_shape,
-        }  # fmt: skip
+        }
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
@@ -145,9 +165,11 @@ class _Service:
         return JSONResponse({"status": "ok", **self._facts})
 
     async def predict(self, request: Request) -> Response:
-        """Answer POST /predict. With ?input=png each prediction also has the picture as the network sees it.
+        """Answer POST /predict. With ?input=png each prediction also has the picture as the network
+        sees it.
 
-        With ?evidence=png it has that picture too, bright where it speaks for the class; None if that is not known.
+        With ?evidence=png it has that picture too, bright where it speaks for the class; None if
+        that is not known.
         """
         self._require_own(request)
         self._held[request] = 0
@@ -173,16 +195,21 @@ class _Service:
         for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
             shown = await asyncio.to_thread(self._shown, wanted, prediction, pixels)
             records.append({**prediction.record(), "source": name, **shown})
-        errors = [f"{record['source']}: {record['error']}" for record in records if record["error"] is not None]
+        errors = [
+            f"{record['source']}: {record['error']}"
+            for record in records
+            if record["error"] is not None
+        ]
         if len(errors) == len(records):
             return JSONResponse({"error": "; ".join(errors), "predictions": records}, 422)
         return JSONResponse({"predictions": records})
 
     def _require_own(self, request: Request) -> None:
-        """Raise an HTTPException for a request of another site's page, by its origin or by a name that is not ours.
+        """Raise an HTTPException for a request of another site's page, by its origin or by a name
+        that is not ours.
 
-        A page of another site can send a request here, and by a name of its own that leads to this machine (DNS
-        rebinding) it could read the answer. It has no such way with an address.
+        A page of another site can send a request here, and by a name of its own that leads to this
+        machine (DNS rebinding) it could read the answer. It has no such way with an address.
         """
         host = request.headers.get("host", "")
         own = False
@@ -201,7 +228,9 @@ class _Service:
                     pixels = await run(self._alone, self._large.pixels, picture)
             if pixels is None:
                 raise LockstepError(_BEYOND, DATA)
-            return await run(self._workers, self._classifier.predict_pixels, pixels, TOP, 0, explained), pixels
+            return await run(
+                self._workers, self._classifier.predict_pixels, pixels, TOP, 0, explained
+            ), pixels
         except LockstepError as error:
             if error.code != DATA:
                 raise
@@ -228,12 +257,18 @@ class _Service:
         return pictures
 
     async def _files(self, request: Request) -> list[tuple[str, bytes]]:
-        parser = MultiPartParser(request.headers, self._body(request), max_files=FILE_LIMIT, max_fields=FILE_LIMIT)
-        parser.spool_max_size = BODY_LIMIT  # in memory, which is counted, and not in a file on the disk
+        parser = MultiPartParser(
+            request.headers, self._body(request), max_files=FILE_LIMIT, max_fields=FILE_LIMIT
+        )
+        parser.spool_max_size = (
+            BODY_LIMIT  # in memory, which is counted, and not in a file on the disk
+        )
         try:
             form = await parser.parse()
         except MultiPartException as error:
-            raise HTTPException(400, f"the form cannot be read ({error.message.rstrip('.')}): {_TYPE}") from None
+            raise HTTPException(
+                400, f"the form cannot be read ({error.message.rstrip('.')}): {_TYPE}"
+            ) from None
         try:
             files = [file for file in form.getlist("image") if isinstance(file, UploadFile)]
             return [(file.filename or "picture", await file.read()) for file in files]
@@ -241,11 +276,15 @@ class _Service:
             await form.close()
 
     async def _body(self, request: Request) -> AsyncGenerator[bytes, None]:
-        """Yield the body of a request. Raises: HTTPException if it is too large, by its header or its bytes.
+        """Yield the body of a request. Raises: HTTPException if it is too large, by its header or
+        its bytes.
 
-        If all requests together need too much memory, the largest one is ended, so that small ones have room.
+        If all requests together need too much memory, the largest one is ended, so that small ones
+        have room.
         """
-        too_large = HTTPException(413, f"a request has at most {size(BODY_LIMIT)}: send a smaller picture, or fewer")
+        too_large = HTTPException(
+            413, f"a request has at most {size(BODY_LIMIT)}: send a smaller picture, or fewer"
+        )
         if int(request.headers.get("content-length", 0)) > BODY_LIMIT:
             raise too_large
         received = 0
@@ -263,11 +302,19 @@ class _Service:
                 raise _busy(_LARGEST)
             yield chunk
 
-    def _shown(self, wanted: list[str], prediction: Prediction, pixels: Pixels | None) -> dict[str, str | None]:
+    def _shown(
+        self, wanted: list[str], prediction: Prediction, pixels: Pixels | None
+    ) -> dict[str, str | None]:
         """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
         parts = prediction.evidence
-        pictures = {"input": pixels, "evidence": None if pixels is None or parts is None else spotlit(pixels, parts)}
-        return {name: None if (picture := pictures[name]) is None else self._png(picture) for name in wanted}
+        pictures = {
+            "input": pixels,
+            "evidence": None if pixels is None or parts is None else spotlit(pixels, parts),
+        }
+        return {
+            name: None if (picture := pictures[name]) is None else self._png(picture)
+            for name in wanted
+        }
 
     def _png(self, pixels: Pixels) -> str:
         height, width = self._seen_px
@@ -278,7 +325,8 @@ class _Service:
 class _Connection(H11Protocol):
     """A connection that ends if a request does not arrive, or if an answer is not read, in time.
 
-    If there are too many, the one ends that has waited longest for the rest of a request, or for the next one.
+    If there are too many, the one ends that has waited longest for the rest of a request, or for
+    the next one.
     """
 
     _end: asyncio.TimerHandle  # when this connection ends
@@ -297,7 +345,9 @@ class _Connection(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         # uvicorn would also count requests that still end, although their connection has ended.
-        self.limit_concurrency = CONNECTION_LIMIT if len(self.connections) >= CONNECTION_LIMIT else None
+        self.limit_concurrency = (
+            CONNECTION_LIMIT if len(self.connections) >= CONNECTION_LIMIT else None
+        )
         super().handle_events()
         if self.cycle is not before:  # The head of a request has arrived.
             self._end_after(REQUEST_LIMIT_S + HEAD_LIMIT_S)
@@ -326,7 +376,9 @@ def _busy(cause: str) -> HTTPException:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs its traceback."""
+    """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs
+    its traceback.
+    """
     match error:
         case HTTPException():
             return JSONResponse(
@@ -344,21 +396,27 @@ async def _refused(request: Request, error: Exception) -> Response:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at a host name or address. Raises: LockstepError."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         return socket.create_server(address[:2], family=family, backlog=CONNECTION_LIMIT)
     except OSError as error:
         cause = str(error.strerror).partition(" (")[0]
         raise LockstepError(
-            f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any that is free",
+            f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any "
+            f"that is free",
             ENVIRONMENT,
         ) from None
 
 
 def network_address() -> str:
-    """Return this machine's address on its network, or its name if it has no way out. Nothing is sent."""
+    """Return this machine's address on its network, or its name if it has no way out. Nothing is
+    sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
         try:
-            chosen.connect(("192.0.2.1", 9))  # an address that nobody has: this only chooses the way there
+            # an address that nobody has: this only chooses the way there
+            chosen.connect(("192.0.2.1", 9))
         except OSError:
             return socket.gethostname()
         return str(chosen.getsockname()[0])
@@ -371,16 +429,30 @@ def url(host: str, listening: socket.socket) -> str:
 
 def server_of(application: Starlette) -> uvicorn.Server:
     """Return the server of an application, which is not started."""
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # It logs what it raises, and the answer says it.
-    return uvicorn.Server(uvicorn.Config(
-        application, http=_Connection, ws="none", loop="asyncio", lifespan="on", log_config=None, log_level="error",
-        access_log=False, proxy_headers=False, server_header=False, date_header=False, headers=_HEADERS,
-        timeout_graceful_shutdown=END_LIMIT_S,
-    ))  # fmt: skip
+    # It logs what it raises, and the answer says it.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http=_Connection,
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            headers=_HEADERS,
+            timeout_graceful_shutdown=END_LIMIT_S,
+        )
+    )
 
 
 def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int | None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP, and return which it was; None if the server ended by itself.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP, and return which it was; None if the server ended by
+    itself.
 
     Requests that have arrived by then are answered, for some seconds.
     """

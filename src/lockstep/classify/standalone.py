@@ -1,7 +1,8 @@
-"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py FILE.onnx IMAGE...
+"""Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py
+FILE.onnx IMAGE...
 
-It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this script next to the
-file. It reads images by Lockstep's own code, so it sees the same pixels.
+It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this
+script next to the file. It reads images by Lockstep's own code, so it sees the same pixels.
 """
 
 import json
@@ -19,7 +20,8 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        facts: its metadata: the classes, how images become pixels, and from which values on an answer is sure or like.
+        facts: its metadata: the classes, how images become pixels, and from which values on an
+            answer is sure or like.
     """
 
     def __init__(self, file: str) -> None:
@@ -28,7 +30,8 @@ class Exported:
         self.facts = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
     def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
-        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike"; None if not known.
+        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike";
+        None if not known.
 
         Raises: LockstepError if it cannot be read.
         """

@@ -17,12 +17,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
     """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
-    If several programs need the dataset, one downloads it and the others wait. A download that fails or is stopped
-    leaves nothing behind. A folder that holds anything else is never touched.
+    If several programs need the dataset, one downloads it and the others wait. A download that
+    fails or is stopped leaves nothing behind. A folder that holds anything else is never touched.
 
     Examples:
       lockstep data fetch cifar10
-      lockstep data fetch mnist --data ~/data                 then: lockstep train mnist --data ~/data
+      lockstep data fetch mnist --data ~/data         then: lockstep train mnist --data ~/data
       LOCKSTEP_MIRROR=http://files.local/data lockstep data fetch mnist
 
     Args:
@@ -32,7 +32,9 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
     from lockstep.data import catalog, fetch as module
 
     if name not in catalog.SOURCES:
-        raise LockstepError(f"{unknown('dataset', name, catalog.SOURCES)}; folders of images need no download")
+        raise LockstepError(
+            f"{unknown('dataset', name, catalog.SOURCES)}; folders of images need no download"
+        )
     source, data = catalog.SOURCES[name], data.absolute() if data else None
     if not source.archives:
         yield {"dataset": name, "folder": None, "downloaded": False}
@@ -53,12 +55,14 @@ def check(
 ) -> Iterator[str | Record]:
     """Read every image of a folder, and report what is in it.
 
-    The report has classes, splits, sizes, formats, duplicates, images in several splits or classes, or alike over
-    splits, and files that cannot be read. The exit code is 3 if the folder cannot be trained on.
+    The report has classes, splits, sizes, formats, duplicates, images in several splits or classes,
+    or alike over splits, and files that cannot be read. The exit code is 3 if the folder cannot be
+    trained on.
 
-    --labels also lists the images whose label is doubtful, the most doubtful one first: five classifiers, as of recipe
-    photos, each judge a fifth of the images after training on the others. Look at these images: some labels are wrong,
-    and some images show several things. Small and grey images are judged less well. The exit code does not change.
+    --labels also lists the images whose label is doubtful, the most doubtful one first: five
+    classifiers, as of recipe photos, each judge a fifth of the images after training on the others.
+    Look at these images: some labels are wrong, and some images show several things. Small and grey
+    images are judged less well. The exit code does not change.
 
     Examples:
       lockstep data check photos

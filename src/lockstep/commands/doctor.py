@@ -16,16 +16,18 @@ from lockstep.recipes import get_recipe
 from lockstep.text import plural
 
 _STEPS = 20
-# Of the weights of `digits` after these steps, in portable arithmetic. It changes only with tests/golden.
+# Of the weights of `digits` after these steps, in portable arithmetic. It changes only with
+# tests/golden.
 _SHA256 = "4ba18c80f8dd8cf2d1fa9a999af67d3f4643865193cce5f603a2c4dee71aee53"
 
 
 def doctor() -> Iterator[str | Record]:
     """Check that this machine computes the right bits.
 
-    `digits` is trained for some steps on one and on two processes. Both must end with the weights that every machine
-    computes. Before that, the command prints the processor, what native and portable arithmetic compute with, and GPUs
-    or why torch sees none. The exit code is 4 if the bits are wrong, or if the processes cannot connect or compute.
+    `digits` is trained for some steps on one and on two processes. Both must end with the weights
+    that every machine computes. Before that, the command prints the processor, what native and
+    portable arithmetic compute with, and GPUs or why torch sees none. The exit code is 4 if the
+    bits are wrong, or if the processes cannot connect or compute.
 
     Examples:
       lockstep doctor
@@ -41,11 +43,15 @@ def doctor() -> Iterator[str | Record]:
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
     yield f"cpu   {processor}, {plural(cores, 'core')}, torch {torch.__version__}"
-    yield "native bits depend on this kind of CPU and on the version of torch; log.txt of a run names both"
+    yield (
+        "native bits depend on this kind of CPU and on the version of torch; log.txt of a run "
+        "names both"
+    )
     units = kinds_by_unit()
     used = [unit for unit, kinds in units.items() if kinds]
     yield f"portable bits are those of every CPU tried; computed here in {' and '.join(used)}"
-    yield f"gpu   {', '.join(gpus) or (f'none: a driver is here, but {problem}' if problem else 'none')}"
+    none = f"none: a driver is here, but {problem}" if problem else "none"
+    yield f"gpu   {', '.join(gpus) or none}"
     if gpus and find_spec("pynvml") is None:
         yield "use   to see how busy GPUs are: pip install nvidia-ml-py"
     recipe, weights = get_recipe("digits").replace(steps=_STEPS, epochs=None), dict[int, str]()
@@ -55,15 +61,25 @@ def doctor() -> Iterator[str | Record]:
             spec = TrainSpec(recipe=recipe, placement=placement, path=Path(folder) / "digits")
             weights[processes] = record_of(spec, quiet=True)["weights_sha256"]
         verdict = "right" if weights[processes] == _SHA256 else "WRONG"
-        yield f"bits  on {plural(processes, 'process')}: {verdict}, sha256 {weights[processes][:12]}"
+        yield (
+            f"bits  on {plural(processes, 'process')}: {verdict}, sha256 {weights[processes][:12]}"
+        )
     right = {*weights.values()} == {_SHA256}
     yield {
-        "processor": processor, "cores": cores, "torch": torch.__version__, "gpus": gpus, "gpu_problem": problem,
-        "native": str(kind()), "units": units, "weights_sha256": weights, "right": right,
-    }  # fmt: skip
+        "processor": processor,
+        "cores": cores,
+        "torch": torch.__version__,
+        "gpus": gpus,
+        "gpu_problem": problem,
+        "native": str(kind()),
+        "units": units,
+        "weights_sha256": weights,
+        "right": right,
+    }
     if not right:
         raise LockstepError(
-            "this machine computes other bits than others. If only two processes are wrong, test its memory; else "
+            "this machine computes other bits than others. If only two processes are wrong, test "
+            "its memory; else "
             f"train with {option('portable', False)}, and report this CPU and its version of torch",
             ENVIRONMENT,
         )

@@ -38,7 +38,8 @@ class EvaluationRecord:
         loss: mean cross-entropy; None if it is not finite.
         classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
         confusion: a list of lists of counts; the row is the label, the column the prediction.
-        accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several; else None.
+        accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several;
+            else None.
     """
 
     run: str
@@ -55,16 +56,22 @@ class EvaluationRecord:
     accuracy_one_view: float | None = None
 
     def __str__(self) -> str:
-        """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of the classes."""
+        """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of
+        the classes.
+        """
         averaged = ", averaged weights" if self.weights == "ema" else ""
         subject = f"{self.run} after {self.step} steps{averaged}"
         correct = counted(self.correct, self.examples, f"{self.split} images")
         result = f"accuracy {self.accuracy:.2%} ({correct}), loss {loss_text(self.loss)}"
-        return "\n".join([printable(f"{subject}: {result}"), "", *table_lines(self.classes, self.confusion)])
+        return "\n".join(
+            [printable(f"{subject}: {result}"), "", *table_lines(self.classes, self.confusion)]
+        )
 
 
 class WatchedRecord(EvaluationRecord):
-    """A record of `lockstep eval --watch`, whose text is the line of TensorFlow's CIFAR-10 evaluator."""
+    """A record of `lockstep eval --watch`, whose text is the line of TensorFlow's CIFAR-10
+    evaluator.
+    """
 
     def __str__(self) -> str:
         subject = f"step {self.step}, {self.weights}, {self.examples} {self.split} images"
@@ -87,14 +94,16 @@ def evaluate(
     trust_code: bool = False,
     quiet: Quiet = False,
 ) -> EvaluationRecord | Any:
-    """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split counts exactly once.
+    """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split
+    counts exactly once.
 
-    Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for each class: examples,
-    accuracy, and its row of the confusion matrix, unless there are more than 20 classes.
+    Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for
+    each class: examples, accuracy, and its row of the confusion matrix, unless there are more than
+    20 classes.
 
-    --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's CIFAR-10 evaluator.
-    The run may be training in another program. Evaluations are recorded in RUN/eval, as TensorBoard events and in
-    metrics.jsonl, and are not repeated.
+    --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's
+    CIFAR-10 evaluator. The run may be training in another program. Evaluations are recorded in
+    RUN/eval, as TensorBoard events and in metrics.jsonl, and are not repeated.
 
     Examples:
       lockstep eval runs/digits-1
@@ -106,10 +115,10 @@ def evaluate(
 
     Args:
         run: A run's folder.
-        split: train, test, another split, or of a folder all. Default: held-out if the recipe holds out images, else
-            test; all for a folder of other images than those of training.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest.
+        split: train, test, another split, or of a folder all. Default: held-out if the recipe holds
+            out images, else test; all for a folder of other images than those of training.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
+            (--eval-every). Default: the newest.
         weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
         examples: Evaluate only N examples of the split, at even distances. Default: all.
         watch: Evaluate each new checkpoint once, until the run ends. The run may start later.
@@ -127,18 +136,20 @@ def evaluate(
         print(record.accuracy, record.correct, record.confusion[3])
 
     Raises:
-        LockstepError: a run, checkpoint or split that does not exist, damaged or missing data, a device that is not
-            here.
+        LockstepError: a run, checkpoint or split that does not exist, damaged or missing data, a
+            device that is not here.
         KeyboardInterrupt: Ctrl-C.
     """
     if not watch and (once or interval is not None):
         raise LockstepError(
-            f"{option('once', True) if once else option('interval')} needs {option('watch', True)}: add it, or leave "
+            f"{option('once', True) if once else option('interval')} needs "
+            f"{option('watch', True)}: add it, or leave "
             f"out the option"
         )
     if watch and checkpoint is not None:
         raise LockstepError(
-            f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates each: leave one of "
+            f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates "
+            f"each: leave one of "
             f"them out"
         )
     if weights not in ("ema", "raw", None):
@@ -182,8 +193,11 @@ def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
         time.sleep(interval)
 
 
-def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Iterator[WatchedRecord]:
-    """Evaluate each new checkpoint once, the oldest first, until the run has ended, and yield its record.
+def watched(
+    spec: EvaluateSpec, interval: float, once: bool, quiet: bool
+) -> Iterator[WatchedRecord]:
+    """Evaluate each new checkpoint once, the oldest first, until the run has ended, and yield its
+    record.
 
     With `once`, this looks once, and only at the newest. Raises: LockstepError.
     """
@@ -193,7 +207,8 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
     damaged = set[int]()
     waiting = False
     while True:
-        # The result is read before the folder: if it exists, the checkpoints found afterwards are the last ones.
+        # The result is read before the folder: if it exists, the checkpoints found afterwards are
+        # the last ones.
         ended, paths = existing(run.path).complete, checkpoints_in(run.checkpoints)
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
@@ -217,7 +232,8 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
             continue
         if not (waiting or (paths and run.is_held())):
             warn(
-                f"{run.path} has no checkpoint, or no program trains it now: waiting. Use {option('once', True)} to "
+                f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
+                f"{option('once', True)} to "
                 f"stop here"
             )
             waiting = True
@@ -227,7 +243,8 @@ def watched(spec: EvaluateSpec, interval: float, once: bool, quiet: bool) -> Ite
 
 
 def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
-    """Return a table with a line per class: its examples, its accuracy, and its row of the confusion matrix.
+    """Return a table with a line per class: its examples, its accuracy, and its row of the
+    confusion matrix.
 
     With many classes the matrix is left out; the page of `lockstep report` has it.
     """
@@ -239,6 +256,11 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
         rows.append([name, str(one["examples"]), accuracy, *(map(str, row) if matrix else [])])
     first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join([f"  {row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))])
+        "  ".join(
+            [
+                f"  {row[0]:<{first}}",
+                *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True)),
+            ]
+        )
         for row in rows
     ]

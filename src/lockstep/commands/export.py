@@ -22,23 +22,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
-_BATCH_VALUES = 1 << 22  # that a runtime is given at a time: it takes new memory for each large batch
+# that a runtime is given at a time: it takes new memory for each large batch
+_BATCH_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What `lockstep.export` found out about a file that it wrote. `lockstep export --json` prints the same.
+    """What `lockstep.export` found out about a file that it wrote. `lockstep export --json` prints
+    the same.
 
     Attributes:
         file, bytes: the file, and its size.
         script: a program next to the file that uses it without Lockstep.
-        weights_sha256: what names the run's weights, as in result.json; the file's metadata has it too. None if a model
-            file does not state it.
+        weights_sha256: what names the run's weights, as in result.json; the file's metadata has it
+            too. None if a model file does not state it.
         split, examples: the images that the file was compared on: all of the split.
         accuracy: of the file, as its runtime computes it.
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
         otherwise: how many images the file classifies otherwise than Lockstep.
-        difference: the largest difference of a probability from Lockstep's, computed in the file's precision, float32.
+        difference: the largest difference of a probability from Lockstep's, computed in the file's
+            precision, float32.
     """
 
     file: str
@@ -53,15 +56,23 @@ class ExportRecord:
     difference: float
 
     def __str__(self) -> str:
-        return "\n".join([
-            f"  file        {printable(self.file)}, {size(self.bytes)}",
-            f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
-            f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; lockstep eval: "
-            f"{self.accuracy_lockstep:.2%}",
-            f"  difference  {self.otherwise:,} images classified otherwise; probabilities differ by up to "
-            f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
-            *([f"  sha256      {self.weights_sha256} (of the run, as train prints it)"] if self.weights_sha256 else []),
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f"  file        {printable(self.file)}, {size(self.bytes)}",
+                f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
+                f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; "
+                f"lockstep eval: "
+                f"{self.accuracy_lockstep:.2%}",
+                f"  difference  {self.otherwise:,} images classified otherwise; probabilities "
+                f"differ by up to "
+                f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
+                *(
+                    [f"  sha256      {self.weights_sha256} (of the run, as train prints it)"]
+                    if self.weights_sha256
+                    else []
+                ),
+            ]
+        )
 
 
 def export(
@@ -74,16 +85,18 @@ def export(
     trust_code: bool = False,
     force: bool = False,
 ) -> ExportRecord:
-    """Write a classifier to an ONNX file, and check the file. Write a script next to it that uses it.
+    """Write a classifier to an ONNX file, and check the file. Write a script next to it that uses
+    it.
 
-    The script, use_exported.py, needs numpy, Pillow and onnxruntime. It reads images as `lockstep predict` does, and
-    says of them what that says: class, probability, and whether it is sure.
+    The script, use_exported.py, needs numpy, Pillow and onnxruntime. It reads images as `lockstep
+    predict` does, and says of them what that says: class, probability, and whether it is sure.
 
-    The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images, uint8 [N, H, W, C] of
-    the network's size, to probabilities. It contains the preprocessing, and computes in float32. If its probabilities
-    differ by more than 0.001, it is not written.
+    The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images,
+    uint8 [N, H, W, C] of the network's size, to probabilities. It contains the preprocessing, and
+    computes in float32. If its probabilities differ by more than 0.001, it is not written.
 
-    Where a recipe has test_views=flip-translate-unsure, all images get these views, and not a quarter of a batch.
+    Where a recipe has test_views=flip-translate-unsure, all images get these views, and not a
+    quarter of a batch.
 
     Examples:
       lockstep export runs/digits-1                          writes digits-1.onnx
@@ -92,8 +105,8 @@ def export(
     Args:
         source: A run's folder, or model.safetensors.
         output: The file. Default: NAME.onnx.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
+            (--eval-every). Default: the newest.
         sure: Share of the sure answers that shall be right, by training images that were held out.
         data: Folder of the dataset. Default: that of training.
         trust_code: Execute the model and dataset of your own that a file or a run names.
@@ -105,13 +118,20 @@ def export(
         print(record.accuracy, record.otherwise, record.difference)
 
     Raises:
-        LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a package that is
-            missing, a file that differs by more than the tolerance. No file is written then.
+        LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a
+            package that is missing, a file that differs by more than the tolerance. No file is
+            written then.
     """
     named = Path(str(path_of(source))).resolve()
-    file = Path(output) if output is not None else Path(f"{named.stem if named.is_file() else named.name}.onnx")
+    file = (
+        Path(output)
+        if output is not None
+        else Path(f"{named.stem if named.is_file() else named.name}.onnx")
+    )
     if file.suffix.lower() != ".onnx":
-        raise LockstepError(f"{file}: programs know a format by the name of its file: give one that ends in .onnx")
+        raise LockstepError(
+            f"{file}: programs know a format by the name of its file: give one that ends in .onnx"
+        )
     require_writable(file, force)
     beside = file.with_name("use_exported.py")
     require_extra("export", ("onnx", "onnxscript", "onnxruntime"))
@@ -130,24 +150,31 @@ def export(
     if run:
         placement = placement.replace(data=data_of(run, placement.data))
         if not run.complete:
-            logger.warning(f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported")
+            logger.warning(
+                f"{run.path} is not complete: its {checkpoint or 'newest'} checkpoint is exported"
+            )
     splits = splits_of(recipe, read_splits(recipe, placement))
     split = "test" if "test" in splits else recipe.evaluated_split
     dataset = splits[split]
     shape, classes = dataset.images.shape[1:], dataset.classes
     if (shape, classes) != (classifier.image_shape, classifier.classes):
         raise LockstepError(
-            f"the data have {len(classes)} classes and images of {[*shape]}, and {classifier.origin} has "
-            f"{len(classifier.classes)} ({', '.join(classifier.classes[:5])}, ...) and {[*classifier.image_shape]}: "
+            f"the data have {len(classes)} classes and images of {[*shape]}, and "
+            f"{classifier.origin} has "
+            f"{len(classifier.classes)} ({', '.join(classifier.classes[:5])}, ...) and "
+            f"{[*classifier.image_shape]}: "
             f"give images of the same classes as {option('data')}",
             DATA,
         )
     images, labels = dataset.pixels(slice(None)).numpy(), dataset.labels.numpy()
     facts = {
-        "recipe": recipe.model_dump(mode="json"), "recipe_digest": recipe.digest(),
-        "classes": list(classifier.classes), "image_shape": list(classifier.image_shape),
-        "weights_sha256": classifier.weights_sha256, "versions": {n: version(n) for n in ("lockstep", "torch")},
-    }  # fmt: skip
+        "recipe": recipe.model_dump(mode="json"),
+        "recipe_digest": recipe.digest(),
+        "classes": list(classifier.classes),
+        "image_shape": list(classifier.image_shape),
+        "weights_sha256": classifier.weights_sha256,
+        "versions": {n: version(n) for n in ("lockstep", "torch")},
+    }
     with progress("making the file", 1, at_once=True):
         content = exported(classifier, facts)
     batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
@@ -158,26 +185,42 @@ def export(
         difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
-            f"the ONNX file gives probabilities that differ by up to {difference:.2g} from Lockstep's, and "
-            f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may compute it correctly",
+            f"the ONNX file gives probabilities that differ by up to {difference:.2g} from "
+            f"Lockstep's, and "
+            f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may "
+            f"compute it correctly",
             CRASH,
         )
     deliver(file, content)
     deliver(beside, text)
     own_chosen = own.argmax(1)
-    own_chosen[own.max(1) != own.max(1)] = -1  # An output that is not finite counts as wrong, as in an evaluation.
+    own_chosen[
+        own.max(1) != own.max(1)
+    ] = -1  # An output that is not finite counts as wrong, as in an evaluation.
     chosen = found.argmax(1)
     return ExportRecord(
-        str(file), len(content), str(beside), classifier.weights_sha256, split, len(images),
-        float((chosen == labels).mean()), float((own_chosen == labels).mean()), int((chosen != own_chosen).sum()),
+        str(file),
+        len(content),
+        str(beside),
+        classifier.weights_sha256,
+        split,
+        len(images),
+        float((chosen == labels).mean()),
+        float((own_chosen == labels).mean()),
+        int((chosen != own_chosen).sum()),
         float(difference),
-    )  # fmt: skip
+    )
 
 
 def in_batches(
-    compute: Callable[[Any], Any], images: "NDArray[np.uint8]", size: int, advance: Callable[[int], None]
+    compute: Callable[[Any], Any],
+    images: "NDArray[np.uint8]",
+    size: int,
+    advance: Callable[[int], None],
 ) -> "NDArray[Any]":
-    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each batch."""
+    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each
+    batch.
+    """
     import numpy as np  # here, because most commands need no numpy
 
     parts = []

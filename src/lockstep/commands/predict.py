@@ -17,23 +17,33 @@ if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
-_ANSWERS = {None: "", "sure": "  (sure)", "unsure": "  (unsure)", "unlike": "  (unlike the training images)"}
+_ANSWERS = {
+    None: "",
+    "sure": "  (sure)",
+    "unsure": "  (unsure)",
+    "unlike": "  (unlike the training images)",
+}
 
 
 def load(
-    source: Source, checkpoint: Checkpoint = None, trust_code: bool = False, device: str = "auto", sure: float = 0.95
+    source: Source,
+    checkpoint: Checkpoint = None,
+    trust_code: bool = False,
+    device: str = "auto",
+    sure: float = 0.95,
 ) -> "Classifier":
     """Return the classifier of a run or a file, to use in this process.
 
         classifier = lockstep.load("runs/first")
-        classifier = lockstep.load("model.safetensors")         # the file alone: it contains the recipe
+        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
         classifier = lockstep.load(run, checkpoint="best")
         print(classifier.classes, classifier.predict("cat.jpg").label)
 
-    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default dtype does not matter.
-    A prediction computes with torch's flags as evaluation sets them: deterministic, and without TF32. The flags of your
-    program are as before when it returns. Torch's number of threads stays as it is; another number than the recipe's,
-    which `lockstep predict` sets, may change low-order bits of probabilities.
+    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
+    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
+    deterministic, and without TF32. The flags of your program are as before when it returns.
+    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
+    predict` sets, may change low-order bits of probabilities.
 
     Args:
         source: a run, its folder, the file of one of its checkpoints, or a model file.
@@ -43,8 +53,8 @@ def load(
         sure: share of the sure answers that shall be right, by training images that were held out.
 
     Raises:
-        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run does not have, a
-            model whose code was not allowed, a device that is not here.
+        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
+            does not have, a model whose code was not allowed, a device that is not here.
     """
     from lockstep.classify import predict as classifier  # imports torch
 
@@ -54,7 +64,9 @@ def load(
 def load_in_own_program(
     source: Source, checkpoint: Checkpoint, trust_code: bool, device: str, sure: float
 ) -> "Classifier":
-    """Return what `load` returns. Set the recipe's flags and number of threads, before and after torch is imported."""
+    """Return what `load` returns. Set the recipe's flags and number of threads, before and after
+    torch is imported.
+    """
     numerics.prepare(1)
     classifier = load(source, checkpoint, trust_code, device, sure)
     numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
@@ -72,15 +84,17 @@ def predict(
 ) -> Iterator[str | dict[str, object]]:
     """Classify images with a trained run, or with a model file alone.
 
-    Prints path, class and probability of each image, in the order in which the images are given. A folder's images
-    are sorted by name. Each image is prepared as in evaluation and computed alone, so its probabilities have the same
-    bits beside any others. `lockstep eval` computes batches: its probabilities may differ in low-order bits.
+    Prints path, class and probability of each image, in the order in which the images are given. A
+    folder's images are sorted by name. Each image is prepared as in evaluation and computed alone,
+    so its probabilities have the same bits beside any others. `lockstep eval` computes batches: its
+    probabilities may differ in low-order bits.
 
-    A run of recipe photos also says whether its answer is sure, unsure, or the image unlike its training images, as
-    about 1 % of held-out images are. Other runs, and those with fewer than 50 training images, do not say it.
+    A run of recipe photos also says whether its answer is sure, unsure, or the image unlike its
+    training images, as about 1 % of held-out images are. Other runs, and those with fewer than 50
+    training images, do not say it.
 
-    Each result is printed as soon as those before it are. A file that cannot be read is reported on stderr, the others
-    go on, and the exit code is 3 at the end.
+    Each result is printed as soon as those before it are. A file that cannot be read is reported on
+    stderr, the others go on, and the exit code is 3 at the end.
 
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
@@ -92,8 +106,8 @@ def predict(
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
         sure: Share of the sure answers that shall be right, by training images that were held out.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
+            (--eval-every). Default: the newest.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
@@ -103,10 +117,14 @@ def predict(
         count += 1
         yield prediction.record()
         if prediction.error is None:
-            ranked = ", ".join(f"{label} {probability:.2%}" for label, probability in prediction.top)
+            ranked = ", ".join(
+                f"{label} {probability:.2%}" for label, probability in prediction.top
+            )
             yield f"{prediction.source}  {ranked}{_ANSWERS[prediction.answer]}"
         else:
             unreadable += 1
-            print(printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True)
+            print(
+                printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True
+            )
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)

@@ -38,7 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
 
-The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides only the speed.
+The recipe decides the weights, to the last bit. The placement (devices, processes, intervals)
+decides only the speed.
 
 \b
 Examples:
@@ -64,12 +65,30 @@ Exit codes:
 
 _FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
 COMMANDS = {
-    "eval": shell(evaluate), "predict": shell(predict), "serve": shell(serve, with_json=False),
-    "report": shell(report, with_json=False), "export": shell(export), "verify": shell(verify),
-    "doctor": shell(doctor), "recipes": shell(recipes), "show": shell(show),
-}  # fmt: skip
+    "eval": shell(evaluate),
+    "predict": shell(predict),
+    "serve": shell(serve, with_json=False),
+    "report": shell(report, with_json=False),
+    "export": shell(export),
+    "verify": shell(verify),
+    "doctor": shell(doctor),
+    "recipes": shell(recipes),
+    "show": shell(show),
+}
 # The argument of `train`, and the ten options that most people use.
-_USUAL = ("what", "model", "epochs", "lr", "seed", "settings", "init", "name", "resume", "data", "processes")
+_USUAL = (
+    "what",
+    "model",
+    "epochs",
+    "lr",
+    "seed",
+    "settings",
+    "init",
+    "name",
+    "resume",
+    "data",
+    "processes",
+)
 
 
 class _Train(TyperCommand):
@@ -89,12 +108,17 @@ class _Train(TyperCommand):
 
 
 def _several(words: Sequence[str]) -> str:
-    """Return the message for several words where `train` takes one: to give the folder that holds them."""
+    """Return the message for several words where `train` takes one: to give the folder that holds
+    them.
+    """
     parents = {given(word).parent for word in words if given(word).is_dir()}
     remedy = "one, or a folder that holds a folder of photos for each class"
     if len(parents) == 1 and Path() not in parents:
         remedy = f"the folder that holds them, {parents.pop()}: each folder in it is a class"
-    return f"train takes one recipe, run or folder of photos, and got {len(words)}: {', '.join(words)}: give {remedy}"
+    return (
+        f"train takes one recipe, run or folder of photos, and got {len(words)}: "
+        f"{', '.join(words)}: give {remedy}"
+    )
 
 
 DATA_COMMANDS = {"fetch": shell(fetch), "check": shell(check, ("group", *Reading._fields))}
@@ -103,18 +127,19 @@ data = typer.Typer(
     rich_markup_mode=None,
     help="""Download and check datasets.
 
-`train` and `eval` download their dataset on first use, unless --data names its folder. Two environment
-variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's cache). LOCKSTEP_MIRROR is an
-address that is tried before the official ones, as LOCKSTEP_MIRROR/FILE. Its files must have the official checksums.
+`train` and `eval` download their dataset on first use, unless --data names its folder. Two
+environment variables apply: LOCKSTEP_DATA is the folder for all datasets (default: the user's
+cache). LOCKSTEP_MIRROR is an address that is tried before the official ones, as
+LOCKSTEP_MIRROR/FILE. Its files must have the official checksums.
 
 \b
 Examples:
   lockstep data fetch cifar10
   lockstep data check photos""",
 )
-app.command("train", cls=_Train, context_settings={"help_option_names": ["-h", "--help", "--help-all"]})(
-    shell(train, _FIELDS)
-)
+app.command(
+    "train", cls=_Train, context_settings={"help_option_names": ["-h", "--help", "--help-all"]}
+)(shell(train, _FIELDS))
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
         group.command(name)(function)
@@ -122,7 +147,9 @@ app.add_typer(data, name="data", short_help="Download and check datasets.")
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         from importlib.metadata import version as installed
 
@@ -133,11 +160,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def main() -> None:
     """Run the `lockstep` program.
 
-    A LockstepError ends it with one message and the error's exit code. Any other exception keeps its traceback.
+    A LockstepError ends it with one message and the error's exit code. Any other exception keeps
+    its traceback.
     """
     errors.in_python = False
     reserve_standard_streams()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Where it is ignored, the exit codes of workers would be lost.
+    # Where it is ignored, the exit codes of workers would be lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         with handled(on_stderr if _world().process == 0 else lambda text: None):
             try:
@@ -150,19 +179,25 @@ def main() -> None:
             print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
         sys.exit(error.code)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of stdout is gone: suppress the error of the interpreter's last flush
+        # the reader of stdout is gone: suppress the error of the interpreter's last flush
+        sys.stderr.close()
         sys.exit(CRASH)
 
 
 def _name(code: int) -> str | None:
     """Return what an error message begins with: in an outer launch, the process and its host.
 
-    None if another process prints the error: all processes of a host have the same mistakes in usage and data.
+    None if another process prints the error: all processes of a host have the same mistakes in
+    usage and data.
     """
     world = _world()
     if code in (USAGE, DATA) and world.local != 0:
         return None
-    return f"lockstep (process {world.process} on host {gethostname()})" if world.processes > 1 else "lockstep"
+    return (
+        f"lockstep (process {world.process} on host {gethostname()})"
+        if world.processes > 1
+        else "lockstep"
+    )
 
 
 def _world() -> World:

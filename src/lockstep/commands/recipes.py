@@ -28,10 +28,16 @@ def recipes() -> Iterator[str | Record]:
     for name, (summary, *_, measured) in texts.items():
         brief = measured.removeprefix("Measured: ").partition(". ")[0]
         yield from [f"{name}: {brief}", f"  {summary}"]
-    yield f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of your own"
+    yield (
+        f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images "
+        f"of "
+        f"your own"
+    )
 
 
-def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -> Iterator[str | Record]:
+def show(
+    what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")],
+) -> Iterator[str | Record]:
     """Print a recipe, or the recipe of a run, as TOML.
 
     Save the output as a file, change it, and train it.
@@ -47,5 +53,8 @@ def show(what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")]) -
 
     recipe = fitted(subject_of(what, {}, trust_code=True))  # none of its code is executed
     yield {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest()}
-    yield f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest {recipe.digest()}"
+    yield (
+        f"# {recipe.name}: {recipe.towers} towers x {recipe.tower_batch} images. Digest "
+        f"{recipe.digest()}"
+    )
     yield from recipe.toml().splitlines()

@@ -31,7 +31,9 @@ class Report:
     lacking: str | None = None
 
     def __str__(self) -> str:
-        return "\n".join(printable(str(part)) for part in (self.lacking, self.path) if part is not None)
+        return "\n".join(
+            printable(str(part)) for part in (self.lacking, self.path) if part is not None
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the page to the file `path`. Raises: LockstepError if it cannot be written."""
@@ -40,12 +42,17 @@ class Report:
     def _repr_html_(self) -> str:
         """Return the page in a frame, so that its style does not reach the notebook."""
         style = "width: 100%; height: 48rem; border: 1px solid #8886"
-        return f'<iframe srcdoc="{escape(self.html)}" style="{style}" title="Report by Lockstep"></iframe>'
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" style="{style}" title="Report by '
+            f'Lockstep"></iframe>'
+        )
 
 
 def report(
     run: AnyRun,
-    output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE.html")] = None,
+    output: Annotated[
+        Path | str | None, typer.Option("--output", "-o", metavar="FILE.html")
+    ] = None,
     data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
@@ -55,9 +62,9 @@ def report(
 ) -> Report:
     """Write a page about a run.
 
-    It has accuracy, curves, confusion, calibration, mistakes as pictures, and recipe. The page is one file that
-    makes no request. The test images are classified again by the newest checkpoint. If the data are gone, the page has
-    no pictures, and says so.
+    It has accuracy, curves, confusion, calibration, mistakes as pictures, and recipe. The page is
+    one file that makes no request. The test images are classified again by the newest checkpoint.
+    If the data are gone, the page has no pictures, and says so.
 
     Examples:
       lockstep report runs/digits-1                       writes runs/digits-1/report.html
@@ -73,12 +80,14 @@ def report(
         force: Overwrite a file that is there.
         quiet: Print only errors.
 
-    A notebook shows the report that Python gets. It has the `path` of the page, and `lacking` says what that lacks.
+    A notebook shows the report that Python gets. It has the `path` of the page, and `lacking` says
+    what that lacks.
 
         print(lockstep.report("runs/first").path)
 
     Raises:
-        LockstepError: a run that does not exist or has no checkpoint yet, code that was not allowed.
+        LockstepError: a run that does not exist or has no checkpoint yet, code that was not
+            allowed.
         KeyboardInterrupt: Ctrl-C.
     """
     from lockstep.pages.runs import page
@@ -92,12 +101,17 @@ def report(
     record, lacking = None, None
     try:
         with muted(quiet):
-            fields = fields_of_run(opened, trust_code, data=data, processes=processes, device=device)
+            fields = fields_of_run(
+                opened, trust_code, data=data, processes=processes, device=device
+            )
             record = record_of(ReportSpec(**fields, split=evaluated_split(**fields)), quiet)
     except LockstepError as error:
         if error.code != DATA:
             raise
-        lacking = f"The images were not classified again, so there are no pictures and no confusion matrix: {error}"
+        lacking = (
+            f"The images were not classified again, so there are no pictures and no "
+            f"confusion matrix: {error}"
+        )
     made = Report(page(opened, record, lacking), path, lacking)
     made.save(path)
     return made

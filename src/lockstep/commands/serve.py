@@ -28,9 +28,9 @@ def serve(
 ) -> Iterator[str]:
     """Classify pictures on a page, and by POST /predict.
 
-    On the page you drop pictures, or take one with the camera. It shows the most probable classes, the picture as the
-    network sees it, and how sure the answer is. Only this machine can use the page, and no page of
-    another site, unless --host says otherwise. Ctrl-C ends it.
+    On the page you drop pictures, or take one with the camera. It shows the most probable classes,
+    the picture as the network sees it, and how sure the answer is. Only this machine can use the
+    page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
 
     Examples:
       lockstep serve runs/photos
@@ -41,8 +41,8 @@ def serve(
         source: A run's folder, or model.safetensors.
         host: The name or address to listen at. Others than these of this machine alone are public.
         port: The port; 0 for any that is free.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training (--eval-every).
-            Default: the newest.
+        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
+            (--eval-every). Default: the newest.
         sure: Share of the sure answers that shall be right, by training images that were held out.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
@@ -51,14 +51,19 @@ def serve(
     numerics.prepare(1)  # before torch is imported
     from lockstep.classify import serve as web
 
-    with web.listen(host, port) as listening:  # A busy port is an error before the classifier is loaded.
+    with web.listen(
+        host, port
+    ) as listening:  # A busy port is an error before the classifier is loaded.
         classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
         app = web.application(classifier, Path(str(source)).resolve().name, host)
         if host not in _LOOPBACK:
             logger.warning(f"--host {host}: everyone on the network can use this server")
         yield f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"
         if host in _EVERY:
-            yield f"{web.url(web.network_address(), listening)}  for others on the network, such as a phone"
+            yield (
+                f"{web.url(web.network_address(), listening)}  for others on the network, such "
+                f"as a phone"
+            )
             host = "127.0.0.1"
         yield f"{web.url(host, listening)}  (Ctrl-C ends it)"
         number = web.serve_until_signal(web.server_of(app), listening)

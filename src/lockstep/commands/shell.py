@@ -1,7 +1,7 @@
 """A command is one function: Python programs call it, and `shell` makes of it what typer registers.
 
-Its options are its parameters, with the help of its docstring's Args, and the fields of Recipe and Placement that
-`shell` names. It returns what it found, and `present` prints that.
+Its options are its parameters, with the help of its docstring's Args, and the fields of Recipe and
+Placement that `shell` names. It returns what it found, and `present` prints that.
 """
 
 import inspect
@@ -36,26 +36,38 @@ STARTED = time.time()  # when the program started: `total_s` of a result counts 
 AnyRun = Annotated[Path | str | Run, typer.Argument(metavar="RUN")]
 Source = Annotated[Path | str | Run, typer.Argument(metavar="RUN|MODEL")]
 Checkpoint = Annotated[str | int | None, typer.Option(metavar="best|STEP")]
-SettingsOption = Annotated[list[str] | Mapping[str, Any] | None, typer.Option("--set", metavar="NAME=VALUE")]
+SettingsOption = Annotated[
+    list[str] | Mapping[str, Any] | None, typer.Option("--set", metavar="NAME=VALUE")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q")]
-_JSON = typer.Option("--json", help="Print the result as JSON on stdout, a record a line, and nothing else there.")
+_JSON = typer.Option(
+    "--json", help="Print the result as JSON on stdout, a record a line, and nothing else there."
+)
 
 # Whether the shell asked for JSON; None in a Python program that calls the function of a command.
 _as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
 
 
-def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json: bool = True) -> Callable[..., None]:
-    """Return what typer registers for the `function` of a command. It takes the `fields` by name, as **options.
+def shell(
+    function: Callable[..., Any], fields: Sequence[str] = (), *, with_json: bool = True
+) -> Callable[..., None]:
+    """Return what typer registers for the `function` of a command. It takes the `fields` by name,
+    as **options.
 
-    Options of the recipe come first, those of the placement last. All are None unless they are given, so that the
-    fields alone state the defaults.
+    Options of the recipe come first, those of the placement last. All are None unless they are
+    given, so that the fields alone state the defaults.
     """
     text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
-    own = [parameter for parameter in inspect.signature(function).parameters.values()
-           if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields]  # fmt: skip
+    own = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields
+    ]
     texts = {
         name: " ".join(entry.split())
-        for name, entry in re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M)
+        for name, entry in re.findall(
+            r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M
+        )
     }
     parameters = [_of_function(parameter, texts) for parameter in own]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
@@ -74,7 +86,8 @@ def shell(function: Callable[..., Any], fields: Sequence[str] = (), *, with_json
     every = [*of_recipe, *parameters, *of_placement]
     command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-    command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")  # "\b": the lines stay as they are
+    # "\b": the lines stay as they are
+    command.__doc__ = text.replace("\n\nExamples:", "\n\n\b\nExamples:")
     return command
 
 
@@ -86,7 +99,8 @@ def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> insp
     first = get_args(kind)[0] if isinstance(kind, UnionType) else kind
     info = copy(info)
     info.help = texts.get(parameter.name)
-    if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):  # else it has its own flag
+    # else it has its own flag
+    if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):
         info.param_decls = (_flag(parameter.name),)
     return _parameter(parameter.name, first, info, parameter.default)
 
@@ -108,13 +122,24 @@ def _of_placement(name: str) -> inspect.Parameter:
     bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     text = str(field.description)
     if field.default not in (None, False):
-        text += f" Default: {field.default:g}." if isinstance(field.default, float) else f" Default: {field.default}."
-    return _parameter(name, _plain(field.annotation), typer.Option(_flag(name), min=bound, help=text), default=None)
+        text += (
+            f" Default: {field.default:g}."
+            if isinstance(field.default, float)
+            else f" Default: {field.default}."
+        )
+    return _parameter(
+        name,
+        _plain(field.annotation),
+        typer.Option(_flag(name), min=bound, help=text),
+        default=None,
+    )
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     kind = kind | None if default is None else kind
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
 
 
 def _flag(name: str) -> str:
@@ -122,17 +147,21 @@ def _flag(name: str) -> str:
 
 
 def _plain(annotation: Any) -> Any:
-    """Return the type of a field without None and without validators. A choice of texts is a text."""
+    """Return the type of a field without None and without validators. A choice of texts is a
+    text.
+    """
     if get_origin(annotation) is Annotated or isinstance(annotation, UnionType):
         return _plain(get_args(annotation)[0])
     return annotation if isinstance(annotation, type) else str
 
 
 def present(result: Any, as_json: bool, quiet: bool = False) -> None:
-    """Print what a command returned: str(result), or its record as JSON. Of an iterator, each part at once.
+    """Print what a command returned: str(result), or its record as JSON. Of an iterator, each part
+    at once.
 
-    A part that is a text is for people only, and one that is a dict for programs only, as the result of a run: its
-    process 0 has printed the rest. Where the reader of a pipe has gone, as in `lockstep eval | head`, nothing follows.
+    A part that is a text is for people only, and one that is a dict for programs only, as the
+    result of a run: its process 0 has printed the rest. Where the reader of a pipe has gone, as in
+    `lockstep eval | head`, nothing follows.
     """
     try:
         for part in result if isinstance(result, Iterator) else [result]:
@@ -150,7 +179,9 @@ def in_shell() -> bool:
     return _as_json.get() is not None
 
 
-def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool = False) -> Outcome:
+def compute(
+    spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool = False
+) -> Outcome:
     """Do a job for the shell, or for a Python program, whose output and signals are its own.
 
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
@@ -167,7 +198,8 @@ def compute(spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool
 
 
 def record_of(spec: Spec, quiet: bool = False) -> Record:
-    """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt, or typer.Exit.
+    """Return the record of a job. Raises: LockstepError; if there is no record KeyboardInterrupt,
+    or typer.Exit.
 
     In an outer launch of the shell, only process 0 has one. A Python program must be started once.
     """
@@ -180,7 +212,9 @@ def record_of(spec: Spec, quiet: bool = False) -> Record:
 
 
 def require_extra(name: str, modules: Sequence[str]) -> None:
-    """Raise a LockstepError, before anything is computed, unless the `modules` of an extra are installed."""
+    """Raise a LockstepError, before anything is computed, unless the `modules` of an extra are
+    installed.
+    """
     if missing := [module for module in modules if find_spec(module) is None]:
         # The package with its extras is in no index.
         install = f"pip install '.[{name}]' in the folder of Lockstep's source"
@@ -188,7 +222,8 @@ def require_extra(name: str, modules: Sequence[str]) -> None:
 
 
 def require_writable(path: Path, force: bool, name: str = "output") -> None:
-    """Raise a LockstepError, before anything is computed, if the file of option `name` cannot be written.
+    """Raise a LockstepError, before anything is computed, if the file of option `name` cannot be
+    written.
 
     With `force`, it may exist.
     """
@@ -197,4 +232,6 @@ def require_writable(path: Path, force: bool, name: str = "output") -> None:
         other = f", or {option('force', True)}" if name == "output" else ""
         raise LockstepError(f"{given}: this file exists already: give a new one{other}")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise LockstepError(f"{given}: there is no folder {path.parent} that you can write in", ENVIRONMENT)
+        raise LockstepError(
+            f"{given}: there is no folder {path.parent} that you can write in", ENVIRONMENT
+        )

@@ -14,13 +14,15 @@ from lockstep.launch.submit import outer_world
 from lockstep.messages import logger, muted
 from lockstep.runs.folder import Run
 
-# None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for such a case: all
-# other callers get a Run, and need not check for None.
+# None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for
+# such a case: all other callers get a Run, and need not check for None.
 NoneElsewhere: TypeAlias = Any
 
 
 def train(
-    what: Annotated[str | Path | Recipe | Run | None, typer.Argument(metavar="[RECIPE|FILE.toml|RUN|PHOTOS]")] = None,
+    what: Annotated[
+        str | Path | Recipe | Run | None, typer.Argument(metavar="[RECIPE|FILE.toml|RUN|PHOTOS]")
+    ] = None,
     *,
     data: str | Path | Mapping[str, Any] | None = None,
     settings: SettingsOption = None,
@@ -40,34 +42,37 @@ def train(
     Every run has its own folder, which is never overwritten. --help-all shows all options.
 
     Examples:
-      lockstep train                                          digits, on up to 4 cores
+      lockstep train                                digits, on up to 4 cores
       lockstep train mnist --precision bfloat16 --data ~/mnist
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
-      lockstep train photos/                                  your images, in photos/cats, photos/dogs, ...
-      lockstep train --init runs/try --epochs 20              a new run from the final weights of another
-      lockstep train runs/try --resume                        after Ctrl-C, on any number of processes
+      lockstep train photos/                        your images, in photos/cats, photos/dogs, ...
+      lockstep train --init runs/try --epochs 20    a new run from the final weights of another
+      lockstep train runs/try --resume              after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
 
     Args:
-        what: A recipe's name, a recipe file, a run's folder, or a folder with a folder of images for each class.
-            Default: the recipe of --init RUN, or the PHOTOS in --data, or digits.
-        data: Folder of the dataset. Or the dataset itself, which is written once to a cache: {"train": (images,
-            labels), "test": (images, labels), "classes": names}, with arrays uint8 [N, H, W, C] and integers [N], or
-            iterables of (image, label).
+        what: A recipe's name, a recipe file, a run's folder, or a folder with a folder of images
+            for each class. Default: the recipe of --init RUN, or the PHOTOS in --data, or digits.
+        data: Folder of the dataset. Or the dataset itself, which is written once to a cache:
+            {"train": (images, labels), "test": (images, labels), "classes": names}, with arrays
+            uint8 [N, H, W, C] and integers [N], or iterables of (image, label).
         settings: Change any recipe setting; `lockstep show` lists them.
-        init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save wrote.
+        init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save
+            wrote.
         name: Name of the run. Default: the recipe's name and a number.
         runs: Folder that contains the runs.
         resume: Continue from the last checkpoint. A finished run is left unchanged.
-        skip_damaged: Leave out the images of a folder that cannot be read. The run's result and log list them.
+        skip_damaged: Leave out the images of a folder that cannot be read. The run's result and log
+            list them.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         inline: Compute one process in this program, for debuggers. It is not restarted.
         verbose: Print also what else only log.txt has: all settings, and how they were chosen.
         quiet: Print only errors, and the record of --json. log.txt still has everything.
-        **options: The other options of `lockstep train`, with underscores: processes, device, epochs, steps, lr, seed,
-            towers, model, dataset, precision, eval_every and so on. None stands for the default. A model of your own
-            is "package.module:function", or the function itself if it is in a file.
+        **options: The other options of `lockstep train`, with underscores: processes, device,
+            epochs, steps, lr, seed, towers, model, dataset, precision, eval_every and so on. None
+            stands for the default. A model of your own is "package.module:function", or the
+            function itself if it is in a file.
 
     In Python:
 
@@ -75,18 +80,20 @@ def train(
         print(run.accuracy, run.path, run.metrics()[-1])
         run = lockstep.train(run, resume=True)  # after Ctrl-C; a complete run stays as it is
 
-    The weights have the same bits as those of the command line. The caller may be a script, with or without `if
-    __name__ == "__main__"`, a notebook or a thread. Ctrl-C, or the interrupt of a notebook, saves the state and returns
-    the run, whose `complete` is then False. A second Ctrl-C ends at once. In a program that an outer launcher starts
-    several times (Ray Train, torchrun, srun, mpirun), all call this function with the same arguments. Each program then
-    starts one worker process, and these train one run together.
+    The weights have the same bits as those of the command line. The caller may be a script, with or
+    without `if __name__ == "__main__"`, a notebook or a thread. Ctrl-C, or the interrupt of a
+    notebook, saves the state and returns the run, whose `complete` is then False. A second Ctrl-C
+    ends at once. In a program that an outer launcher starts several times (Ray Train, torchrun,
+    srun, mpirun), all call this function with the same arguments. Each program then starts one
+    worker process, and these train one run together.
 
     Returns:
-        The run. In an outer launch, process 0 returns the run, and the others return None: only process 0's host has
-        the run's folder.
+        The run. In an outer launch, process 0 returns the run, and the others return None: only
+        process 0's host has the run's folder.
 
     Raises:
-        LockstepError: anything that you can fix, such as an unknown option, missing data or a loss that is not finite.
+        LockstepError: anything that you can fix, such as an unknown option, missing data or a loss
+            that is not finite.
         KeyboardInterrupt: Ctrl-C before the first step, or a second Ctrl-C.
     """
     world = outer_world()

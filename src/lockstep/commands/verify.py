@@ -15,7 +15,9 @@ from lockstep.text import plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
 
-_ALIKE = "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
+_ALIKE = (
+    "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
+)
 _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
     "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
@@ -33,13 +35,13 @@ def verify(
 ) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
-    By default these are the steps between the newest two valid checkpoints. Compared are the contents of
-    checkpoints and of model.safetensors, and the SHA-256 in result.json. The number of processes may be another one.
-    The folder is only read, so
-    it may be a copy, or a run that is being trained.
+    By default these are the steps between the newest two valid checkpoints. Compared are the
+    contents of checkpoints and of model.safetensors, and the SHA-256 in result.json. The number of
+    processes may be another one. The folder is only read, so it may be a copy, or a run that is
+    being trained.
 
-    The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that differs is then
-    named, with the tensors, and what is different about this machine.
+    The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that
+    differs is then named, with the tensors, and what is different about this machine.
 
     Examples:
       lockstep verify runs/digits-1
@@ -48,8 +50,8 @@ def verify(
 
     Args:
         run: A run's folder. Nothing is written there.
-        start: Start from this step, or from the last valid checkpoint before it, and end at the next checkpoint. 0
-            computes the initial state. Default: the second newest checkpoint.
+        start: Start from this step, or from the last valid checkpoint before it, and end at the
+            next checkpoint. 0 computes the initial state. Default: the second newest checkpoint.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
@@ -58,7 +60,8 @@ def verify(
     fields = fields_of_run(run, trust_code, data=data, processes=processes, device=device)
     if not fields["recipe"].exact:
         raise LockstepError(
-            f"{run} has exact = false in its recipe, so a second computation has other bits: only exact runs can be "
+            f"{run} has exact = false in its recipe, so a second computation has other bits: only "
+            f"exact runs can be "
             f"verified"
         )
     record = record_of(VerifySpec(**fields, start=start))
@@ -78,7 +81,9 @@ def lines_of(record: Record) -> Iterator[str]:
         compared.append("model.safetensors")
     verdict = "the same bits" if same else "not the same bits"
     yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
-    yield f"  compared  {', '.join(compared)}" + ("" if same else f"; {len(record['differences'])} differ")
+    yield f"  compared  {', '.join(compared)}" + (
+        "" if same else f"; {len(record['differences'])} differ"
+    )
     if same:
         return
     first = record["differences"][0]

@@ -1,1 +1,3 @@
-"""Settings: the recipe (what decides the bits), the placement (where a run computes), and how users change them."""
+"""Settings: the recipe (what decides the bits), the placement (where a run computes), and how users
+change them.
+"""

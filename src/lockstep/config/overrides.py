@@ -18,28 +18,39 @@ _ONE_SETTING = ("batch", "tower_batch"), ("steps", "epochs"), ("arithmetic", "po
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
-def parse(settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `NAME=VALUE` texts, or settings by name, and the options that are not None. Raises: LockstepError."""
+def parse(
+    settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `NAME=VALUE` texts, or settings by name, and the options that are not None. Raises:
+    LockstepError.
+    """
     changes: dict[str, Any] = dict(settings) if isinstance(settings, Mapping) else {}
     for text in () if isinstance(settings, Mapping) else settings:
         name, equals, value = str(text).partition("=")
         if not equals or not name:
             raise LockstepError(
-                f"{option('settings', text)}: give NAME=VALUE, as in {option('settings', 'optimizer.momentum=0.9')}"
+                f"{option('settings', text)}: give NAME=VALUE, as in "
+                f"{option('settings', 'optimizer.momentum=0.9')}"
             )
         if name in changes:
-            raise LockstepError(f"{option('settings', name)} is given twice: {changes[name]} and {value}")
+            raise LockstepError(
+                f"{option('settings', name)} is given twice: {changes[name]} and {value}"
+            )
         changes[name] = _value(value)
     for name, given in options.items():
         if given is not None:
             if name in changes:
-                raise LockstepError(f"{option(name)} and {option('settings', name)} set the same setting: give one")
+                raise LockstepError(
+                    f"{option(name)} and {option('settings', name)} set the same setting: give one"
+                )
             changes[name] = given
     return changes
 
 
 def _value(text: str) -> Any:
-    """Return a value as JSON reads it, or true/false/none in any case; any other text stays a text."""
+    """Return a value as JSON reads it, or true/false/none in any case; any other text stays a
+    text.
+    """
     if text.lower() in _LITERAL_NAMES:
         return _LITERAL_NAMES[text.lower()]
     try:
@@ -52,7 +63,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """Return the settings in a TOML file. Raises: LockstepError if it cannot be read."""
     try:
         return tomllib.loads(read_bytes(path, _MAX_BYTES).decode())
-    except (OSError, ValueError) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
         problem = getattr(error, "strerror", None) or error
         raise LockstepError(f"recipe file {path}: {near(path)}{problem}") from None
     except RecursionError:
@@ -60,13 +74,17 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def make(
-    fields: Mapping[str, Any], *sources: Mapping[str, Any], note: Callable[[str], None] = lambda text: None
+    fields: Mapping[str, Any],
+    *sources: Mapping[str, Any],
+    note: Callable[[str], None] = lambda text: None,
 ) -> Recipe:
-    """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then options).
+    """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then
+    options).
 
-    A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower batch. `tower_batch`
-    and `batch` both set the batch, so one source may give only one of them; the same holds for `steps` and `epochs`.
-    A source that changes the model drops the settings that name parts of the old model, and sends a `note`.
+    A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower
+    batch. `tower_batch` and `batch` both set the batch, so one source may give only one of them;
+    the same holds for `steps` and `epochs`. A source that changes the model drops the settings that
+    name parts of the old model, and sends a `note`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
     changed = copy.deepcopy(dict(fields))
@@ -84,7 +102,8 @@ def _drop_settings_of_another_model(
 ) -> None:
     """If `source` changes the model, drop the settings in `fields` that name parts of the old one.
 
-    Weight decay becomes the largest coefficient for every matrix, unless `source` gives another one.
+    Weight decay becomes the largest coefficient for every matrix, unless `source` gives another
+    one.
     """
     old, new = fields.get("model"), source.get("model")
     if new is None or old is None or old == new:
@@ -105,30 +124,37 @@ def _drop_settings_of_another_model(
             texts.append(f"weight_decay is {coefficient:g} for every matrix")
     if texts:
         note(
-            f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. {option('settings')} "
+            f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. "
+            f"{option('settings')} "
             f"gives others"
         )
 
 
 def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     before = _tower_batch(fields)
-    if "steps" in source or "epochs" in source:  # The user states the length. A file may state `min_steps` too.
+    # The user states the length. A file may state `min_steps` too.
+    if "steps" in source or "epochs" in source:
         for name in ("steps", "epochs", "min_steps"):
             fields.pop(name, None)
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
         if name == "portable":
             value = source[name]
-            fields["arithmetic"] = ("native", "portable")[value] if isinstance(value, bool) else value
+            fields["arithmetic"] = (
+                ("native", "portable")[value] if isinstance(value, bool) else value
+            )
         elif name != "tower_batch":
             _put(fields, name, source[name])
     if "tower_batch" in source:
         before = source["tower_batch"]
         if not _is_count(before):
-            raise LockstepError(f"recipe setting tower_batch: got {before!r}: a whole number, 1 or more, is allowed")
+            raise LockstepError(
+                f"recipe setting tower_batch: got {before!r}: a whole number, 1 or more, is allowed"
+            )
     elif "batch" in source or "towers" not in source:
         return
-    if before is not None and _is_count(fields.get("towers", 1)):  # Otherwise validation reports `towers`.
+    # Otherwise validation reports `towers`.
+    if before is not None and _is_count(fields.get("towers", 1)):
         fields["batch"] = before * fields.get("towers", 1)
 
 
@@ -146,13 +172,16 @@ def _is_count(value: Any) -> bool:
 
 def _put(fields: dict[str, Any], name: str, value: Any) -> None:
     """Set `name` to `value`. A new `kind` of a group drops the settings of its old kind."""
-    group, _, rest = name.partition(".")  # `rest` may have dots too: weight_decay's keys are parameter names.
+    # `rest` may have dots too: weight_decay's keys are parameter names.
+    group, _, rest = name.partition(".")
     if not rest:
         fields[group] = value
         return
     inner = fields.get(group)
     inner = {"kind": inner} if isinstance(inner, str) else inner or {}
     if not isinstance(inner, Mapping):
-        raise LockstepError(f"recipe setting {group} is one value ({inner!r}) and has no {rest!r} inside")
+        raise LockstepError(
+            f"recipe setting {group} is one value ({inner!r}) and has no {rest!r} inside"
+        )
     another = rest == "kind" and inner.get("kind") != value
     fields[group] = {"kind": value} if another else {**inner, rest: value}

@@ -1,4 +1,6 @@
-"""Placement: where a run computes and what it records. No setting here can change a bit of the weights."""
+"""Placement: where a run computes and what it records. No setting here can change a bit of the
+weights.
+"""
 
 import re
 from pathlib import Path
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 # name -> a description for several processes. With one process they are the same.
 REDUCTIONS = {
     "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
-    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
+    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for "
+    "comparison",
 }
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
@@ -25,56 +28,78 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError(
-            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes on no other "
+            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep "
+            "computes on no other "
             "kind of GPU, such as Apple's (mps)"
         )
     return value
 
 
 class Placement(Settings):
-    """All settings that cannot change a bit of the weights: where a run computes and what it records.
+    """All settings that cannot change a bit of the weights: where a run computes and what it
+    records.
 
     Options of the command line, and the manual's tables of them, are made from these fields.
     """
 
     data: Path | None = Field(
-        None, description="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download."
+        None,
+        description="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a "
+        "download.",
     )
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(
         None,
         ge=1,
-        description="Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a native head.",
+        description="Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 "
+        "for a native head.",
     )
     device: Annotated[str, BeforeValidator(_device)] = Field(
         "auto",
-        description="cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if there are any.",
+        description="cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs "
+        "if there are any.",
     )
     reduction: Literal["tree", "allreduce"] = Field(
         "tree", description="How towers are added: tree, or allreduce (not exact)."
     )
-    graphs: bool = Field(True, description="On a GPU, launch a tower as one CUDA graph where that keeps its bits.")
+    graphs: bool = Field(
+        True, description="On a GPU, launch a tower as one CUDA graph where that keeps its bits."
+    )
     log_every: int | None = Field(
-        None, ge=1, description="Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds."
+        None,
+        ge=1,
+        description="Steps between two lines. Default: 10 in log.txt; else a line every 10 "
+        "seconds.",
     )
     save_every: int = Field(1000, ge=1, description="Steps between two checkpoints.")
     save_every_s: float = Field(
-        30.0, ge=0, description="Seconds of training that a crash may cost at most; 0 saves by steps only."
+        30.0,
+        ge=0,
+        description="Seconds of training that a crash may cost at most; 0 saves by steps only.",
     )
-    eval_every: int | None = Field(None, ge=1, description="Steps between two evaluations. Default: only at the end.")
-    summary_every: int = Field(100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none.")
+    eval_every: int | None = Field(
+        None, ge=1, description="Steps between two evaluations. Default: only at the end."
+    )
+    summary_every: int = Field(
+        100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none."
+    )
     keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
-    max_restarts: int = Field(3, ge=0, description="How often all processes are started again after one has failed.")
+    max_restarts: int = Field(
+        3, ge=0, description="How often all processes are started again after one has failed."
+    )
     timeout: float = Field(
         60.0,
         ge=1,
-        description="Seconds without progress after which a run counts as hung. Start, first step, evaluation and "
+        description="Seconds without progress after which a run counts as hung. Start, first step, "
+        "evaluation and "
         "saving may take ten times as long.",
     )
 
     @property
     def gpus(self) -> list[int] | None:
-        """Return the GPUs that `device` names, in order of the host's processes; None if it names none."""
+        """Return the GPUs that `device` names, in order of the host's processes; None if it names
+        none.
+        """
         numbers = self.device.partition(":")[2]
         return [int(number) for number in numbers.split(",")] if numbers else None
 
@@ -82,7 +107,8 @@ class Placement(Settings):
 def device_for(arithmetic: str, device: str) -> str:
     """Return the `device` of a placement for a recipe's `arithmetic`.
 
-    Portable arithmetic computes on a GPU only if it is asked to: one H100 took three times the time of two CPU cores.
+    Portable arithmetic computes on a GPU only if it is asked to: one H100 took three times the time
+    of two CPU cores.
     """
     return "cpu" if arithmetic == "portable" and device == "auto" else device
 
@@ -96,13 +122,15 @@ def gpus_here(placement: Placement) -> list[int]:
     if placement.device.startswith("cuda") and count == 0:
         why = f" ({problem})" if (problem := hardware.gpu_problem()) else ""
         raise LockstepError(
-            f"{option('device', placement.device)}: torch sees no CUDA GPU here{why}. Use {option('device', 'cpu')}, "
+            f"{option('device', placement.device)}: torch sees no CUDA GPU here{why}. Use "
+            f"{option('device', 'cpu')}, "
             f"or auto",
             ENVIRONMENT,
         )
     if missing := [number for number in placement.gpus or () if number >= count]:
         raise LockstepError(
-            f"{option('device', placement.device)}: there is no GPU {missing[0]}: choose from 0 to {count - 1}",
+            f"{option('device', placement.device)}: there is no GPU {missing[0]}: choose from 0 to "
+            f"{count - 1}",
             ENVIRONMENT,
         )
     return placement.gpus or list(range(count))
@@ -112,8 +140,10 @@ def check(recipe: "Recipe", placement: Placement) -> None:
     """Raise a LockstepError if `placement` cannot serve `recipe`."""
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
-            f"{placement.processes} processes for {recipe.towers} towers: each process needs at least one tower. "
-            f"Choose {option('processes', 1)} to {recipe.towers}, or more {option('towers')} (which makes another "
+            f"{placement.processes} processes for {recipe.towers} towers: each process needs at "
+            f"least one tower. "
+            f"Choose {option('processes', 1)} to {recipe.towers}, or more {option('towers')} "
+            f"(which makes another "
             f"recipe)"
         )
     if placement.reduction == "allreduce" and recipe.exact:

@@ -9,10 +9,12 @@ _AMPERE = (8, 0)  # the first CUDA architecture with bfloat16 units
 
 
 def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
-    """Return `recipe` with "auto" replaced by a precision for the placement's `device`, and the reason.
+    """Return `recipe` with "auto" replaced by a precision for the placement's `device`, and the
+    reason.
 
-    The reason is None if there was no choice. Imports torch only if the host has a GPU driver. A new run
-    calls this once and keeps the result in recipe.json, so a resumed run never chooses again.
+    The reason is None if there was no choice. Imports torch only if the host has a GPU driver. A
+    new run calls this once and keeps the result in recipe.json, so a resumed run never chooses
+    again.
     """
     if recipe.precision != "auto":
         return recipe, None
@@ -20,7 +22,8 @@ def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
         return recipe.replace(precision="float32"), None
     on_gpu = device != "cpu" and hardware.gpus() > 0
     units, unit = (_gpu_units(), "GPU") if on_gpu else (cpu_units(), "CPU")
-    # Intel's multiply half as many numbers a second as those for float32 (Xeon without AMX), AMD's twice as many.
+    # Intel's multiply half as many numbers a second as those for float32 (Xeon without AMX), AMD's
+    # twice as many.
     if units == _AVX512 and hardware.cpuinfo("vendor_id") != "AuthenticAMD":
         precision, why = "float32", f"this {unit} is slower with its units for bfloat16: {units}"
     elif units:

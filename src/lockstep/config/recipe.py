@@ -1,4 +1,5 @@
-"""Recipe: the settings that decide the bits of a run. BoundRecipe: a recipe with the size of its training set.
+"""Recipe: the settings that decide the bits of a run. BoundRecipe: a recipe with the size of its
+training set.
 
 All other settings are in `placement.py`.
 """
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
     from lockstep.pictures.photos import Survey
 
-# A recipe may come from somebody else: a single number in it must not take all memory or all threads of the host.
+# A recipe may come from somebody else: a single number in it must not take all memory or all
+# threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
 _MAX_DEPTH = 20
 MAX_STEPS = 1 << 53  # Larger numbers are not exact as a float.
@@ -40,23 +42,30 @@ _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def plain_name(name: str) -> str:
-    """Return `name` if it can be the name of a run's folder. Raises: ValueError if it may name another folder."""
+    """Return `name` if it can be the name of a run's folder. Raises: ValueError if it may name
+    another folder.
+    """
     if not _NAME.fullmatch(name):
         raise ValueError(NAME_RULE)
     return name
 
 
 def _shallow(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return `value`. Raises: ValueError if lists and mappings in it nest more deeply than `depth`."""
+    """Return `value`. Raises: ValueError if lists and mappings in it nest more deeply than
+    `depth`.
+    """
     if depth == 0:
         raise ValueError("the brackets nest too deeply: give plain values and lists")
-    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    ):
         _shallow(part, depth - 1)
     return value
 
 
 class Recipe(Settings):
-    """All settings that can change a bit of the result. A frozen value that can be read without torch.
+    """All settings that can change a bit of the result. A frozen value that can be read without
+    torch.
 
     The command line's options are made from the fields in `options`, and from the shorthands.
     """
@@ -65,20 +74,37 @@ class Recipe(Settings):
         "tower_batch": (int, "Images per step for each tower; or give --batch."),
         "portable": (
             bool,
-            "Compute the same bits on every kind of CPU tried, in float32, at about twice the time; or --no-portable.",
+            "Compute the same bits on every kind of CPU tried, in float32, at about twice the "
+            "time; or --no-portable.",
         ),
     }
     options: ClassVar[tuple[str, ...]] = (
-        "towers", "batch", "tower_batch", "epochs", "steps", "lr", "seed", "model", "dataset", "group",
-        *Reading._fields, "precision", "portable",
-    )  # fmt: skip
+        "towers",
+        "batch",
+        "tower_batch",
+        "epochs",
+        "steps",
+        "lr",
+        "seed",
+        "model",
+        "dataset",
+        "group",
+        *Reading._fields,
+        "precision",
+        "portable",
+    )
 
-    name: Annotated[str, AfterValidator(plain_name)] = Field(description="The recipe's name, for new runs.")
+    name: Annotated[str, AfterValidator(plain_name)] = Field(
+        description="The recipe's name, for new runs."
+    )
     dataset: str = Field(
-        description="A built-in dataset, folder for the images in --data, or your own as package.module:function."
+        description="A built-in dataset, folder for the images in --data, or your own as "
+        "package.module:function."
     )
     dataset_sha256: str | None = Field(
-        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the data that a Python program gave."
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the data that a Python program gave.",
     )
     image_px: int | None = Field(
         None,
@@ -89,29 +115,42 @@ class Recipe(Settings):
     grey: bool = Field(False, description="Bring the images of a folder to one channel.")
     fit: Literal["crop", "pad", "squash"] = Field(
         "crop",
-        description="How an image of a folder becomes a square: crop keeps the square in the middle, pad adds grey "
+        description="How an image of a folder becomes a square: crop keeps the square in the "
+        "middle, pad adds grey "
         "margins, squash changes the proportions.",
     )
     test_share: float = Field(
-        0.2, gt=0, lt=1, description="Share of a folder without a test part that becomes it, by a hash of each file."
+        0.2,
+        gt=0,
+        lt=1,
+        description="Share of a folder without a test part that becomes it, by a hash of each "
+        "file.",
     )
     group: str | None = Field(
         None,
         min_length=1,
         max_length=1000,
-        description="Regular expression on the path of an image in its folder. Images for which its first group in "
+        description="Regular expression on the path of an image in its folder. Images for which "
+        "its first group in "
         "parentheses, or else all it matches, is the same stay on one side of every division.",
     )
     layout: Literal["folders", "table"] | None = Field(
         None,
-        description="What names the classes of a folder that can be read in two ways: folders (each one in it is a "
+        description="What names the classes of a folder that can be read in two ways: folders "
+        "(each one in it is a "
         "class, with all images in it), or table.",
     )
     label_column: str | None = Field(
-        None, description="Column of a folder's table with the classes. Default: label, class, category or target."
+        None,
+        description="Column of a folder's table with the classes. Default: label, class, category "
+        "or target.",
     )
-    group_column: str | None = Field(None, description="Column with the groups, as in --group. Default: group.")
-    split_column: str | None = Field(None, description="Column with train, val or test. Default: split.")
+    group_column: str | None = Field(
+        None, description="Column with the groups, as in --group. Default: group."
+    )
+    split_column: str | None = Field(
+        None, description="Column with train, val or test. Default: split."
+    )
     left_out: tuple[str, ...] = Field(
         (),
         description="Paths of images in the folder that are not used. --skip-damaged sets it.",
@@ -119,7 +158,8 @@ class Recipe(Settings):
     held_out: int = Field(
         0,
         ge=0,
-        description="Training images that are left out and evaluated in place of the test images, so that settings can "
+        description="Training images that are left out and evaluated in place of the test images, "
+        "so that settings can "
         "be chosen without looking at those. The choice is the same for every seed.",
     )
     model: str = Field(description="A built-in model, or your own as package.module:function.")
@@ -127,26 +167,43 @@ class Recipe(Settings):
         {}, description="Keyword arguments of the model's function; see its docstring."
     )
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description="SHA-256 of the file of weights that the run starts from. The placement names the file."
+        None,
+        description="SHA-256 of the file of weights that the run starts from. The placement names "
+        "the file.",
     )
-    augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))] = Field(
-        description="How images become network input."
+    augmentation: Annotated[
+        Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))
+    ] = Field(description="How images become network input.")
+    progressive: Progressive | None = Field(
+        None, description="Smaller images in the first part of training."
     )
-    progressive: Progressive | None = Field(None, description="Smaller images in the first part of training.")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Share of each target that is spread over all classes, in training."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of each target that is spread over all classes, in training.",
     )
     test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = Field(
         "one",
-        description="Views whose logits are averaged in evaluation: the image; with its mirror image; both also moved "
+        description="Views whose logits are averaged in evaluation: the image; with its mirror "
+        "image; both also moved "
         "by one pixel; moved only for the least sure quarter of each eval_batch.",
     )
-    towers: int = Field(1, ge=1, le=MAX_TOWERS, description="Towers (logical replicas). Keeps the tower batch.")
+    towers: int = Field(
+        1, ge=1, le=MAX_TOWERS, description="Towers (logical replicas). Keeps the tower batch."
+    )
     batch: int = Field(ge=1, le=MAX_BATCH, description="Images per step, over all towers.")
-    steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Length of the run; or give --epochs.")
-    epochs: float | None = Field(None, gt=0, le=MAX_STEPS, description="Length of the run; or give --steps.")
+    steps: int | None = Field(
+        None, ge=1, le=MAX_STEPS, description="Length of the run; or give --epochs."
+    )
+    epochs: float | None = Field(
+        None, gt=0, le=MAX_STEPS, description="Length of the run; or give --steps."
+    )
     min_steps: int = Field(
-        1, ge=1, le=MAX_STEPS, description="The least number of steps of a run whose length is in epochs."
+        1,
+        ge=1,
+        le=MAX_STEPS,
+        description="The least number of steps of a run whose length is in epochs.",
     )
     optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))] = Field(
         description="The update rule."
@@ -157,51 +214,71 @@ class Recipe(Settings):
     )
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
-        description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. default stands for "
+        description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. "
+        "default stands for "
         "all others of two or more dimensions (Muon: exactly two).",
     )
     head: str | None = Field(
         None,
         min_length=1,
-        description="Name of the last layer, to train it alone, in float32, on features: the layers before it compute "
+        description="Name of the last layer, to train it alone, in float32, on features: the "
+        "layers before it compute "
         "each image and its mirror image once, with the weights of init_sha256 (head/features.py).",
     )
     balanced: bool = Field(
         False,
-        description="Train for tests in which all classes are equally frequent, whatever their shares of the training "
-        "images: the loss adds the logarithm of its class's share to each logit. False: for the same shares.",
+        description="Train for tests in which all classes are equally frequent, whatever their "
+        "shares of the training "
+        "images: the loss adds the logarithm of its class's share to each logit. False: for the "
+        "same shares.",
     )
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
-        description="Name of a layer or parameter -> factor on its learning rate; the longest name counts. Parameters "
-        "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their running averages.",
+        description="Name of a layer or parameter -> factor on its learning rate; the longest name "
+        "counts. Parameters "
+        "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their "
+        "running averages.",
     )
     ema: EMA | None = Field(None, description="Exponential moving average of the parameters.")
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "float32", description="float32, bfloat16, float16, or auto: chosen by the hardware for a new run."
+        "float32",
+        description="float32, bfloat16, float16, or auto: chosen by the hardware for a new run.",
     )
     arithmetic: Literal["native", "portable"] = Field(
         "native",
-        description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. portable: the same "
+        description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. "
+        "portable: the same "
         "bits on every kind of CPU tried, in float32 (docs/portable.md).",
     )
     threads_per_tower: int = Field(
-        1, ge=1, le=MAX_THREADS, description="CPU threads of a tower; another number has other low-order bits."
+        1,
+        ge=1,
+        le=MAX_THREADS,
+        description="CPU threads of a tower; another number has other low-order bits.",
     )
-    eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH, description="Images in one forward pass of an evaluation.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Seed of initial weights, order, augmentation and dropout.")
+    eval_batch: int = Field(
+        500, ge=1, le=MAX_EVAL_BATCH, description="Images in one forward pass of an evaluation."
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**63, description="Seed of initial weights, order, augmentation and dropout."
+    )
     exact: bool = Field(
-        True, description="False gives up bit-identical results, and allows reductions and kernels that change bits."
+        True,
+        description="False gives up bit-identical results, and allows reductions and kernels that "
+        "change bits.",
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
-        if self.dataset not in (*DATASETS, IMAGE_FOLDER, MEMORY) and not _OWN.fullmatch(self.dataset):
+        if self.dataset not in (*DATASETS, IMAGE_FOLDER, MEMORY) and not _OWN.fullmatch(
+            self.dataset
+        ):
             allowed = unknown("dataset", self.dataset, (*DATASETS, IMAGE_FOLDER))
             raise ValueError(f"{allowed}, or package.module:function of your own")
         if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
             raise ValueError(
-                f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train sets both: leave "
+                f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train "
+                f"sets both: leave "
                 f"them out"
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
@@ -211,28 +288,40 @@ class Recipe(Settings):
             )
         of_folder = ("grey", "fit", "group", "left_out", *Reading._fields)
         for name in ("image_px", "test_share", *of_folder):
-            given_elsewhere = self.dataset in DATASETS or (name in of_folder and self.dataset != IMAGE_FOLDER)
+            given_elsewhere = self.dataset in DATASETS or (
+                name in of_folder and self.dataset != IMAGE_FOLDER
+            )
             if given_elsewhere and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"{name} is for folders of images, and dataset {self.dataset} is not one: leave it out"
+                    f"{name} is for folders of images, and dataset {self.dataset} is not one: "
+                    f"leave it out"
                 )
         if (self.layout == "folders" and self.label_column) or (self.group and self.group_column):
-            raise ValueError("layout=folders excludes label_column, and group excludes group_column: leave one out")
+            raise ValueError(
+                "layout=folders excludes label_column, and group excludes group_column: leave one "
+                "out"
+            )
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             name = self.model if self.model.isidentifier() else "resnet50"
             raise ValueError(
-                f"{unknown('model', self.model, MODELS)}, or a function or class of yours, of torchvision or of timm, "
+                f"{unknown('model', self.model, MODELS)}, or a function or class of yours, of "
+                f"torchvision or of timm, "
                 f"as in nets.py:{name}, torchvision.models:{name} or timm.models:{name}"
             )
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})")
+            raise ValueError(
+                f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})"
+            )
         if rest := self.batch % self.towers:
             below = self.batch - rest
             batches = f"{below} or {below + self.towers}" if below else self.towers
-            raise ValueError(f"batch {self.batch} does not divide into {self.towers} towers: choose {batches}")
+            raise ValueError(
+                f"batch {self.batch} does not divide into {self.towers} towers: choose {batches}"
+            )
         if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
-                f"precision {self.precision} is for native arithmetic, as its bits depend on the machine: leave it "
+                f"precision {self.precision} is for native arithmetic, as its bits depend on the "
+                f"machine: leave it "
                 f"out, or set arithmetic=native ({option('portable', False)})"
             )
         if self.head is not None:
@@ -240,20 +329,28 @@ class Recipe(Settings):
         return self
 
     def _check_head(self) -> None:
-        """Raise a ValueError if a setting needs images in each step, where the head sees only features."""
+        """Raise a ValueError if a setting needs images in each step, where the head sees only
+        features.
+        """
         if self.progressive:
             raise ValueError(
-                f"progressive changes what the layers before the head {self.head} compute, and that is computed once: "
+                f"progressive changes what the layers before the head {self.head} compute, and "
+                f"that is computed once: "
                 f"leave it out, or train these layers too, with head=none"
             )
         views = self.augmentation.views
         if views is None:
             raise ValueError(
-                f"augmentation {self.augmentation.kind} has more views of an image than itself and its mirror image, "
-                f"and with a head each view is computed once: set augmentation=plain, or flip-translate with pixels=0"
+                f"augmentation {self.augmentation.kind} has more views of an image than itself and "
+                f"its mirror image, "
+                f"and with a head each view is computed once: set augmentation=plain, or "
+                f"flip-translate with pixels=0"
             )
         if self.test_views != "one" and (self.test_views, views) != ("flip", 2):
-            raise ValueError(f"test_views {self.test_views} needs views that are not computed: set test_views=one")
+            raise ValueError(
+                f"test_views {self.test_views} needs views that are not computed: set "
+                f"test_views=one"
+            )
 
     @property
     def tower_batch(self) -> int:
@@ -266,38 +363,57 @@ class Recipe(Settings):
         return self.augmentation if self.head is None else Features()
 
     def survey(self, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
-        """Return the photos of a folder as the recipe divides them, or all of it as one split with the `classes`."""
+        """Return the photos of a folder as the recipe divides them, or all of it as one split with
+        the `classes`.
+        """
         from lockstep.pictures.photos import survey
 
         reading = Reading(*(getattr(self, name) for name in Reading._fields))
-        return survey(folder, self.test_share, self.group, reading, classes, self.fit, {*self.left_out})
+        return survey(
+            folder, self.test_share, self.group, reading, classes, self.fit, {*self.left_out}
+        )
 
     @property
     def custom_code(self) -> dict[str, str]:
         """Return the settings that name the user's code, as package.module:function."""
-        return {name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))}
+        return {
+            name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))
+        }
 
-    def require_trust(self, source: Path, trusted: bool, settings: Sequence[str] = ("model", "dataset")) -> None:
-        """Raise a LockstepError if the file or run `source` names code, and the user has not `trusted` it.
+    def require_trust(
+        self, source: Path, trusted: bool, settings: Sequence[str] = ("model", "dataset")
+    ) -> None:
+        """Raise a LockstepError if the file or run `source` names code, and the user has not
+        `trusted` it.
 
-        It may come from somebody else, and to import its code executes it. `settings` are those that it states.
+        It may come from somebody else, and to import its code executes it. `settings` are those
+        that it states.
         """
-        code = [f"a {name} that is not built in, {path}" for name, path in self.custom_code.items() if name in settings]
+        code = [
+            f"a {name} that is not built in, {path}"
+            for name, path in self.custom_code.items()
+            if name in settings
+        ]
         if code and not trusted:
             raise LockstepError(
-                f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, or you trust it, add "
+                f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, "
+                f"or you trust it, add "
                 f"{option('trust_code', True)}"
             )
 
     def resuming(self, run: Path) -> str:
-        """Return how the reader continues the `run`: a command of the shell, or a call in a Python program."""
+        """Return how the reader continues the `run`: a command of the shell, or a call in a Python
+        program.
+        """
         if not errors.in_python:
             return self.command("train", run, "--resume")
         trust = ", trust_code=True" if self.custom_code else ""
         return f"lockstep.train({str(run)!r}, resume=True{trust})"
 
     def command(self, name: str, run: Path, *options: str) -> str:
-        """Return a shell command on the folder `run`. It trusts the user's code, because the command runs it."""
+        """Return a shell command on the folder `run`. It trusts the user's code, because the
+        command runs it.
+        """
         return command(name, run, *options, *(["--trust-code"] if self.custom_code else []))
 
     @property
@@ -307,7 +423,9 @@ class Recipe(Settings):
 
     @property
     def own_weights(self) -> Literal["ema", "raw"]:
-        """Return which weights the classifier has, and training evaluates: the averaged ones if an average is kept."""
+        """Return which weights the classifier has, and training evaluates: the averaged ones if an
+        average is kept.
+        """
         return "raw" if self.ema is None else "ema"
 
     def bind(self, num_examples: int) -> "BoundRecipe":
@@ -315,15 +433,19 @@ class Recipe(Settings):
         if self.steps is not None:
             return BoundRecipe(self, num_examples, self.steps)
         assert self.epochs is not None
-        return BoundRecipe(self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch)))
+        return BoundRecipe(
+            self, num_examples, max(self.min_steps, round(self.epochs * num_examples / self.batch))
+        )
 
     def __repr__(self) -> str:
         return f"<Recipe {self.name}: {self.model} on {self.dataset}, digest {self.digest()[:12]}>"
 
     def digest(self) -> str:
-        """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the non-default settings.
+        """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the
+        non-default settings.
 
-        Defaults are left out, so a new setting changes the digest of no recipe that does not use it.
+        Defaults are left out, so a new setting changes the digest of no recipe that does not use
+        it.
         """
         text = json.dumps(_non_default(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -331,17 +453,24 @@ class Recipe(Settings):
     def differences(self, other: "Recipe") -> list[str]:
         """Return `setting: own value -> other value` for every setting that differs."""
         own, others = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
-        return [f"{n}: {own.get(n)} -> {others.get(n)}" for n in own | others if own.get(n) != others.get(n)]
+        return [
+            f"{n}: {own.get(n)} -> {others.get(n)}"
+            for n in own | others
+            if own.get(n) != others.get(n)
+        ]
 
     def toml(self) -> str:
-        """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None are left out.
+        """Return the recipe as a TOML file that `lockstep train` accepts. Settings that are None
+        are left out.
 
         Raises: LockstepError if `model_options` has null in a list, which TOML cannot express.
         """
         try:
             text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
         except TypeError as error:  # model_options may hold any JSON value, also null within a list
-            raise LockstepError(f"the recipe {self.name} cannot be written as TOML ({error}): use --json") from None
+            raise LockstepError(
+                f"the recipe {self.name} cannot be written as TOML ({error}): use --json"
+            ) from None
         return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
 
 
@@ -375,9 +504,14 @@ class BoundRecipe:
         recipe = self.recipe
         size_px = recipe.progressive.size_px(step, self.steps) if recipe.progressive else None
         return Plan.at(
-            seed=recipe.seed, step=step, batch=recipe.batch, towers=recipe.towers, examples=self.examples,
-            pipeline=Pipeline(recipe.input, recipe.arithmetic, recipe.balanced), size_px=size_px,
-        )  # fmt: skip
+            seed=recipe.seed,
+            step=step,
+            batch=recipe.batch,
+            towers=recipe.towers,
+            examples=self.examples,
+            pipeline=Pipeline(recipe.input, recipe.arithmetic, recipe.balanced),
+            size_px=size_px,
+        )
 
 
 def _non_default(settings: Settings) -> dict[str, Any]:

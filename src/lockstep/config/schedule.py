@@ -1,6 +1,8 @@
-"""Schedules of the learning rate and the image size: pure functions of the integer step, in Python floats (float64).
+"""Schedules of the learning rate and the image size: pure functions of the integer step, in Python
+floats (float64).
 
-Durations are in epochs of the global batch, so a schedule does not depend on the number of towers or processes.
+Durations are in epochs of the global batch, so a schedule does not depend on the number of towers
+or processes.
 """
 
 import math
@@ -29,9 +31,11 @@ class Constant(Settings):
 class Staircase(Settings):
     """The base learning rate times `decay` every `every_epochs` epochs.
 
-    The period is int(every_epochs * examples / batch) steps. With `per_tower` it is computed from the tower batch, as
-    in TensorFlow's multi-GPU tutorial until November 2018: with more GPUs, its learning rate fell later.
-    Source: tf.train.exponential_decay(staircase=True) as TensorFlow's CIFAR-10 tutorial uses it; models#5658.
+    The period is int(every_epochs * examples / batch) steps. With `per_tower` it is computed from
+    the tower batch, as in TensorFlow's multi-GPU tutorial until November 2018: with more GPUs, its
+    learning rate fell later.
+    Source: tf.train.exponential_decay(staircase=True) as TensorFlow's CIFAR-10 tutorial uses it;
+    models#5658.
     """
 
     kind: Literal["staircase"] = "staircase"
@@ -47,7 +51,9 @@ class Staircase(Settings):
 
 
 class Triangle(Settings):
-    """A linear rise from the factor `start` over the first share `warmup` of the run, then a linear fall to zero."""
+    """A linear rise from the factor `start` over the first share `warmup` of the run, then a linear
+    fall to zero.
+    """
 
     kind: Literal["triangle"] = "triangle"
     start: float = Field(0.2, ge=0, le=1)
@@ -62,9 +68,11 @@ class Triangle(Settings):
 
 
 class Cosine(Settings):
-    """A linear rise from the factor `start` over the first share `warmup` of the run, then half a cosine to `end`.
+    """A linear rise from the factor `start` over the first share `warmup` of the run, then half a
+    cosine to `end`.
 
-    Source: Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts; the rise as in Goyal et al., 2017.
+    Source: Loshchilov and Hutter, 2017 (arXiv:1608.03983), without restarts; the rise as in Goyal
+    et al., 2017.
     """
 
     kind: Literal["cosine"] = "cosine"
@@ -73,7 +81,9 @@ class Cosine(Settings):
     end: float = Field(0.0, ge=0, le=1)
 
     def factor(self, step: int, bound: "BoundRecipe") -> float:
-        """Return the factor on the base learning rate at `step`; it is above `end` before the end."""
+        """Return the factor on the base learning rate at `step`; it is above `end` before the
+        end.
+        """
         peak = self.warmup * bound.steps
         if step < peak:
             return self.start + (1.0 - self.start) * step / peak
@@ -82,7 +92,8 @@ class Cosine(Settings):
 
 
 class Progressive(Settings):
-    """Smaller images in early training: each of `sizes_px` for its share (`shares`) of the run's steps.
+    """Smaller images in early training: each of `sizes_px` for its share (`shares`) of the run's
+    steps.
 
     Small images cost less time, and the first epochs learn almost as much from them.
     Source: Howard's progressive resizing, fast.ai's DAWNBench entry of 2018.
@@ -94,13 +105,19 @@ class Progressive(Settings):
     @model_validator(mode="after")
     def _paired(self) -> "Progressive":
         if len(self.sizes_px) != len(self.shares) or abs(sum(self.shares) - 1.0) > 1e-6:
-            raise ValueError(f"sizes_px {list(self.sizes_px)} need as many shares, and the shares must add up to 1")
+            raise ValueError(
+                f"sizes_px {list(self.sizes_px)} need as many shares, and the shares must add up "
+                f"to 1"
+            )
         return self
 
     def size_px(self, step: int, steps: int) -> int:
         """Return the side of the images at `step` of `steps`, in pixels."""
         ends = (round(share * steps) for share in accumulate(self.shares))
-        return next((size for size, end in zip(self.sizes_px, ends, strict=True) if step < end), self.sizes_px[-1])
+        return next(
+            (size for size, end in zip(self.sizes_px, ends, strict=True) if step < end),
+            self.sizes_px[-1],
+        )
 
 
 # The registry: a new schedule is a class above and its name here.

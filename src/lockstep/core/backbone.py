@@ -1,7 +1,9 @@
-"""Backbone: the layers of a network before its head, and the head, divided where `recipe.head` says.
+"""Backbone: the layers of a network before its head, and the head, divided where `recipe.head`
+says.
 
-The backbone is frozen and computes as in evaluation; only the head is trained. `head/features.py` lets the backbone
-compute each image and view once, and the training loop then sees a dataset of features in place of images.
+The backbone is frozen and computes as in evaluation; only the head is trained. `head/features.py`
+lets the backbone compute each image and view once, and the training loop then sees a dataset of
+features in place of images.
 """
 
 import copy
@@ -21,7 +23,9 @@ from lockstep.messages import logger
 
 
 class Head(nn.Module):
-    """The head of a network under its own name. It maps features [b, D, 1, views] to logits, by the first view."""
+    """The head of a network under its own name. It maps features [b, D, 1, views] to logits, by the
+    first view.
+    """
 
     def __init__(self, name: str, head: nn.Module) -> None:
         super().__init__()
@@ -39,9 +43,11 @@ class Head(nn.Module):
 
 
 class Backbone:
-    """All layers of a network before its head: frozen, and as in evaluation. It maps images to features.
+    """All layers of a network before its head: frozen, and as in evaluation. It maps images to
+    features.
 
-    The features of an image depend on nothing but its pixels: it is computed alone, with its mirror image.
+    The features of an image depend on nothing but its pixels: it is computed alone, with its mirror
+    image.
 
     Attributes:
         network: the layers, in the recipe's precision.
@@ -49,8 +55,12 @@ class Backbone:
         output: the [D, 1, views] of the head's input for an image.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device) -> None:
-        """Copy the layers of `model`, a network for images [C, H, W] of `shape`. Raises: LockstepError."""
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, shape: Shape, device: torch.device
+    ) -> None:
+        """Copy the layers of `model`, a network for images [C, H, W] of `shape`. Raises:
+        LockstepError.
+        """
         assert recipe.head is not None
         layers = copy.deepcopy(model).eval()
         layers.set_submodule(recipe.head, nn.Identity())
@@ -67,19 +77,25 @@ class Backbone:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1, views, 4 * D]."""
+        """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1,
+        views, 4 * D].
+        """
         with arithmetic(self._arithmetic):
             values = self.network(self.every_view(images))
         by_image = values.view(self._views, len(images), 1, -1).permute(1, 2, 0, 3)
         return by_image.contiguous().cpu().view(torch.uint8)
 
     def every_view(self, images: Tensor) -> Tensor:
-        """Return the network's input for images as they are, then for their mirror images if there are two views."""
+        """Return the network's input for images as they are, then for their mirror images if there
+        are two views.
+        """
         plain = self._augmentation.test(images.to(self._device))
         return torch.cat([plain, plain.flip(-1)][: self._views])
 
     def identity(self) -> str:
-        """Return a digest of the weights, and of the bits that this machine computes for an image of noise."""
+        """Return a digest of the weights, and of the bits that this machine computes for an image
+        of noise.
+        """
         return digest([self(self._noise()), *self.network.module.state_dict().values()]).hex()
 
     def _noise(self) -> Tensor:
@@ -90,16 +106,26 @@ class Backbone:
 
 
 def head_of(name: str, model: nn.Module) -> Head:
-    """Return the head `name` of `model`; both share its tensors. Raises: LockstepError if it has nothing to train."""
+    """Return the head `name` of `model`; both share its tensors. Raises: LockstepError if it has
+    nothing to train.
+    """
     layers = dict(model.named_modules())
-    names = [one for one, layer in layers.items() if one and any(p.requires_grad for p in layer.parameters())]
+    names = [
+        one
+        for one, layer in layers.items()
+        if one and any(p.requires_grad for p in layer.parameters())
+    ]
     if name not in names:
-        raise LockstepError(unknown("head, a layer with parameters to train", name, names, shown=names[-3:]))
+        raise LockstepError(
+            unknown("head, a layer with parameters to train", name, names, shown=names[-3:])
+        )
     return Head(name, layers[name])
 
 
 def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Shape) -> None:
-    """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's output is the model's."""
+    """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's
+    output is the model's.
+    """
     images, training = torch.zeros(2, *shape, dtype=torch.float32), model.training
     try:
         with torch.no_grad():
@@ -113,25 +139,34 @@ def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Sh
         problem = failure(error)
     finally:
         model.train(training)
-    raise LockstepError(f"head {recipe.head} is not the last layer of model {recipe.model}: {problem}")
+    raise LockstepError(
+        f"head {recipe.head} is not the last layer of model {recipe.model}: {problem}"
+    )
 
 
 def _folded(layers: nn.Module) -> nn.Module:
     """Return `layers`, in evaluation mode, with norms folded into the convolutions before them.
 
-    Folding needs a trace of the network. One that torch cannot trace is returned as it is, with a note.
+    Folding needs a trace of the network. One that torch cannot trace is returned as it is, with a
+    note.
     """
     try:
         traced = torch.fx.symbolic_trace(layers)
     except Exception as error:
-        logger.warning(f"norms are not folded into convolutions, as torch cannot trace the network: {failure(error)}")
+        logger.warning(
+            f"norms are not folded into convolutions, as torch cannot trace the network: "
+            f"{failure(error)}"
+        )
         return layers
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
     uses = Counter(node.target for node in calls)
     for node in calls:
         before = node.args[0]
-        alone = before in calls and len(before.users) == uses[before.target] == 1  # Nothing else uses its output.
-        norm, conv = (traced.get_submodule(each.target) if alone else None for each in (node, before))
+        # Nothing else uses its output.
+        alone = before in calls and len(before.users) == uses[before.target] == 1
+        norm, conv = (
+            traced.get_submodule(each.target) if alone else None for each in (node, before)
+        )
         if isinstance(norm, nn.BatchNorm2d) and isinstance(conv, nn.Conv2d):
             traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(before)

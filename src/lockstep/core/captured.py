@@ -1,4 +1,6 @@
-"""Captured: a tower's computation as one CUDA graph, which the host launches at once in place of kernel by kernel."""
+"""Captured: a tower's computation as one CUDA graph, which the host launches at once in place of
+kernel by kernel.
+"""
 
 from collections.abc import Callable
 
@@ -11,15 +13,19 @@ from lockstep.messages import logger
 
 
 class Captured:
-    """Computes what `compute(state, *inputs)` does; from its third call for a state and a shape on, by a CUDA graph.
+    """Computes what `compute(state, *inputs)` does; from its third call for a state and a shape on,
+    by a CUDA graph.
 
-    A graph repeats the kernels of one call in the memory of that call. It does not repeat what the host did meanwhile:
-    a number that the host drew or read stays as it was then. So the first call is captured, and the second one, of
-    another tower or step, must have the same bits both ways. Otherwise all further calls go kernel by kernel.
+    A graph repeats the kernels of one call in the memory of that call. It does not repeat what the
+    host did meanwhile: a number that the host drew or read stays as it was then. So the first call
+    is captured, and the second one, of another tower or step, must have the same bits both ways.
+    Otherwise all further calls go kernel by kernel.
     """
 
     def __init__(self, compute: Callable[..., Tensor], *, exact: bool) -> None:
-        """Compare bits if the recipe is `exact`. If it is not, they may differ from call to call anyway."""
+        """Compare bits if the recipe is `exact`. If it is not, they may differ from call to call
+        anyway.
+        """
         self._compute, self._exact = compute, exact
         self._key: tuple[State, torch.Size] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -28,7 +34,9 @@ class Captured:
         self._checked = self._refused = False
 
     def __call__(self, seed: Callable[[], None], state: State, *inputs: Tensor) -> Tensor:
-        """Return a new tensor, the result for `inputs`. `seed` seeds torch's generators before the computation."""
+        """Return a new tensor, the result for `inputs`. `seed` seeds torch's generators before the
+        computation.
+        """
         key = state, inputs[0].shape
         known = self._graph is not None and key == self._key
         if known and self._checked:
@@ -50,7 +58,8 @@ class Captured:
         self._inputs = [tensor.clone() for tensor in inputs]
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may use the GPU meanwhile: torch's own that computes the backward pass, and NCCL's.
+            # Other threads may use the GPU meanwhile: torch's own that computes the backward pass,
+            # and NCCL's.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._output = self._compute(state, *self._inputs)
         except RuntimeError as error:

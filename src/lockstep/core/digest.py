@@ -1,4 +1,6 @@
-"""Digests of tensors: equal for equal bits, computed at the speed of reading memory, on the tensors' own device."""
+"""Digests of tensors: equal for equal bits, computed at the speed of reading memory, on the
+tensors' own device.
+"""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,20 +12,25 @@ _COLUMNS = 1024  # 8-byte words in a row: a tensor is viewed as int64 [rows, _CO
 
 
 def digest(tensors: Iterable[Tensor]) -> bytes:
-    """Return 32 bytes that depend on every bit of `tensors` (any shapes and dtypes) and on their order.
+    """Return 32 bytes that depend on every bit of `tensors` (any shapes and dtypes) and on their
+    order.
 
-    One changed element always changes the digest. If several change, the digest is as reliable as a sum modulo 2^64
-    over every 1,024th word. The sums are of integers, so their order does not matter, and CPUs and GPUs agree. SHA-256
-    of all bytes would take five times as long on a CPU, and would need a copy on a GPU. Waits for the device.
+    One changed element always changes the digest. If several change, the digest is as reliable as a
+    sum modulo 2^64 over every 1,024th word. The sums are of integers, so their order does not
+    matter, and CPUs and GPUs agree. SHA-256 of all bytes would take five times as long on a CPU,
+    and would need a copy on a GPU. Waits for the device.
     """
     result, row = hashlib.sha256(), 8 * _COLUMNS
     for tensor in tensors:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        if raw.data_ptr() % 8:  # A view into another tensor may start in the middle of an 8-byte word.
+        # A view into another tensor may start in the middle of an 8-byte word.
+        if raw.data_ptr() % 8:
             raw = raw.clone()
         whole = len(raw) // row * row
         result.update(str((tensor.dtype, tuple(tensor.shape))).encode())
         if whole:
-            result.update(raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0).cpu().numpy().tobytes())
+            result.update(
+                raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0).cpu().numpy().tobytes()
+            )
         result.update(raw[whole:].cpu().numpy().tobytes())
     return result.digest()

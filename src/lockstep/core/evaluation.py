@@ -24,18 +24,20 @@ Progress = Callable[[float], None]  # receives the share of the evaluation that 
 class Evaluation:
     """Counts over a split.
 
-    A prediction that is not finite counts as wrong. Among equal logits the first class is predicted.
+    A prediction that is not finite counts as wrong. Among equal logits the first class is
+    predicted.
     """
 
     examples: int
     correct: int
     loss: float  # mean cross-entropy
     class_examples: tuple[int, ...] = ()  # [classes], examples of each class
-    # [classes][classes], the row is the label, the column the prediction. Predictions that are not finite have no
-    # column, so a row may sum to less than its class has examples.
+    # [classes][classes], the row is the label, the column the prediction. Predictions that are not
+    # finite have no column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
     correct_one_view: int | None = None  # by the image alone, if `test_views` are several
-    logits: Tensor | None = field(default=None, compare=False)  # float32 [examples, classes] on the CPU, if asked for
+    # float32 [examples, classes] on the CPU, if asked for
+    logits: Tensor | None = field(default=None, compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -48,7 +50,9 @@ class Evaluation:
         return [row[label] for label, row in enumerate(self.confusion)]
 
     def summary(self) -> dict[str, Any]:
-        """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite is None."""
+        """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite
+        is None.
+        """
         facts = {
             "accuracy": self.accuracy,
             "examples": self.examples,
@@ -70,23 +74,29 @@ def evaluate(
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
 ) -> Evaluation:
-    """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in every process.
+    """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in
+    every process.
 
-    The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that do not
-    count, because the bits of a kernel's result may depend on the batch size. Every process calls `progress` before
-    each of its chunks, and when all processes are done.
+    The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
+    do not count, because the bits of a kernel's result may depend on the batch size. Every process
+    calls `progress` before each of its chunks, and when all processes are done.
     """
     recipe = network.recipe
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
     size, classes, device = recipe.eval_batch, len(dataset.classes), dataset.labels.device
-    shares = [owned(-(-len(dataset) // size), group.processes, process) for process in range(group.processes)]
+    shares = [
+        owned(-(-len(dataset) // size), group.processes, process)
+        for process in range(group.processes)
+    ]
     own = shares[group.process]
-    # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between chunks. There is
-    # one loss for each chunk, so that the order in which they are summed does not depend on the processes.
+    # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between
+    # chunks. There is one loss for each chunk, so that the order in which they are summed does not
+    # depend on the processes.
     losses = torch.zeros(max(map(len, shares)), dtype=torch.float64, device=device)
-    # The last column counts predictions that are not finite. The last row begins with the count by one view.
+    # The last column counts predictions that are not finite. The last row begins with the count by
+    # one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     kept = torch.zeros(len(dataset) if keep_logits else 0, classes, device=device)
     for row, chunk in enumerate(own):
@@ -106,7 +116,11 @@ def evaluate(
         counts.view(-1).scatter_add_(0, cells, counted.long())
     every_loss, count = group.gather(losses).cpu(), group.gather(counts).sum(0).cpu()
     progress(1.0)
-    total = sum(loss for share, part in zip(shares, every_loss, strict=True) for loss in part[: len(share)].tolist())
+    total = sum(
+        loss
+        for share, part in zip(shares, every_loss, strict=True)
+        for loss in part[: len(share)].tolist()
+    )
     table, one_view_correct = count[:classes], int(count[classes, 0])
     confusion = table[:, :classes]
     return Evaluation(
@@ -116,18 +130,25 @@ def evaluate(
         class_examples=tuple(table.sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_one_view=None if recipe.test_views == "one" else one_view_correct,
-        logits=group.gather(kept).sum(0).cpu() if keep_logits else None,  # The rows of other processes are 0.
+        logits=group.gather(kept).sum(0).cpu()
+        if keep_logits
+        else None,  # The rows of other processes are 0.
     )
 
 
-def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and by one view.
+def classify(
+    recipe: Recipe, network: Forward, images: Tensor, counted: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and
+    by one view.
 
-    `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`, bool [b], is False
-    for the repeats that fill the last chunk up. The unmoved image has half the weight, the two moved ones the other
-    half, and mirror images count equally. With "unsure" in the views, only the images whose two best classes are
-    closest to each other are moved: a quarter of the `counted` ones, or a single image.
-    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only, Hiverge 2025.
+    `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`,
+    bool [b], is False for the repeats that fill the last chunk up. The unmoved image has half the
+    weight, the two moved ones the other half, and mirror images count equally. With "unsure" in the
+    views, only the images whose two best classes are closest to each other are moved: a quarter of
+    the `counted` ones, or a single image.
+    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only,
+    Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
         images, views = recipe.input.test(images), recipe.test_views
@@ -145,7 +166,9 @@ def classify(recipe: Recipe, network: Forward, images: Tensor, counted: Tensor |
 
 
 def _moved(network: Forward, images: Tensor) -> Tensor:
-    """Return the mean logits of `images` [b, C, h, w] moved by one pixel, down and right, and up and left."""
+    """Return the mean logits of `images` [b, C, h, w] moved by one pixel, down and right, and up
+    and left.
+    """
     height, width = images.shape[2:]
     padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
     moved = [padded[:, :, shift : shift + height, shift : shift + width] for shift in (0, 2)]
@@ -153,12 +176,15 @@ def _moved(network: Forward, images: Tensor) -> Tensor:
 
 
 def predicted(logits: Tensor, classes: int) -> Tensor:
-    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite or predicts none."""
+    """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite
+    or predicts none.
+    """
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
 def _unsure(logits: Tensor, counted: Tensor | None) -> Tensor:
-    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b // 4, at least 1].
+    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b //
+    4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """

@@ -1,8 +1,8 @@
 """Group: the processes of a run, and how they exchange tensors and bytes.
 
-Only this module and launch/world.py import torch.distributed. Except for the reduction "allreduce", it only moves bytes
-here. All other additions are made in tree.py and reduction.py, so no choice of the library (ring or tree, buckets,
-channels) can change a bit.
+Only this module and launch/world.py import torch.distributed. Except for the reduction "allreduce",
+it only moves bytes here. All other additions are made in tree.py and reduction.py, so no choice of
+the library (ring or tree, buckets, channels) can change a bit.
 """
 
 import os
@@ -24,18 +24,22 @@ from lockstep.core.monitor import Monitor
 from lockstep.core.shared import Memory, Shared
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError, option
 
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.11 has only the second
+# PyTorch 2.11 has only the second
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-# Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as it takes.
+# Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as
+# it takes.
 PATIENT_S = 86400.0
 
-# A broken connection. The exchanges of a GPU are asynchronous: NCCL raises it where the program next waits.
+# A broken connection. The exchanges of a GPU are asynchronous: NCCL raises it where the program
+# next waits.
 LOST_PEER = dist.DistError
 Pair = tuple[int, Tensor]  # a process, and a contiguous tensor to send to it or to receive from it
 
 
 class Group:
-    """The processes of a run. All call the same methods in the same order. This class is for a run on one process.
+    """The processes of a run. All call the same methods in the same order. This class is for a run
+    on one process.
 
     Raises: PeerLostError, from every method, if the connection to another process breaks.
     """
@@ -43,31 +47,42 @@ class Group:
     process = 0
     processes = 1
     overlaps = False  # whether `start` returns before its work is done
-    through_host = False  # whether processes that compute on GPUs exchange copies in the host's memory
+    through_host = (
+        False  # whether processes that compute on GPUs exchange copies in the host's memory
+    )
 
     def exchanged(self, tensor: Tensor) -> Tensor:
-        """Return `tensor` where the processes exchange tensors: itself, or a copy in the host's memory."""
+        """Return `tensor` where the processes exchange tensors: itself, or a copy in the host's
+        memory.
+        """
         return tensor
 
     def hosts(self) -> list[int]:
-        """Return a number for the host of each process: equal ones for processes of the same host."""
+        """Return a number for the host of each process: equal ones for processes of the same
+        host.
+        """
         return [0] * self.processes
 
     def share(self, length: int) -> Shared | None:
-        """Return memory of `length` float32 values for each process of this host; None if they have none in common."""
+        """Return memory of `length` float32 values for each process of this host; None if they have
+        none in common.
+        """
         return None
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Begin `work`, which exchanges. Return a function that waits until it is done, and raises what it raised.
+        """Begin `work`, which exchanges. Return a function that waits until it is done, and raises
+        what it raised.
 
-        Work is done in the order in which it was begun. After one has failed, later work is not done and fails too.
-        Until all is done, no other method may be called.
+        Work is done in the order in which it was begun. After one has failed, later work is not
+        done and fails too. Until all is done, no other method may be called.
         """
         work()
         return lambda: None
 
     def gather(self, table: Tensor) -> Tensor:
-        """Return the tables of all processes, of one shape and dtype, stacked in order of process."""
+        """Return the tables of all processes, of one shape and dtype, stacked in order of
+        process.
+        """
         return table[None]
 
     @contextmanager
@@ -84,16 +99,22 @@ class Group:
         return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
-        """Send and receive what is not empty. Between two processes, tensors arrive in the order of the lists."""
+        """Send and receive what is not empty. Between two processes, tensors arrive in the order of
+        the lists.
+        """
 
     def send_from_first(self, tensor: Tensor) -> None:
         """Overwrite `tensor` with that of process 0."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Overwrite `tensor` with the backend's own sum over all processes, whose order of additions is its own."""
+        """Overwrite `tensor` with the backend's own sum over all processes, whose order of
+        additions is its own.
+        """
 
     def patient(self) -> "Group":
-        """Return the same processes, which wait for each other as long as it takes, for example to read a dataset."""
+        """Return the same processes, which wait for each other as long as it takes, for example to
+        read a dataset.
+        """
         return self
 
     def close(self) -> None:
@@ -112,29 +133,40 @@ def connect(
 ) -> "Processes":
     """Connect this process, number `process` of `processes`, to the others.
 
-    `store` is one that only these processes use, see `launch/world.py`. `monitor` learns when this process waits
-    for the others. `limit_s`: after that many seconds without an answer, the others count as lost. Processes of which
-    each has a GPU of its own exchange tensors by NCCL, all others by gloo, through the memory of their hosts.
-    Raises: PeerLostError if one does not come; LockstepError if two have one GPU, but for `shares_gpu`.
+    `store` is one that only these processes use, see `launch/world.py`. `monitor` learns when this
+    process waits for the others. `limit_s`: after that many seconds without an answer, the others
+    count as lost. Processes of which each has a GPU of its own exchange tensors by NCCL, all others
+    by gloo, through the memory of their hosts.
+    Raises: PeerLostError if one does not come; LockstepError if two have one GPU, but for
+    `shares_gpu`.
     """
     with _lost_peers_reported():
-        store.set_timeout(timedelta(seconds=limit_s))  # A store's own patience is shorter than that of the group.
+        # A store's own patience is shorter than that of the group.
+        store.set_timeout(timedelta(seconds=limit_s))
         devices = _devices(process, processes, device, store)
         for number, name in enumerate(devices):
             first = devices.index(name)
             if name and first != number and not shares_gpu:
                 raise LockstepError(
-                    f"processes {first} and {number} have one GPU: start one process for each GPU, or give "
+                    f"processes {first} and {number} have one GPU: start one process for each GPU, "
+                    f"or give "
                     f"{option('device', 'cuda:0,0')} for two processes on GPU 0",
                     ENVIRONMENT,
                 )
         own_gpus = len({*devices}) == processes and "" not in devices and dist.is_nccl_available()
         backend, gpu = ("nccl", device) if own_gpus else ("gloo", None)
         dist.init_process_group(
-            backend, timeout=timedelta(seconds=limit_s), device_id=gpu, store=store, rank=process, world_size=processes
+            backend,
+            timeout=timedelta(seconds=limit_s),
+            device_id=gpu,
+            store=store,
+            rank=process,
+            world_size=processes,
         )
     exchanges = device if own_gpus else torch.device("cpu")
-    return Processes(exchanges, monitor, limit_s=limit_s, through_host=not own_gpus and any(devices))
+    return Processes(
+        exchanges, monitor, limit_s=limit_s, through_host=not own_gpus and any(devices)
+    )
 
 
 def _devices(process: int, processes: int, device: torch.device, store: Any) -> list[str]:
@@ -151,13 +183,17 @@ def _lost_peers_reported() -> Iterator[None]:
         yield
     except (LOST_PEER, RuntimeError) as error:
         text = str(error)
-        if not isinstance(error, LOST_PEER) and not re.search("gloo|connection", text, re.IGNORECASE):
+        if not isinstance(error, LOST_PEER) and not re.search(
+            "gloo|connection", text, re.IGNORECASE
+        ):
             raise
         cause = f"lost the other processes: {text}"
         if "Timed out" in text:
             cause = (
-                f"no answer from the other processes within ten times {option('timeout')} ({text}): one of them "
-                f"hangs, or its host cannot be reached. The run continues from its newest checkpoint"
+                f"no answer from the other processes within ten times {option('timeout')} "
+                f"({text}): one of them "
+                f"hangs, or its host cannot be reached. The run continues from its newest "
+                f"checkpoint"
             )
         raise PeerLostError(cause) from error
 
@@ -166,7 +202,9 @@ Work = tuple[Callable[[], None], Future[None]]
 
 
 def _do_all(begun: "SimpleQueue[Work]") -> None:
-    """Do all work in order, up to one that fails: after it, messages of later work would meet those it left out."""
+    """Do all work in order, up to one that fails: after it, messages of later work would meet those
+    it left out.
+    """
     failure: BaseException | None = None
     while True:
         work, done = begun.get()
@@ -185,8 +223,8 @@ def _do_all(begun: "SimpleQueue[Work]") -> None:
 class Processes(Group):
     """The group of several processes.
 
-    Tensors are sent and received directly from and into their memory. Gloo's all_to_all and all_gather need packed
-    copies and a ring, and take twice the time.
+    Tensors are sent and received directly from and into their memory. Gloo's all_to_all and
+    all_gather need packed copies and a ring, and take twice the time.
 
     Attributes (besides those of `Group`):
         monitor: learns when this process waits.
@@ -201,11 +239,14 @@ class Processes(Group):
         *,
         through_host: bool = False,
     ) -> None:
-        """Take the processes of torch's default group, or of `backend`, which exchange tensors on `device`."""
+        """Take the processes of torch's default group, or of `backend`, which exchange tensors on
+        `device`.
+        """
         self.process, self.processes = dist.get_rank(), dist.get_world_size()
         self.monitor = monitor
         self._device, self._backend, self._limit_s = device, backend, limit_s
-        # On GPUs the backend's own queues do this, which has not been measured on any. A copy from a GPU waits for it.
+        # On GPUs the backend's own queues do this, which has not been measured on any. A copy from
+        # a GPU waits for it.
         self.overlaps, self.through_host = device.type == "cpu" and not through_host, through_host
         self._begun: SimpleQueue[Work] | None = None  # for the thread that exchanges
 
@@ -243,12 +284,18 @@ class Processes(Group):
         return self.gather(torch.tensor(hardware.host())).tolist()
 
     def share(self, length: int) -> Shared | None:
-        """Return memory of `length` float32 values for each process of this host; None if they have none in common."""
+        """Return memory of `length` float32 values for each process of this host; None if they have
+        none in common.
+        """
         if self._device.type != "cpu":
             return None
         memory, hosts, shared = Memory(length), self.hosts(), None
         table = self.gather(torch.tensor([os.getpid(), memory.file, memory.secret])).tolist()
-        here = {process: table[process] for process, host in enumerate(hosts) if host == hosts[self.process]}
+        here = {
+            process: table[process]
+            for process, host in enumerate(hosts)
+            if host == hosts[self.process]
+        }
         with suppress(OSError):
             opened = {process: memory.open(*facts) for process, facts in here.items()}
             others = [facts[0] for process, facts in here.items() if process != self.process]
@@ -259,20 +306,27 @@ class Processes(Group):
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work` in a thread of its own, beside what this process computes."""
-        if self._begun is None:  # A new thread for each part of a vector would cost a percent of a step.
+        # A new thread for each part of a vector would cost a percent of a step.
+        if self._begun is None:
             self._begun = SimpleQueue()
             # A daemon, so that a process can end while another one does not answer.
-            threading.Thread(target=_do_all, args=(self._begun,), name="exchange", daemon=True).start()
+            threading.Thread(
+                target=_do_all, args=(self._begun,), name="exchange", daemon=True
+            ).start()
         done = Future[None]()
         self._begun.put((work, done))
         return done.result
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
         """Send and receive."""
-        # Receives first: gloo asks the sender for each, and the question would wait behind the data of a send. So both
-        # directions of a link are busy at once.
+        # Receives first: gloo asks the sender for each, and the question would wait behind the data
+        # of a send. So both directions of a link are busy at once.
         pairs = [(dist.irecv, *pair) for pair in receives] + [(dist.isend, *pair) for pair in sends]
-        operations = [dist.P2POp(do, tensor, peer, self._backend) for do, peer, tensor in pairs if tensor.numel()]
+        operations = [
+            dist.P2POp(do, tensor, peer, self._backend)
+            for do, peer, tensor in pairs
+            if tensor.numel()
+        ]
         with _lost_peers_reported():
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
@@ -295,7 +349,9 @@ class Processes(Group):
         return Processes(torch.device("cpu"), self.monitor, group)
 
     def close(self) -> None:
-        """Wait for the other processes, then leave. A process that leaves early can make the others fail."""
+        """Wait for the other processes, then leave. A process that leaves early can make the others
+        fail.
+        """
         with self._waiting():
             dist.barrier()
             dist.destroy_process_group()

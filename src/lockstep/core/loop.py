@@ -14,7 +14,8 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Observer:
-    """Sees every step of the loop. The methods here only measure the time; `listeners.log.Log` reports.
+    """Sees every step of the loop. The methods here only measure the time; `listeners.log.Log`
+    reports.
 
     Attributes:
         monitor: what this process does, and the time that it takes.
@@ -28,9 +29,17 @@ class Observer:
         self.monitor.begin_step(measure=False)
 
     def step(
-        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, non_finite: list[int]
+        self,
+        step: int,
+        metrics: Metrics,
+        state: State,
+        learning_rate: float,
+        gradients: Tensor,
+        non_finite: list[int],
     ) -> None:
-        """Learn of a step before its update with the mean `gradients`. It is skipped if towers are `non_finite`."""
+        """Learn of a step before its update with the mean `gradients`. It is skipped if towers are
+        `non_finite`.
+        """
         self.monitor.end_step()
 
     def updated(self, step: int, state: State) -> None:
@@ -46,11 +55,13 @@ def updates(
     *,
     poll_flags: Callable[[], Requests] = Requests,
 ) -> Generator[Requests]:
-    """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every update.
+    """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every
+    update.
 
-    Each item is the combined flags of all processes, equal in each. The iterator ends after a request to stop.
-    `poll_flags` returns what this process requests now. `log.monitor` learns what is done, and adds up the seconds of
-    each part of a step. Raises: NonFiniteError, in every process at the same step; `state` is then as before the step.
+    Each item is the combined flags of all processes, equal in each. The iterator ends after a
+    request to stop. `poll_flags` returns what this process requests now. `log.monitor` learns what
+    is done, and adds up the seconds of each part of a step. Raises: NonFiniteError, in every
+    process at the same step; `state` is then as before the step.
     """
     bound, recipe, monitor = tower.bound, tower.bound.recipe, log.monitor
 
@@ -84,7 +95,8 @@ def updates(
             monitor.warming_up = False
             if non_finite and not state.may_skip:
                 raise NonFiniteError(
-                    f"the loss or a gradient of {named_towers(non_finite)} is not finite at step {step}"
+                    f"the loss or a gradient of {named_towers(non_finite)} is not finite at step "
+                    f"{step}"
                 )
             with arithmetic(recipe.arithmetic):
                 gradients.div_(recipe.batch * state.loss_scale)

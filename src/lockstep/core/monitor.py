@@ -1,7 +1,8 @@
-"""Monitor: how far this process is, for its launcher to see, and how long each part of a step takes.
+"""Monitor: how far this process is, for its launcher to see, and how long each part of a step
+takes.
 
-One context manager does both: `monitor.doing("compute", step)` writes the heartbeat, and adds the seconds within it to
-a part of the step. Needs no torch at import time.
+One context manager does both: `monitor.doing("compute", step)` writes the heartbeat, and adds the
+seconds within it to a part of the step. Needs no torch at import time.
 """
 
 import mmap
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
 Part = Literal["data", "compute", "communication", "report", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
-SLOW = 10  # times the timeout: for the first step, a part of an evaluation, and a stopped process outside of steps
-_WARM_STEPS = 5  # the first steps of a session are slow, as they touch their memory for the first time
+# times the timeout: for the first step, a part of an evaluation, and a stopped process outside of
+# steps
+SLOW = 10
+_WARM_STEPS = (
+    5  # the first steps of a session are slow, as they touch their memory for the first time
+)
 
 
 class Beat(NamedTuple):
     """A heartbeat: 32 bytes of memory. Writing it takes a microsecond.
 
-    ticks: how often the watching thread has reported work that may take as long as it likes. moves: how often the main
-    thread has moved on. slow: how many timeouts the present work may take, 1 or SLOW. step: the step that it computes,
-    or -1 before the first one.
+    ticks: how often the watching thread has reported work that may take as long as it likes. moves:
+    how often the main thread has moved on. slow: how many timeouts the present work may take, 1 or
+    SLOW. step: the step that it computes, or -1 before the first one.
     """
 
     ticks: int = 0
@@ -45,7 +50,8 @@ _FORMAT = struct.Struct("<4q")  # the fields of Beat, in order
 
 
 class HeartbeatFile:
-    """A heartbeat in the file `path`, which a process and its launcher map. Without a path it is in memory only.
+    """A heartbeat in the file `path`, which a process and its launcher map. Without a path it is in
+    memory only.
 
     As both keep the file mapped, the launcher reads it also after the process was killed.
     """
@@ -76,8 +82,8 @@ class Mark(NamedTuple):
 class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
-    A GPU computes asynchronously. There the parts of a step are measured only if `begin_step` asks for it, as each
-    measurement waits for the device. The training time itself is right in any case.
+    A GPU computes asynchronously. There the parts of a step are measured only if `begin_step` asks
+    for it, as each measurement waits for the device. The training time itself is right in any case.
 
     Attributes:
         warming_up: True while a step may take long, because it is the first one.
@@ -88,7 +94,8 @@ class Monitor(HeartbeatFile):
         self._moves = self._ticks = 0
         self._step = -1
         self._part: Part | None = None  # what the present seconds count as
-        self._endless = True  # whether the present work may take as long as it likes: all but what says otherwise
+        # whether the present work may take as long as it likes: all but what says otherwise
+        self._endless = True
         self._measuring = True
         self._gpu: torch.device | None = None
         self._last = time.perf_counter()
@@ -103,20 +110,26 @@ class Monitor(HeartbeatFile):
         self._gpu = device if device.type == "cuda" else None
 
     def training(self) -> AbstractContextManager[None]:
-        """Count the seconds within the context as training time: those of no other part as "update"."""
+        """Count the seconds within the context as training time: those of no other part as
+        "update".
+        """
         return self._entered("update")
 
     def doing(self, part: Part, step: int | None = None) -> AbstractContextManager[None]:
-        """Move on, in `step` (None: the same as before). Within training, count the seconds as `part` of a step.
+        """Move on, in `step` (None: the same as before). Within training, count the seconds as
+        `part` of a step.
 
-        A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may take any time.
+        A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may
+        take any time.
         """
         if step is not None:
             self._step = step
         return self._entered(None if self._part is None else part, endless=part == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:
-        """Do work that is no training, and may take as long as it likes unless `endless` is false."""
+        """Do work that is no training, and may take as long as it likes unless `endless` is
+        false.
+        """
         return self._entered(None, endless=endless)
 
     @contextmanager
@@ -152,7 +165,9 @@ class Monitor(HeartbeatFile):
         struct.pack_into("<3q", self._bytes, 8, self._moves, slow, self._step)
 
     def tick(self) -> None:
-        """Report that this process runs, if its work may take as long as it likes. The watching thread calls this."""
+        """Report that this process runs, if its work may take as long as it likes. The watching
+        thread calls this.
+        """
         if self._endless:
             self._ticks += 1
             # The threads write different fields, so none needs a lock.
@@ -177,13 +192,21 @@ class Monitor(HeartbeatFile):
         return Mark(self._seconds, self._steps, tuple(self._parts.values()), self._measured)
 
     def steps_per_s(self) -> float:
-        """Return the mean over this session, without its first five steps unless there are no others."""
+        """Return the mean over this session, without its first five steps unless there are no
+        others.
+        """
         since = self._warm if self._steps > self._warm.steps else Mark()
         seconds = self._seconds - since.seconds
         return (self._steps - since.steps) / seconds if seconds else 0.0
 
 
 def mean_parts(since: Mark, now: Mark) -> dict[str, float]:
-    """Return the mean seconds per step of each part between two readings, or nothing if no step was measured."""
+    """Return the mean seconds per step of each part between two readings, or nothing if no step was
+    measured.
+    """
     steps = now.measured - since.measured
-    return {part: (b - a) / steps for part, a, b in zip(PARTS, since.parts, now.parts, strict=True)} if steps else {}
+    return (
+        {part: (b - a) / steps for part, a, b in zip(PARTS, since.parts, now.parts, strict=True)}
+        if steps
+        else {}
+    )

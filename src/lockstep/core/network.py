@@ -1,4 +1,6 @@
-"""Network: a model in the precision that towers compute in, and the factors on its learning rates."""
+"""Network: a model in the precision that towers compute in, and the factors on its learning
+rates.
+"""
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,21 +20,25 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 class Network:
-    """The model in the dtype that towers compute in. Its weights are copies of the float32 master weights.
+    """The model in the dtype that towers compute in. Its weights are copies of the float32 master
+    weights.
 
-    Parameters and activations have the recipe's precision. Torch's norm layers and all statistics stay float32. On a
-    CPU, float16 convolutions also run in float32, between float16 activations: torch's float16 backward pass is 100
-    times slower there.
+    Parameters and activations have the recipe's precision. Torch's norm layers and all statistics
+    stay float32. On a CPU, float16 convolutions also run in float32, between float16 activations:
+    torch's float16 backward pass is 100 times slower there.
 
     Attributes:
         recipe: whose precision it has.
         module: the model itself.
         shape: [C, H, W] of the images it takes.
         dtype: what it computes in.
-        parameters, buffers: its tensors, by name; buffers that are not part of the module's state are left out.
+        parameters, buffers: its tensors, by name; buffers that are not part of the module's state
+            are left out.
     """
 
-    def __init__(self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device
+    ) -> None:
         """Take over `module`: it is moved to `device` and cast, in place."""
         self.recipe = recipe
         self.dtype = getattr(torch, recipe.precision)
@@ -40,7 +46,11 @@ class Network:
         self.module = module.to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for part in self.module.modules():
-            if self.dtype == torch.float16 and device.type == "cpu" and isinstance(part, nn.modules.conv._ConvNd):
+            if (
+                self.dtype == torch.float16
+                and device.type == "cpu"
+                and isinstance(part, nn.modules.conv._ConvNd)
+            ):
                 part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
                 part.register_forward_hook(lambda _, inputs, output: output.half())
             elif not isinstance(part, _NORMS):
@@ -49,8 +59,14 @@ class Network:
         factors = lr_factors(recipe, self.parameters)
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(parameter.requires_grad and factors.get(name) != 0)
-        norms = {name: m for name, m in self.module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
-        self._still_norms = [norms[name] for name in untrained_layers(recipe, norms, self.parameters)]
+        norms = {
+            name: m
+            for name, m in self.module.named_modules()
+            if isinstance(m, nn.modules.batchnorm._NormBase)
+        }
+        self._still_norms = [
+            norms[name] for name in untrained_layers(recipe, norms, self.parameters)
+        ]
         self.buffers = persistent_buffers(self.module)
 
     @torch.no_grad()
@@ -65,10 +81,14 @@ class Network:
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy in buffers by name."""
         if self.buffers:
-            torch._foreach_copy_(list(self.buffers.values()), [buffers[name] for name in self.buffers])
+            torch._foreach_copy_(
+                list(self.buffers.values()), [buffers[name] for name in self.buffers]
+            )
 
     def train(self) -> None:
-        """Set all layers to training mode, except norm layers that are not trained: they use their running averages."""
+        """Set all layers to training mode, except norm layers that are not trained: they use their
+        running averages.
+        """
         self.module.train()
         for norm in self._still_norms:
             norm.eval()
@@ -82,8 +102,11 @@ class Network:
         """Return float32 logits [b, classes] for float32 images [b, C, h, w]."""
         return self.module(images.to(self.dtype)).float()  # type: ignore[no-any-return]
 
-    def gradients(self, loss: Tensor, each: Callable[[int, Tensor | None], None] | None = None) -> list[Tensor]:
-        """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no part in the loss.
+    def gradients(
+        self, loss: Tensor, each: Callable[[int, Tensor | None], None] | None = None
+    ) -> list[Tensor]:
+        """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no
+        part in the loss.
 
         `each` gets the number of a parameter and its gradient as soon as the backward pass has it.
         Raises: LockstepError if a layer adds to the gradients by a backward pass of its own.
@@ -95,16 +118,21 @@ class Network:
                 if each:
                     hook = parameters[number].register_hook(partial(each, number))  # type: ignore[no-untyped-call]
                     hooks.enter_context(hook)
-            # Not backward(): it copies every gradient that does not lie in memory as its parameter does.
+            # Not backward(): it copies every gradient that does not lie in memory as its parameter
+            # does.
             inputs = [parameters[number] for number in trained] if loss.requires_grad else []
             found = torch.autograd.grad(loss, inputs, materialize_grads=True) if inputs else ()
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 raise LockstepError(
-                    f"a layer adds to the gradient of {name} by a backward pass of its own, which is lost"
+                    f"a layer adds to the gradient of {name} by a backward pass of its own, which "
+                    f"is lost"
                 )
         gradients = dict(zip(trained, found, strict=False))
-        return [gradients[n] if n in gradients else torch.zeros_like(p) for n, p in enumerate(parameters)]
+        return [
+            gradients[n] if n in gradients else torch.zeros_like(p)
+            for n, p in enumerate(parameters)
+        ]
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -121,8 +149,14 @@ def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
     for name in recipe.lr_factors:
         if not any(_lies_in(parameter, name) for parameter in parameters):
             outer = dict.fromkeys(parameter.partition(".")[0] for parameter in parameters)
-            what = "layer or parameter" if recipe.head is None else f"layer or parameter of the head {recipe.head}"
-            raise LockstepError(unknown(f"{what} in lr_factors", name, [*outer, *parameters], shown=outer))
+            what = (
+                "layer or parameter"
+                if recipe.head is None
+                else f"layer or parameter of the head {recipe.head}"
+            )
+            raise LockstepError(
+                unknown(f"{what} in lr_factors", name, [*outer, *parameters], shown=outer)
+            )
     factors = {parameter: _factor(recipe, parameter) for parameter in parameters}
     return {parameter: factor for parameter, factor in factors.items() if factor is not None}
 
@@ -130,13 +164,17 @@ def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
 def untrained_layers(recipe: Recipe, layers: Iterable[str], parameters: Iterable[str]) -> list[str]:
     """Return those of `layers` that `recipe.lr_factors` leave as they are.
 
-    All parameters of such a layer have a factor of 0, or it has none and lies in a layer with this factor. `parameters`
-    are all names of the model's parameters.
+    All parameters of such a layer have a factor of 0, or it has none and lies in a layer with this
+    factor. `parameters` are all names of the model's parameters.
     """
     own: dict[str, list[str]] = {}
     for name in parameters:
         own.setdefault(name.rpartition(".")[0], []).append(name)
-    return [layer for layer in layers if all(_factor(recipe, name) == 0 for name in own.get(layer, [layer]))]
+    return [
+        layer
+        for layer in layers
+        if all(_factor(recipe, name) == 0 for name in own.get(layer, [layer]))
+    ]
 
 
 def _factor(recipe: Recipe, name: str) -> float | None:
@@ -158,7 +196,9 @@ def failure(error: Exception) -> str:
 
 
 def _cast(part: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the floating-point parameters and constant buffers that `part` holds itself, in place."""
+    """Cast the floating-point parameters and constant buffers that `part` holds itself, in
+    place.
+    """
     for parameter in part.parameters(recurse=False):
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)

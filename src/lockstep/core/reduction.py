@@ -1,7 +1,7 @@
 """Reduction: the sum of the vectors of all towers, which one or several processes computed.
 
-The order of the additions is that of the canonical tree (tree.py), two vectors at a time, however many processes there
-are. So the sum has the same bits on any number of them.
+The order of the additions is that of the canonical tree (tree.py), two vectors at a time, however
+many processes there are. So the sum has the same bits on any number of them.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,23 @@ class Reduction:
 
     `kind` is a name in `config.placement.REDUCTIONS`:
 
-    tree: The processes of a host add their nodes, then hosts add the sums of theirs (`transports.levels`). In either
-        step each member owns a slice of the vector: it collects this slice of all other members' nodes, adds them, and
-        in the end gives the sum back to all of them. So a value crosses a link once for each host, not once for each
-        process, if the towers of a host are one node. Between hosts the vector goes in parts, while the last tower
-        still computes. The processes of a host share memory, if the vectors are on the CPU; all others send messages.
+    tree: The processes of a host add their nodes, then hosts add the sums of theirs
+        (`transports.levels`). In either step each member owns a slice of the vector: it collects
+        this slice of all other members' nodes, adds them, and in the end gives the sum back to all
+        of them. So a value crosses a link once for each host, not once for each process, if the
+        towers of a host are one node. Between hosts the vector goes in parts, while the last tower
+        still computes. The processes of a host share memory, if the vectors are on the CPU; all
+        others send messages.
     allreduce: The backend's own sum, in another order of additions.
 
-    In each step, `add` the vector of each of the `owned` towers, in order. Then all processes call `total`.
+    In each step, `add` the vector of each of the `owned` towers, in order. Then all processes call
+    `total`.
 
     Attributes:
         owned: the towers that this process computes.
         exact: False if the additions are in another order than the tree's.
-        in_parts: whether to call `begin_part` for each part of the last vector, as soon as it is known.
+        in_parts: whether to call `begin_part` for each part of the last vector, as soon as it is
+            known.
     """
 
     def __init__(self, group: Group, towers: int, kind: str = "tree") -> None:
@@ -45,9 +49,11 @@ class Reduction:
         hosts = group.hosts()
         # There are none in one process.
         self._levels = levels(group.process, hosts, nodes, towers) if self.exact else []
-        # Between the processes of one host, an exchange beside the computation would take its cores.
+        # Between the processes of one host, an exchange beside the computation would take its
+        # cores.
         self.in_parts = self.exact and group.overlaps and len({*hosts}) > 1
-        self._rows = max(map(len, nodes)) + 1  # of shared memory: the nodes of a process, and the sum
+        # of shared memory: the nodes of a process, and the sum
+        self._rows = max(map(len, nodes)) + 1
         self._transports: list[Transport] = []  # of each level
         self._total: Tensor | None = None
         self._clear()
@@ -58,10 +64,14 @@ class Reduction:
         self._sums: list[Tensor] = []  # of this process's nodes that are complete
         self._node = NodeSum()
         self._last: Tensor | None = None  # the vector of the last tower
-        self._begun: list[Callable[[], object]] = []  # functions that wait until a part is exchanged
+        self._begun: list[
+            Callable[[], object]
+        ] = []  # functions that wait until a part is exchanged
 
     def add(self, vector: Tensor) -> None:
-        """Add the float32 vector [n] of this process's next tower, in place, as soon as the tree allows."""
+        """Add the float32 vector [n] of this process's next tower, in place, as soon as the tree
+        allows.
+        """
         vector = self._group.exchanged(vector)
         _, end = self._nodes[len(self._sums)]
         tower = self.owned[self._added]
@@ -99,7 +109,8 @@ class Reduction:
         return total
 
     def begin_part(self, vector: Tensor, part: slice) -> None:
-        """Begin to exchange `part` of the vector of this process's last tower. All processes have the same parts.
+        """Begin to exchange `part` of the vector of this process's last tower. All processes have
+        the same parts.
 
         The values of the part change.
         """
@@ -132,7 +143,9 @@ class Reduction:
         ]
 
     def _exchange(self, step: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
-        """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n], from a level on."""
+        """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n],
+        from a level on.
+        """
         if step == len(self._levels):
             total.copy_(add_nodes((0, self._towers), values))
             return

@@ -1,7 +1,7 @@
 """Memory that the processes of one host have in common, and where they wait for each other.
 
-A message passes the kernel and wakes threads of the library. On two busy cores that takes up to ten times as long as
-the additions. Here a process reads what another one wrote.
+A message passes the kernel and wakes threads of the library. On two busy cores that takes up to ten
+times as long as the additions. Here a process reads what another one wrote.
 """
 
 import os
@@ -23,20 +23,23 @@ class Memory:
     """A piece of this process's memory that the other processes of its host can open.
 
     Attributes:
-        file: its number, -1 where there is no such memory (macOS). secret: what only the processes of the run know.
+        file: its number, -1 where there is no such memory (macOS). secret: what only the processes
+            of the run know.
     """
 
     def __init__(self, length: int) -> None:
         """Take memory for `length` float32 values."""
-        # It has no name in /dev/shm, whose size containers limit. In another container, the same path may be another
-        # file, so the file's own name is a secret.
+        # It has no name in /dev/shm, whose size containers limit. In another container, the same
+        # path may be another file, so the file's own name is a secret.
         self.file, self.secret, self._length = -1, int.from_bytes(os.urandom(7)), _HEADER + length
         with suppress(OSError, AttributeError):
             self.file = os.memfd_create(str(self.secret))
             os.ftruncate(self.file, 4 * self._length)
 
     def open(self, process: int, file: int, secret: int) -> Tensor:
-        """Return the memory of the process with this id, by the facts of its `Memory`. Raises: OSError."""
+        """Return the memory of the process with this id, by the facts of its `Memory`. Raises:
+        OSError.
+        """
         path = f"/proc/{process}/fd/{file}"
         if os.readlink(path) != f"/memfd:{secret} (deleted)":
             raise FileNotFoundError(path)
@@ -55,13 +58,18 @@ class Shared:
         vectors: for each process of the host a float32 tensor [length].
     """
 
-    def __init__(self, process: int, memories: dict[int, Tensor], others: Sequence[int], limit_s: float) -> None:
+    def __init__(
+        self, process: int, memories: dict[int, Tensor], others: Sequence[int], limit_s: float
+    ) -> None:
         """Take the opened memory of all processes, of which this one is `process`. Raises: OSError.
 
-        others: the ids of the other processes. limit_s: after that many seconds without an answer, they count as lost.
+        others: the ids of the other processes. limit_s: after that many seconds without an answer,
+        they count as lost.
         """
         self.vectors = {number: memory[_HEADER:] for number, memory in memories.items()}
-        self._meetings = {number: memory[:2].view(torch.int64) for number, memory in memories.items()}
+        self._meetings = {
+            number: memory[:2].view(torch.int64) for number, memory in memories.items()
+        }
         self._own, self._limit_s = self._meetings[process], limit_s
         self._ended = select.poll()  # select() cannot wait for descriptors above 1,023.
         for other in others:
@@ -72,7 +80,8 @@ class Shared:
 
         Raises: PeerLostError if another process has ended, or does not come in time.
         """
-        os.sched_yield()  # A system call is a memory barrier: the count must not be visible before the vector.
+        # A system call is a memory barrier: the count must not be visible before the vector.
+        os.sched_yield()
         self._own += 1
         number, began = int(self._own), time.monotonic()
         while not self._all_at(number):
@@ -82,7 +91,8 @@ class Shared:
                 raise PeerLostError("lost the other processes: one of this host has ended")
             if waited > self._limit_s:
                 raise PeerLostError(
-                    f"no answer from the other processes within ten times {option('timeout')} ({waited:.0f} s): one of "
+                    f"no answer from the other processes within ten times {option('timeout')} "
+                    f"({waited:.0f} s): one of "
                     f"this host hangs. The run continues from its newest checkpoint"
                 )
         os.sched_yield()

@@ -1,4 +1,6 @@
-"""State: everything a run needs to continue, and the one update. Nothing in it depends on the number of processes."""
+"""State: everything a run needs to continue, and the one update. Nothing in it depends on the
+number of processes.
+"""
 
 import hashlib
 import itertools
@@ -23,17 +25,21 @@ from lockstep.optim.scale import LossScale
 class State:
     """Parameters, buffers, optimizer slots, average and step. All float32, except integer buffers.
 
-    The parameters are views of one flat vector, in the model's order, and so are their averages. So a gradient vector
-    is applied, and the average is moved, without a loop over tensors.
+    The parameters are views of one flat vector, in the model's order, and so are their averages. So
+    a gradient vector is applied, and the average is moved, without a loop over tensors.
 
     Attributes:
         step: number of updates so far. The steps that float16 skips count too.
-        parameters, buffers: the tensors, by name. The optimizer gets only the parameters that require a gradient in
-            the model and whose factor on the learning rate is not 0, so no update moves the others.
-        frozen: the tensors before the head of a recipe with `head`, by name. No update changes them.
-        ema: the exponential moving average of the parameters, by name; None if the recipe keeps none.
+        parameters, buffers: the tensors, by name. The optimizer gets only the parameters that
+            require a gradient in the model and whose factor on the learning rate is not 0, so no
+            update moves the others.
+        frozen: the tensors before the head of a recipe with `head`, by name. No update changes
+            them.
+        ema: the exponential moving average of the parameters, by name; None if the recipe keeps
+            none.
         decay: the weight-decay coefficient of each parameter that has one, by name.
-        update_lock: a thread that copies the state holds it, so that no update changes the state meanwhile.
+        update_lock: a thread that copies the state holds it, so that no update changes the state
+            meanwhile.
     """
 
     def __init__(
@@ -44,7 +50,9 @@ class State:
         device: torch.device,
         frozen: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen` is not copied."""
+        """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen`
+        is not copied.
+        """
         self._recipe, self.frozen = recipe, frozen
         self.step = 0
         self.update_lock = threading.Lock()
@@ -52,14 +60,20 @@ class State:
         self._shapes = {name: p.shape for name, p in initial.items()}
         self._flat = torch.cat([p.reshape(-1).float() for p in initial.values()]).to(device)
         self.parameters = named_views(self._flat, self._shapes)
-        self._trained = {name: self.parameters[name] for name, p in parameters.items() if p.requires_grad}
+        self._trained = {
+            name: self.parameters[name] for name, p in parameters.items() if p.requires_grad
+        }
         self.buffers = {name: b.detach().clone().to(device) for name, b in buffers.items()}
         self._average = self._flat.clone() if recipe.ema else None
         self.ema = named_views(self._average, self._shapes) if self._average is not None else None
         self._scale = LossScale(recipe.tower_batch) if recipe.precision == "float16" else None
         self.decay = decay_by_name(parameters, recipe.weight_decay, recipe.optimizer)
-        still = untrained_layers(recipe, {name.rpartition(".")[0] for name in self.buffers}, self.parameters)
-        self._moved = {name: b for name, b in self.buffers.items() if name.rpartition(".")[0] not in still}
+        still = untrained_layers(
+            recipe, {name.rpartition(".")[0] for name in self.buffers}, self.parameters
+        )
+        self._moved = {
+            name: b for name, b in self.buffers.items() if name.rpartition(".")[0] not in still
+        }
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -68,8 +82,13 @@ class State:
         return self._recipe.optimizer.build(parameter_groups(self._trained, self.decay, factors))
 
     def fresh(self) -> "State":
-        """Return a state before its first step, from copies of the weights and buffers of this one."""
-        marked = {name: p.detach().requires_grad_(name in self._trained) for name, p in self.parameters.items()}
+        """Return a state before its first step, from copies of the weights and buffers of this
+        one.
+        """
+        marked = {
+            name: p.detach().requires_grad_(name in self._trained)
+            for name, p in self.parameters.items()
+        }
         return State(self._recipe, marked, self.buffers, self.device, self.frozen)
 
     @property
@@ -84,11 +103,15 @@ class State:
 
     @property
     def may_skip(self) -> bool:
-        """Return True if a non-finite step is skipped, because a lower loss scale may fix the next one."""
+        """Return True if a non-finite step is skipped, because a lower loss scale may fix the next
+        one.
+        """
         return self._scale is not None and self._scale.value > self._scale.least
 
     def skip(self) -> None:
-        """Count a step without applying its update, and lower the loss scale. Waits for `update_lock`."""
+        """Count a step without applying its update, and lower the loss scale. Waits for
+        `update_lock`.
+        """
         assert self._scale is not None
         with self.update_lock:
             self._scale.skipped()
@@ -98,8 +121,8 @@ class State:
     def apply(self, gradients: Tensor, buffer_deltas: Tensor, learning_rate: float) -> None:
         """Make one update, in place. Waits for `update_lock`.
 
-        `gradients` is the mean gradient, float32 [parameters], and `buffer_deltas` the mean change of the
-        floating-point buffers, float32 [their elements].
+        `gradients` is the mean gradient, float32 [parameters], and `buffer_deltas` the mean change
+        of the floating-point buffers, float32 [their elements].
         """
         with self.update_lock, arithmetic(self._recipe.arithmetic):
             for name, gradient in self.by_name(gradients).items():
@@ -115,12 +138,20 @@ class State:
                 self._average.lerp_(self._flat, 1.0 - self._recipe.ema.decay_after(self.step))
 
     def _update_buffers(self, deltas: Tensor) -> None:
-        floating = {name: buffer.shape for name, buffer in self.buffers.items() if buffer.is_floating_point()}
+        floating = {
+            name: buffer.shape
+            for name, buffer in self.buffers.items()
+            if buffer.is_floating_point()
+        }
         changes = named_views(deltas, floating)
         if moved := [name for name in self._moved if name in changes]:
-            torch._foreach_add_([self._moved[name] for name in moved], [changes[name] for name in moved])
+            torch._foreach_add_(
+                [self._moved[name] for name in moved], [changes[name] for name in moved]
+            )
         # Every tower counts the same. Other integer buffers are constants.
-        if counts := [buffer for name, buffer in self._moved.items() if name.endswith("num_batches_tracked")]:
+        if counts := [
+            buffer for name, buffer in self._moved.items() if name.endswith("num_batches_tracked")
+        ]:
             torch._foreach_zero_(counts)
             torch._foreach_add_(counts, self.step)
 
@@ -139,10 +170,11 @@ class State:
         return bool(is_finite(self._flat))
 
     def decay_losses(self) -> dict[str, Tensor]:
-        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on the device.
+        """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on
+        the device.
 
-        The parameters that `weight_decay.default` is for share one term, "default". Decay that the optimizer decouples
-        from the loss has no terms.
+        The parameters that `weight_decay.default` is for share one term, "default". Decay that the
+        optimizer decouples from the loss has no terms.
         """
         recipe = self._recipe
         if not recipe.optimizer.decays_in_loss:
@@ -153,17 +185,23 @@ class State:
                 if c and name != DEFAULT:
                     flat = self.parameters[name].view(-1)
                     terms[name] = torch.dot(flat, flat) * (c / 2)
-            others = [self.parameters[name] for name in self.decay if name not in recipe.weight_decay]
+            others = [
+                self.parameters[name] for name in self.decay if name not in recipe.weight_decay
+            ]
             if others and (c := recipe.weight_decay[DEFAULT]):
                 terms[DEFAULT] = torch.stack(torch._foreach_norm(others)).square().sum() * (c / 2)
         return terms
 
     def digest(self) -> str:
-        """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the device."""
+        """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the
+        device.
+        """
         tensors = self.named()
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
         flat = [self._flat, *([] if self._average is None else [self._average])]
-        others = (tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/")))
+        others = (
+            tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/"))
+        )
         return digest(itertools.chain(flat, others)).hex()[:18]
 
     def named(self) -> dict[str, Tensor]:
@@ -173,25 +211,43 @@ class State:
         """
         named = {"step": torch.tensor(self.step)}
         if self._scale is not None:
-            named["loss_scale"] = torch.tensor([self._scale.value, self._scale.clean], dtype=torch.float64)
+            named["loss_scale"] = torch.tensor(
+                [self._scale.value, self._scale.clean], dtype=torch.float64
+            )
         named |= self._model_tensors()
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
-            named |= {f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)}
+            named |= {
+                f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)
+            }
         return {name: t.detach() for name, t in named.items()}
 
     def _model_tensors(self) -> dict[str, Tensor]:
         """Return all weights, buffers and averages, by their names in a checkpoint."""
-        groups = {"frozen": self.frozen, "parameter": self.parameters, "buffer": self.buffers, "ema": self.ema or {}}
-        return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members.items()}
+        groups = {
+            "frozen": self.frozen,
+            "parameter": self.parameters,
+            "buffer": self.buffers,
+            "ema": self.ema or {},
+        }
+        return {
+            f"{group}/{name}": tensor
+            for group, members in groups.items()
+            for name, tensor in members.items()
+        }
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are another model's."""
+        """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are
+        another model's.
+        """
         self._require_form_of(tensors)
         self.step = int(tensors["step"])
         if self._scale is not None:
-            self._scale.value, self._scale.clean = float(tensors["loss_scale"][0]), int(tensors["loss_scale"][1])
+            self._scale.value, self._scale.clean = (
+                float(tensors["loss_scale"][0]),
+                int(tensors["loss_scale"][1]),
+            )
         for name, tensor in self._model_tensors().items():
             tensor.copy_(tensors[name])
         for name in tensors:
@@ -201,20 +257,28 @@ class State:
                 slots[slot] = tensors[name].to(self.device, copy=True)
 
     def _require_form_of(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise a LockstepError unless `tensors` have the names, shapes and types of this state's."""
-        expected = {name: t for name, t in self.named().items() if not name.startswith("optimizer/")}
+        """Raise a LockstepError unless `tensors` have the names, shapes and types of this
+        state's.
+        """
+        expected = {
+            name: t for name, t in self.named().items() if not name.startswith("optimizer/")
+        }
         for name in tensors:
             parameter = self.parameters.get(name.split("/", 2)[-1])
             if name.startswith("optimizer/") and parameter is not None:
                 # Adam's number of updates is a slot of one value.
                 expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
         stored, needed = (
-            {name: [*tensor.shape, tensor.dtype] for name, tensor in of.items()} for of in (tensors, expected)
+            {name: [*tensor.shape, tensor.dtype] for name, tensor in of.items()}
+            for of in (tensors, expected)
         )
-        if differing := sorted(name for name in stored | needed if stored.get(name) != needed.get(name)):
+        if differing := sorted(
+            name for name in stored | needed if stored.get(name) != needed.get(name)
+        ):
             name = differing[0]
             raise LockstepError(
-                f"the checkpoint is of another model: {name} is {stored.get(name)} in the checkpoint and "
+                f"the checkpoint is of another model: {name} is {stored.get(name)} in the "
+                f"checkpoint and "
                 f"{needed.get(name)} in model {self._recipe.model}",
                 DATA,
             )
@@ -225,7 +289,9 @@ class State:
 
 
 def weights_sha256(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name, parameters first."""
+    """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name,
+    parameters first.
+    """
     digest = hashlib.sha256()
     for group in (parameters, buffers):
         for name in sorted(group):

@@ -19,16 +19,19 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Tower:
-    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`, for a `bound` recipe.
+    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`,
+    for a `bound` recipe.
 
-    All towers of a process share this object and its copy of the network. They run one after the other, and each
-    starts from the same weights and buffers.
+    All towers of a process share this object and its copy of the network. They run one after the
+    other, and each starts from the same weights and buffers.
     """
 
     def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:
         """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
         self.bound, self._network = bound, network
-        self._float_buffers = {name: b for name, b in network.buffers.items() if b.is_floating_point()}
+        self._float_buffers = {
+            name: b for name, b in network.buffers.items() if b.is_floating_point()
+        }
         self._loaded_step: int | None = None
         self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
         self._marks: dict[tuple[int, Requests], Tensor] = {}
@@ -44,9 +47,10 @@ class Tower:
     ) -> Tensor:
         """Return the tower's vector for `shard`.
 
-        The gradients and buffer_deltas are a pure function of (state, shard, step), so they are equal in every process.
-        The metrics also carry this process's `requests`. `on_part` is called during the backward pass, with the vector
-        and one part after the other of `layout.parts`: it may change the values of a part.
+        The gradients and buffer_deltas are a pure function of (state, shard, step), so they are
+        equal in every process. The metrics also carry this process's `requests`. `on_part` is
+        called during the backward pass, with the vector and one part after the other of
+        `layout.parts`: it may change the values of a part.
         """
         recipe, device = self.bound.recipe, shard.images.device
         if self._loaded_step != step:  # Later towers of the step use the same weights.
@@ -55,11 +59,15 @@ class Tower:
         key = shard.tower, requests
         if key not in self._marks:
             towers = [float(tower == shard.tower) for tower in range(recipe.towers)]
-            self._marks[key] = torch.tensor([*requests.flags(), *towers], dtype=torch.bool, device=device)
+            self._marks[key] = torch.tensor(
+                [*requests.flags(), *towers], dtype=torch.bool, device=device
+            )
         inputs = [shard.images, shard.labels, self._marks[key]]
         if shard.priors is not None:
             inputs.append(shard.priors)
-        seed = partial(_seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device)
+        seed = partial(
+            _seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device
+        )
         if self._captured is not None and on_part is None and not self._network.is_observed:
             return self._captured(seed, state, *inputs)
         seed()
@@ -74,7 +82,8 @@ class Tower:
         *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
-        """Return the vector. No number of the host may enter that differs from tower to tower: a graph repeats it.
+        """Return the vector. No number of the host may enter that differs from tower to tower: a
+        graph repeats it.
 
         `marks` is bool [flags of the requests + towers], of which one tower is marked.
         """
@@ -96,7 +105,8 @@ class Tower:
                 buffer_deltas: Sequence[Tensor] = ()
                 if self._float_buffers:
                     before = [state.buffers[name] for name in self._float_buffers]
-                    # For all buffers together, as two operations for a GPU. Portable arithmetic has no _foreach_sub.
+                    # For all buffers together, as two operations for a GPU. Portable arithmetic has
+                    # no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
                 tower = marks[-recipe.towers :]
@@ -110,7 +120,8 @@ class Tower:
 
 
 def _seed_generators(seed: int, device: torch.device) -> None:
-    # torch.manual_seed keeps a stack for each backend that is not there, which takes as long as a small layer.
+    # torch.manual_seed keeps a stack for each backend that is not there, which takes as long as a
+    # small layer.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
@@ -122,9 +133,13 @@ def named_towers(towers: Sequence[int]) -> str:
 
 
 class NonFiniteError(LockstepError):
-    """A loss, a gradient or a weight is infinite or not a number. Every process raises it at the same step."""
+    """A loss, a gradient or a weight is infinite or not a number. Every process raises it at the
+    same step.
+    """
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"{where}. Usual causes: a learning rate that is too high (lower {option('lr')}), or bad input", CRASH
+            f"{where}. Usual causes: a learning rate that is too high (lower {option('lr')}), or "
+            f"bad input",
+            CRASH,
         )

@@ -1,7 +1,8 @@
-"""Transports: how processes that add together get each other's slices of a vector, and give back the sums of theirs.
+"""Transports: how processes that add together get each other's slices of a vector, and give back
+the sums of theirs.
 
-Each member of a `Level` owns a slice. It collects this slice of what the others have, and once the sum is known, it
-gives its slice back to all of them.
+Each member of a `Level` owns a slice. It collects this slice of what the others have, and once the
+sum is known, it gives its slice back to all of them.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,11 @@ from lockstep.core.tree import Node, cover
 
 
 class Level(NamedTuple):
-    """A step of the exchange, in which each member owns a slice of the vector and adds the nodes of all members there.
+    """A step of the exchange, in which each member owns a slice of the vector and adds the nodes of
+    all members there.
 
-    members: the processes. place: this process's place among them. nodes: the nodes that each member has before. sums:
-    the nodes that they have afterwards.
+    members: the processes. place: this process's place among them. nodes: the nodes that each
+    member has before. sums: the nodes that they have afterwards.
     """
 
     members: list[int]
@@ -40,14 +42,17 @@ class Level(NamedTuple):
 def levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: int) -> list[Level]:
     """Return the steps of the exchange: within this process's host, then between hosts.
 
-    `hosts` has the number of each process's host, `nodes` what each process has. Between hosts, the first processes of
-    all hosts add their slices, so do the second, and so on. If some hosts have more processes than others, there is one
-    step, in which all processes are members.
+    `hosts` has the number of each process's host, `nodes` what each process has. Between hosts, the
+    first processes of all hosts add their slices, so do the second, and so on. If some hosts have
+    more processes than others, there is one step, in which all processes are members.
     """
     by_host = [[p for p, host in enumerate(hosts) if host == one] for one in dict.fromkeys(hosts)]
     if len(set(map(len, by_host))) > 1:
         by_host = [[p] for p in range(len(hosts))]
-    sums = [cover(towers, {t for p in host for node in nodes[p] for t in range(*node)}) for host in by_host]
+    sums = [
+        cover(towers, {t for p in host for node in nodes[p] for t in range(*node)})
+        for host in by_host
+    ]
     number = next(i for i, host in enumerate(by_host) if process in host)
     here = by_host[number]
     place = here.index(process)
@@ -60,10 +65,14 @@ def levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: 
 
 
 class Transport(Protocol):
-    """A way in which the members of a level exchange `part` of a vector, of n values. All call it together."""
+    """A way in which the members of a level exchange `part` of a vector, of n values. All call it
+    together.
+    """
 
     def collect(self, level: Level, part: slice, values: Sequence[Tensor]) -> dict[Node, Tensor]:
-        """Return this member's slice of the nodes of all other members. It has `values` [n] of its own nodes."""
+        """Return this member's slice of the nodes of all other members. It has `values` [n] of its
+        own nodes.
+        """
 
     def give_back(self, level: Level, part: slice, total: Tensor) -> None:
         """Complete `total` [n], of which each member has its own slice."""
@@ -74,7 +83,9 @@ class Messages:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._received: dict[tuple[int, ...], Tensor] = {}  # New memory costs a page fault for each 4 KiB.
+        self._received: dict[
+            tuple[int, ...], Tensor
+        ] = {}  # New memory costs a page fault for each 4 KiB.
 
     def collect(self, level: Level, part: slice, values: Sequence[Tensor]) -> dict[Node, Tensor]:
         """Send each member its slice of all nodes, and receive those of this one."""
@@ -86,8 +97,14 @@ class Messages:
             self._received[key] = values[0].new_zeros(key[-2:])
         rows = self._received[key]
         self._group.exchange(
-            sends=[(level.members[place], value[slices[place]]) for place in level.others for value in values],
-            receives=[(level.members[place], row) for (place, _), row in zip(theirs, rows, strict=True)],
+            sends=[
+                (level.members[place], value[slices[place]])
+                for place in level.others
+                for value in values
+            ],
+            receives=[
+                (level.members[place], row) for (place, _), row in zip(theirs, rows, strict=True)
+            ],
         )
         return {node: row for (_, node), row in zip(theirs, rows, strict=True)}
 
@@ -101,10 +118,14 @@ class Messages:
 
 
 class SharedMemory:
-    """The members are processes of one host, and read what the others wrote to the memory that they share."""
+    """The members are processes of one host, and read what the others wrote to the memory that they
+    share.
+    """
 
     def __init__(self, shared: Shared, rows: int) -> None:
-        """Use memory of `rows` vectors for each process: its nodes, and in the last one its slice of the sum."""
+        """Use memory of `rows` vectors for each process: its nodes, and in the last one its slice
+        of the sum.
+        """
         self._shared, self._rows = shared, rows
 
     def collect(self, level: Level, part: slice, values: Sequence[Tensor]) -> dict[Node, Tensor]:

@@ -1,7 +1,9 @@
-"""The canonical tree over towers: its nodes are intervals [low, high) of towers, and its order fixes all additions.
+"""The canonical tree over towers: its nodes are intervals [low, high) of towers, and its order
+fixes all additions.
 
-Floating-point addition is not associative, so the order must not depend on which process computes which tower. For 5
-towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a whole node adds them alone.
+Floating-point addition is not associative, so the order must not depend on which process computes
+which tower. For 5 towers the total is ((v0 + v1) + (v2 + v3)) + v4. A process whose towers are a
+whole node adds them alone.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,7 +16,9 @@ Node = tuple[int, int]
 
 
 def middle(low: int, high: int) -> int:
-    """Return where the node [low, high) divides: low + the largest power of two below its number of towers."""
+    """Return where the node [low, high) divides: low + the largest power of two below its number of
+    towers.
+    """
     return low + (1 << (high - low - 1).bit_length() - 1)
 
 
@@ -34,21 +38,27 @@ def cover(towers: int, owned: Collection[int]) -> list[Node]:
 
 
 def owned(towers: int, processes: int, process: int) -> range:
-    """Return the contiguous range of towers of one process. The sizes of two processes' ranges differ by at most 1."""
+    """Return the contiguous range of towers of one process. The sizes of two processes' ranges
+    differ by at most 1.
+    """
     return range(process * towers // processes, (process + 1) * towers // processes)
 
 
 def owned_in_words(towers: int, processes: int, process: int) -> str:
     """Return the towers of one process, in words."""
     share = owned(towers, processes, process)
-    return f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
+    return (
+        f"tower {share.start}" if len(share) == 1 else f"towers {share.start} to {share.stop - 1}"
+    )
 
 
 class NodeSum:
-    """The sum of a node's towers. Their vectors come in order, and each is added as soon as the tree allows.
+    """The sum of a node's towers. Their vectors come in order, and each is added as soon as the
+    tree allows.
 
-    Two sums of equally many towers become one, as the digits of a binary counter carry. What is left for the last
-    tower are the left children on the way to it. At most log2(towers) + 1 vectors are in memory.
+    Two sums of equally many towers become one, as the digits of a binary counter carry. What is
+    left for the last tower are the left children on the way to it. At most log2(towers) + 1 vectors
+    are in memory.
     """
 
     def __init__(self) -> None:
@@ -64,7 +74,9 @@ class NodeSum:
         self._sums.append((towers, vector))
 
     def with_last(self, vector: "Tensor", part: slice) -> "Tensor":
-        """Return a part of the node's sum, of which `vector` is the last tower's. The additions are in place."""
+        """Return a part of the node's sum, of which `vector` is the last tower's. The additions are
+        in place.
+        """
         total = vector[part]
         for _, left in reversed(self._sums):
             total = left[part].add_(total)
@@ -72,7 +84,9 @@ class NodeSum:
 
 
 def add_nodes(node: Node, values: "dict[Node, Tensor]") -> "Tensor":
-    """Return the sum of `node` from the `values` of nodes that together cover it. The additions are in place."""
+    """Return the sum of `node` from the `values` of nodes that together cover it. The additions are
+    in place.
+    """
     if node in values:
         return values[node]
     low, high = node

@@ -1,9 +1,11 @@
-"""The flat vector of a tower: all that a step adds over towers, so that one reduction carries everything.
+"""The flat vector of a tower: all that a step adds over towers, so that one reduction carries
+everything.
 
-A vector is float32 [metric sums | buffer_deltas | gradient sums]. The deltas are the changes that a step makes to the
-floating-point buffers (batch norm's running averages). Requests to stop or save travel as metrics, so every process
-reads the same requests after the same step. The backward pass computes the last gradients first, so a vector is filled
-from its end to its start, and can be exchanged in parts.
+A vector is float32 [metric sums | buffer_deltas | gradient sums]. The deltas are the changes that a
+step makes to the floating-point buffers (batch norm's running averages). Requests to stop or save
+travel as metrics, so every process reads the same requests after the same step. The backward pass
+computes the last gradients first, so a vector is filled from its end to its start, and can be
+exchanged in parts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from lockstep.errors import STOP_SIGNALS
 
-# Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are about 8 at most.
+# Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are
+# about 8 at most.
 MIN_PART, MAX_PARTS = 1 << 18, 8
 
 
@@ -33,7 +36,9 @@ class Requests:
 
     @staticmethod
     def of(counts: Sequence[float]) -> "Requests":
-        """Return the requests that at least one process made, from the sums of `flags` over towers."""
+        """Return the requests that at least one process made, from the sums of `flags` over
+        towers.
+        """
         *signals, save = counts
         stop = next((one for one, count in zip(STOP_SIGNALS, signals, strict=True) if count), None)
         return Requests(stop, bool(save))
@@ -45,7 +50,9 @@ _SUMS = 3  # values of metrics before the flags
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the batch, as tensors on the device. Reading one on the host waits for the device."""
+    """Sums over the batch, as tensors on the device. Reading one on the host waits for the
+    device.
+    """
 
     cross_entropy: Tensor  # [], summed over the examples
     last_cross_entropy: Tensor  # [], the last tower's part of it
@@ -60,20 +67,26 @@ class Metrics:
 
     @staticmethod
     def views(values: Tensor) -> "Metrics":
-        """Return the fields as views of `values` [length], in which they lie one after the other."""
+        """Return the fields as views of `values` [length], in which they lie one after the
+        other.
+        """
         loss, last, correct = values[:_SUMS].unbind()
         flags = values[_SUMS:]
         return Metrics(loss, last, correct, flags[:_FLAGS], flags[_FLAGS:])
 
     def read(self) -> tuple[Requests, list[int]]:
-        """Return what any process requests, and the towers whose vector is not finite. Waits for the device once."""
+        """Return what any process requests, and the towers whose vector is not finite. Waits for
+        the device once.
+        """
         read = torch.cat([self.requests, self.non_finite]).tolist()
         towers = [tower for tower, flag in enumerate(read[_FLAGS:]) if flag]
         return Requests.of(read[:_FLAGS]), towers
 
 
 class Part(NamedTuple):
-    """A part of a vector: its `values`, and which `parameters`, by number, have their gradients in it."""
+    """A part of a vector: its `values`, and which `parameters`, by number, have their gradients in
+    it.
+    """
 
     values: slice
     parameters: range
@@ -85,12 +98,17 @@ class Layout:
     Attributes:
         length: number of values in a vector.
         metric_length: number of values of its first section, the metrics.
-        parts: the parts of a vector, in the order in which they are complete: from its end to its start. A part begins
-            with a parameter. The last one has the metrics and buffer_deltas too.
+        parts: the parts of a vector, in the order in which they are complete: from its end to its
+            start. A part begins with a parameter. The last one has the metrics and buffer_deltas
+            too.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int) -> None:
-        self._counts, buffer_counts = ([t.numel() for t in group.values()] for group in (parameters, buffer_deltas))
+    def __init__(
+        self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int
+    ) -> None:
+        self._counts, buffer_counts = (
+            [t.numel() for t in group.values()] for group in (parameters, buffer_deltas)
+        )
         self.metric_length = Metrics.length(towers)
         self._sections = [self.metric_length, sum(buffer_counts), sum(self._counts)]
         self.length = sum(self._sections)
@@ -118,7 +136,8 @@ class Layout:
 
 
 class VectorBuilder:
-    """A vector that is filled part by part, while the backward pass has the gradients one after the other.
+    """A vector that is filled part by part, while the backward pass has the gradients one after the
+    other.
 
     Attributes:
         values: the vector [length].
@@ -126,9 +145,14 @@ class VectorBuilder:
     """
 
     def __init__(
-        self, layout: Layout, device: torch.device, on_part: Callable[[Tensor, slice], None] | None = None
+        self,
+        layout: Layout,
+        device: torch.device,
+        on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> None:
-        """Call `on_part` for each part of `layout`, in order; without it, the vector is filled in one piece."""
+        """Call `on_part` for each part of `layout`, in order; without it, the vector is filled in
+        one piece.
+        """
         self.values = torch.empty(layout.length, device=device)
         self._on_part = on_part
         self._parts = layout.parts if on_part else [layout.whole]
@@ -138,8 +162,11 @@ class VectorBuilder:
         self.values[: layout.metric_length].zero_()
 
     def add_gradient(self, number: int, gradient: Tensor | None) -> None:
-        """Take the gradient of a parameter, and fill the parts that are complete with it, but for the last one."""
-        if gradient is None:  # A function of the model says so for a parameter that has no part in the loss.
+        """Take the gradient of a parameter, and fill the parts that are complete with it, but for
+        the last one.
+        """
+        # A function of the model says so for a parameter that has no part in the loss.
+        if gradient is None:
             return
         self._gradients[number] = gradient
         for part in self._parts[len(self._finite) : -1]:
@@ -147,8 +174,11 @@ class VectorBuilder:
                 return
             self._fill(part)
 
-    def finish(self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: Tensor) -> None:
-        """Fill the parts that are left, with the metrics as they are now, and whether the marked tower is finite.
+    def finish(
+        self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: Tensor
+    ) -> None:
+        """Fill the parts that are left, with the metrics as they are now, and whether the marked
+        tower is finite.
 
         `tower` is bool [towers], of which one is marked.
         """
@@ -161,7 +191,9 @@ class VectorBuilder:
 
     def _fill(self, part: Part, tower: Tensor | None = None) -> None:
         gradients = [self._gradients[number] for number in part.parameters]
-        copy(gradients, self.values[part.values][-sum(gradient.numel() for gradient in gradients) :])
+        copy(
+            gradients, self.values[part.values][-sum(gradient.numel() for gradient in gradients) :]
+        )
         self._finite.append(is_finite(self.values[part.values]))
         if tower is not None:
             self.metrics.non_finite.copy_(tower & ~torch.stack(self._finite).all())
@@ -176,13 +208,18 @@ def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
 
 
 def is_finite(vector: Tensor) -> Tensor:
-    """Return whether every element of `vector` is finite, bool [], without waiting for the device."""
-    # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16 times as much.
+    """Return whether every element of `vector` is finite, bool [], without waiting for the
+    device.
+    """
+    # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16
+    # times as much.
     return torch.stack(vector.aminmax()).isfinite().all()
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """Return `flat` [n] cut into tensors of `shapes`, which have n elements together. They share its memory."""
+    """Return `flat` [n] cut into tensors of `shapes`, which have n elements together. They share
+    its memory.
+    """
     parts = torch.split(flat, [shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

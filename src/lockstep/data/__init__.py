@@ -20,7 +20,8 @@ DATASETS = {
 
 # The dataset of a folder of images, which the placement names. `folder.py` reads it.
 IMAGE_FOLDER = "folder"
-MEMORY = "memory"  # the dataset of a recipe whose data a Python program gave; `arrays.py` stores and reads it
+# the dataset of a recipe whose data a Python program gave; `arrays.py` stores and reads it
+MEMORY = "memory"
 
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate | Crop

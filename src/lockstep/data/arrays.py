@@ -1,14 +1,15 @@
 """The user's datasets: a function `package.module:function`, or values that a Python program gives.
 
-`data` maps the name of each split to its examples, and "classes", if it is there, to the names of the classes. The
-examples of a split are either
+`data` maps the name of each split to its examples, and "classes", if it is there, to the names of
+the classes. The examples of a split are either
 
-- two arrays (images, labels): uint8 [N, H, W, C], or [N, H, W] for grey images, and integers [N]; or
-- anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them. An image is a Pillow
-  image or a uint8 array. An attribute "classes" has the names of the classes.
+- two arrays (images, labels): uint8 [N, H, W, C], or [N, H, W] for grey images, and integers [N];
+  or
+- anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them.
+  An image is a Pillow image or a uint8 array. An attribute "classes" has the names of the classes.
 
-Images are copied once to a file that every process maps; see `pixels.py`. Beside it, a JSON file that is named after
-the SHA-256 of the dataset has labels, classes, and the SHA-256 of each image.
+Images are copied once to a file that every process maps; see `pixels.py`. Beside it, a JSON file
+that is named after the SHA-256 of the dataset has labels, classes, and the SHA-256 of each image.
 """
 
 import hashlib
@@ -36,7 +37,9 @@ from lockstep.schema import load_object
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
 _CHUNK_BYTES = 64 << 20  # of images that are written at a time
-_MAX_UNNAMED = 1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
+_MAX_UNNAMED = (
+    1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
+)
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -52,11 +55,15 @@ def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[
     signature = inspect.signature(function)
     arguments = [folder] if signature.parameters else []
     if folder is not None and not arguments:
-        raise LockstepError(f"dataset {path} takes no data folder: leave out {option('data', folder)}")
+        raise LockstepError(
+            f"dataset {path} takes no data folder: leave out {option('data', folder)}"
+        )
     try:
         signature.bind(*arguments)
     except TypeError:
-        raise LockstepError(f"dataset {path}: give a function of no argument, or of only the data folder") from None
+        raise LockstepError(
+            f"dataset {path}: give a function of no argument, or of only the data folder"
+        ) from None
     data = function(*arguments)
     try:
         return load_stored(store(data, image_px))
@@ -65,7 +72,8 @@ def load_function(path: str, folder: Path | None, image_px: int | None) -> dict[
 
 
 def store(data: object, image_px: int | None) -> str:
-    """Write `data` to its file, unless an equal dataset is there. Return the SHA-256 of the dataset.
+    """Write `data` to its file, unless an equal dataset is there. Return the SHA-256 of the
+    dataset.
 
     Images of other sizes than `image_px`, if it is given, are brought to that size.
     Raises: LockstepError that names the split, what we got and what is allowed.
@@ -76,9 +84,16 @@ def store(data: object, image_px: int | None) -> str:
     names = [name for name in data if name != _CLASSES]
     for name in names:
         if not isinstance(name, str) or not _SPLIT_NAME.fullmatch(name) or name == "held-out":
-            _refuse("data", f"{name!r} cannot be the name of a split: use train, test, validation or the like")
+            _refuse(
+                "data",
+                f"{name!r} cannot be the name of a split: use train, test, validation or the like",
+            )
     if "train" not in names:
-        _refuse("data", f"has no split train, only {', '.join(names) or 'none'}: name the training examples train")
+        _refuse(
+            "data",
+            f"has no split train, only {', '.join(names) or 'none'}: name the training examples "
+            f"train",
+        )
     shape: Any = ()
     splits: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -88,8 +103,13 @@ def store(data: object, image_px: int | None) -> str:
             for row, (image, _) in enumerate(chunk, len(labels)):
                 shape = shape or image.shape
                 if image.shape != shape:
-                    sizes = f"the image has shape {list(image.shape)}, those before it {list(shape)}"
-                    _refuse(f"{name}, example {row}", f"{sizes}: give images of one size, or set image_px")
+                    sizes = (
+                        f"the image has shape {list(image.shape)}, those before it {list(shape)}"
+                    )
+                    _refuse(
+                        f"{name}, example {row}",
+                        f"{sizes}: give images of one size, or set image_px",
+                    )
             images = [np.ascontiguousarray(image) for image, _ in chunk]
             own = [hashlib.sha256(image.data).digest() for image in images]
             Rows(_GIVEN, shape).find_or_make(own, images.__getitem__, "the images of the dataset")
@@ -110,9 +130,13 @@ def store(data: object, image_px: int | None) -> str:
 
 
 def load_stored(sha256: str) -> dict[str, Dataset]:
-    """Return the splits of the dataset that `store` wrote. Raises: LockstepError if it is not there, or damaged."""
+    """Return the splits of the dataset that `store` wrote. Raises: LockstepError if it is not
+    there, or damaged.
+    """
     path = _path(sha256)
-    gone = LockstepError(f"the dataset that was given as data= is no longer in {path.parent}: give data= again", DATA)
+    gone = LockstepError(
+        f"the dataset that was given as data= is no longer in {path.parent}: give data= again", DATA
+    )
     try:
         facts = json.loads(path.read_bytes())
         if _sha256(facts) != sha256:
@@ -120,7 +144,9 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
     except FileNotFoundError:
         raise gone from None
     except (OSError, ValueError) as error:
-        raise LockstepError(f"{path} is damaged ({error}): delete it, and give data= again", DATA) from None
+        raise LockstepError(
+            f"{path} is damaged ({error}): delete it, and give data= again", DATA
+        ) from None
     datasets, stored = {}, Rows(_GIVEN, tuple(facts["shape"]))
     for name, split in facts["splits"].items():
         rows = stored.find([bytes.fromhex(each) for each in split["ids"]])
@@ -128,7 +154,9 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
             raise gone
         labels = torch.tensor(split["labels"], dtype=torch.int64)
         digest = hashlib.sha256(json.dumps([facts["shape"], split]).encode()).hexdigest()
-        datasets[name] = Dataset(stored.images, labels, tuple(facts["classes"]), digest, rows, True, known=stored.ids)
+        datasets[name] = Dataset(
+            stored.images, labels, tuple(facts["classes"]), digest, rows, True, known=stored.ids
+        )
     return datasets
 
 
@@ -142,25 +170,41 @@ def _sha256(facts: object) -> str:
 
 
 def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return the names of the classes: those that `data` or its training examples state, or numbers.
+    """Return the names of the classes: those that `data` or its training examples state, or
+    numbers.
 
-    Raises: LockstepError if a label has no class, or a split states other classes than the training examples.
+    Raises: LockstepError if a label has no class, or a split states other classes than the training
+    examples.
     """
-    stated = {split: names for split in labels if (names := getattr(data[split], _CLASSES, None)) is not None}
+    stated = {
+        split: names
+        for split in labels
+        if (names := getattr(data[split], _CLASSES, None)) is not None
+    }
     names = data.get(_CLASSES, stated.get("train"))
     if names is None:
         names = list(map(str, range(min(max(labels["train"]) + 1, _MAX_UNNAMED))))
-    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        _refuse(_CLASSES, f"got {names!r:.100}, expected the names of the classes in the order of their labels")
+    if (
+        not isinstance(names, Sequence)
+        or isinstance(names, str)
+        or not all(isinstance(name, str) for name in names)
+    ):
+        _refuse(
+            _CLASSES,
+            f"got {names!r:.100}, expected the names of the classes in the order of their labels",
+        )
     if len(set(names)) < max(2, len(names)):
-        _refuse(_CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once")
+        _refuse(
+            _CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once"
+        )
     for split, own in stated.items():
-        # A dataset of folders numbers the classes that it has itself. So a label has another meaning in a split that
-        # lacks a class, and no label shows it.
+        # A dataset of folders numbers the classes that it has itself. So a label has another
+        # meaning in a split that lacks a class, and no label shows it.
         if other := first_other_class(own, stated.get("train", own)):
             _refuse(
                 split,
-                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split the classes of train "
+                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split "
+                f"the classes of train "
                 f"in the same order, or pairs (image, label) with the labels of train",
             )
     for split, values in labels.items():
@@ -172,13 +216,22 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
 
 
 def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[Bytes, int]]:
-    """Yield image uint8 [H, W, C] and label of each example. Raises: LockstepError that names a wrong one."""
+    """Yield image uint8 [H, W, C] and label of each example. Raises: LockstepError that names a
+    wrong one.
+    """
     if isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0]):
         images, labels = _array(examples[0]), _array(examples[1])
         if images.ndim not in (3, 4):
-            _refuse(name, f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for grey images")
+            _refuse(
+                name,
+                f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for "
+                f"grey images",
+            )
         if len(images) != labels.size:
-            _refuse(name, f"has {len(images)} images and {labels.size} labels: give one label for each image")
+            _refuse(
+                name,
+                f"has {len(images)} images and {labels.size} labels: give one label for each image",
+            )
         examples = zip(images, labels.tolist(), strict=True)
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
@@ -210,10 +263,16 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     if _is_array(image):
         image = _array(image)
         if image.dtype != np.uint8:
-            hint = "leave out ToTensor and the normalisation, which belongs to the recipe's augmentation"
+            hint = (
+                "leave out ToTensor and the normalisation, which belongs to the recipe's "
+                "augmentation"
+            )
             _refuse(where, f"got {image.dtype}, expected uint8, 0 to 255: {hint}")
     elif not isinstance(image, Image.Image):
-        _refuse(where, f"the image is a {type(image).__name__}, expected a Pillow image or a uint8 array")
+        _refuse(
+            where,
+            f"the image is a {type(image).__name__}, expected a Pillow image or a uint8 array",
+        )
     if image_px is not None and getattr(image, "shape", None) != (image_px, image_px, 3):
         try:
             return decode_image(image, image_px)
@@ -221,12 +280,18 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
             _refuse(where, f"the image cannot be used: {error}")
     if isinstance(image, Image.Image):
         if image.mode not in ("L", "RGB"):
-            _refuse(where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px")
+            _refuse(
+                where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px"
+            )
         # Prediction turns images upright too. So the network must be trained on upright ones.
         image = upright(image, image)
     array: Bytes = image[..., None] if image.ndim == 2 else image
     if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
-        _refuse(where, f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is grey")
+        _refuse(
+            where,
+            f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is "
+            f"grey",
+        )
     return array
 
 

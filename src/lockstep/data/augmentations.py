@@ -2,9 +2,9 @@
 
 `transforms.py` has the computation.
 
-Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An augmented image
-depends only on (seed, epoch, example), not on the rest of its batch. `draw` draws a batch's random values on the
-host, and `train` computes with them where the images are.
+Images go in as uint8 [b, H, W, C] and come out as float32 [b, C, h, w], channels last in memory. An
+augmented image depends only on (seed, epoch, example), not on the rest of its batch. `draw` draws a
+batch's random values on the host, and `train` computes with them where the images are.
 """
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -39,14 +39,17 @@ class _Augmentation(Settings):
 
     @property
     def views(self) -> int | None:
-        """Return how many different results an image has in training; None if there are more than two.
+        """Return how many different results an image has in training; None if there are more than
+        two.
 
         The first view is that of `test`. The second one, if there is one, is its mirror image.
         """
         return None
 
     def shape(self, height: int, width: int, channels: int) -> Shape:
-        """Return the shape [C, h, w] of the result for images of this size. Raises: ValueError if they do not fit."""
+        """Return the shape [C, h, w] of the result for images of this size. Raises: ValueError if
+        they do not fit.
+        """
         return channels, height, width
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
@@ -54,7 +57,9 @@ class _Augmentation(Settings):
         return {}
 
     def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
-        """Return the images for a training step, each augmented by its own random `values`: `draw`'s, as tensors."""
+        """Return the images for a training step, each augmented by its own random `values`:
+        `draw`'s, as tensors.
+        """
         return self.test(images)
 
     def test(self, images: "Tensor") -> "Tensor":
@@ -65,7 +70,9 @@ class _Augmentation(Settings):
 
 
 class _Normalised(_Augmentation):
-    """The base of augmentations that normalise each channel by `mean` and `std`: of pixels / 255."""
+    """The base of augmentations that normalise each channel by `mean` and `std`: of pixels /
+    255.
+    """
 
     mean: tuple[float, ...]
     std: tuple[Positive, ...]
@@ -80,7 +87,9 @@ class _Normalised(_Augmentation):
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
         if channels != len(self.mean):
-            raise ValueError(f"augmentation.mean is for {len(self.mean)} channels, the images have {channels}")
+            raise ValueError(
+                f"augmentation.mean is for {len(self.mean)} channels, the images have {channels}"
+            )
         return channels, height, width
 
     def test(self, images: "Tensor") -> "Tensor":
@@ -102,7 +111,9 @@ class Plain(_Augmentation):
 
 
 class Shift(_Augmentation):
-    """Pixels / 255; in training, each image is moved by up to `pixels` in each direction, with black at the edges."""
+    """Pixels / 255; in training, each image is moved by up to `pixels` in each direction, with
+    black at the edges.
+    """
 
     kind: Literal["shift"] = "shift"
     pixels: int = Field(1, ge=0)
@@ -120,15 +131,18 @@ class Shift(_Augmentation):
 
 
 class Distort(_Augmentation):
-    """The CIFAR-10 tutorial's distortions: random crop, flip, brightness and contrast, then standardisation.
+    """The CIFAR-10 tutorial's distortions: random crop, flip, brightness and contrast, then
+    standardisation.
 
     In training, an image goes through these operations in this order:
 
     1. A crop of `crop_px` pixels a side, at offsets uniform over all positions.
     2. A flip with probability 1/2.
     3. Brightness: one value from [-brightness, brightness) is added to the whole image.
-    4. Contrast: each channel's distance from its own mean is multiplied by one factor from [low, high) for each image.
-    5. Standardisation: minus the image's mean, divided by max(its population deviation, 1 / sqrt(number of values)).
+    4. Contrast: each channel's distance from its own mean is multiplied by one factor from [low,
+    high) for each image.
+    5. Standardisation: minus the image's mean, divided by max(its population deviation, 1 /
+    sqrt(number of values)).
 
     In testing, a central crop takes the place of the first four.
     Source: distorted_inputs and inputs of TensorFlow's tutorials/image/cifar10/cifar10_input.py.
@@ -142,7 +156,9 @@ class Distort(_Augmentation):
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
         if self.crop_px > min(height, width):
-            raise ValueError(f"augmentation.crop_px {self.crop_px} is larger than the images, {height}x{width}")
+            raise ValueError(
+                f"augmentation.crop_px {self.crop_px} is larger than the images, {height}x{width}"
+            )
         return channels, self.crop_px, self.crop_px
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
@@ -151,7 +167,9 @@ class Distort(_Augmentation):
         return {
             "rows": keys.below("crop_y", rows),
             "columns": keys.below("crop_x", columns) + columns * keys.below("flip", 2),
-            "brightness": keys.uniform("brightness", -self.brightness, self.brightness).astype("float32"),
+            "brightness": keys.uniform("brightness", -self.brightness, self.brightness).astype(
+                "float32"
+            ),
             "contrast": keys.uniform("contrast", *self.contrast).astype("float32"),
         }
 
@@ -174,8 +192,8 @@ class Distort(_Augmentation):
 class FlipTranslate(_Normalised):
     """Flips that alternate between epochs, and translations by up to `pixels` in each direction.
 
-    A moved image is continued by its reflection at the edge. In training and testing, each channel is normalised by
-    `mean` and `std`: of pixels / 255, over the training images.
+    A moved image is continued by its reflection at the edge. In training and testing, each channel
+    is normalised by `mean` and `std`: of pixels / 255, over the training images.
     Source: Jordan 2024 (arXiv:2404.00498).
     """
 
@@ -193,7 +211,10 @@ class FlipTranslate(_Normalised):
     def shape(self, height: int, width: int, channels: int) -> Shape:
         """Return the shape [C, h, w] of the result for images of this size."""
         if self.pixels >= min(height, width):
-            raise ValueError(f"augmentation.pixels {self.pixels} is not less than the images' side, {height}x{width}")
+            raise ValueError(
+                f"augmentation.pixels {self.pixels} is not less than the images' side, "
+                f"{height}x{width}"
+            )
         return super().shape(height, width, channels)
 
     def draw(self, keys: "Keys", images: "Tensor") -> "Values":
@@ -210,12 +231,15 @@ class FlipTranslate(_Normalised):
 
 
 class Crop(_Normalised):
-    """Random crops, resized to the images' size, and random flips: the usual augmentation of photos.
+    """Random crops, resized to the images' size, and random flips: the usual augmentation of
+    photos.
 
-    In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to height uniform in
-    `ratio` on a logarithmic scale, both cut to the image. With `flip`, half of the images are mirrored, at random. In
-    training and testing, each channel is normalised by `mean` and `std`, of pixels / 255.
-    Source: Szegedy et al. 2015 (arXiv:1409.4842); the defaults of `mean` and `std` are those of ImageNet.
+    In training, a crop has a share of the image's area uniform in `scale`, and a ratio of width to
+    height uniform in `ratio` on a logarithmic scale, both cut to the image. With `flip`, half of
+    the images are mirrored, at random. In training and testing, each channel is normalised by
+    `mean` and `std`, of pixels / 255.
+    Source: Szegedy et al. 2015 (arXiv:1409.4842); the defaults of `mean` and `std` are those of
+    ImageNet.
     """
 
     kind: Literal["crop"] = "crop"
@@ -239,10 +263,12 @@ class Crop(_Normalised):
 
 
 class Features(_Augmentation):
-    """What the head of a recipe with `head` sees: the features of an image's view. Not for recipes to choose.
+    """What the head of a recipe with `head` sees: the features of an image's view. Not for recipes
+    to choose.
 
-    "Images" are the bytes of float32 features, uint8 [b, 1, views, 4 * features] (head/features.py), and the result is
-    float32 [b, features, 1, views] with the chosen view first. So mirroring the result mirrors the image.
+    "Images" are the bytes of float32 features, uint8 [b, 1, views, 4 * features]
+    (head/features.py), and the result is float32 [b, features, 1, views] with the chosen view
+    first. So mirroring the result mirrors the image.
     """
 
     kind: Literal["features"] = "features"
@@ -252,7 +278,9 @@ class Features(_Augmentation):
         return {"flips": keys.alternating_flips() == 1}
 
     def train(self, images: "Tensor", values: "Tensors") -> "Tensor":
-        """Return the features of the mirror image first in every other epoch of an example, as FlipTranslate flips."""
+        """Return the features of the mirror image first in every other epoch of an example, as
+        FlipTranslate flips.
+        """
         from lockstep.data import transforms
 
         return transforms.flipped(self.test(images), values)

@@ -1,4 +1,6 @@
-"""The files of each dataset: where they can be downloaded, and where they are on this machine. Needs no torch."""
+"""The files of each dataset: where they can be downloaded, and where they are on this machine.
+Needs no torch.
+"""
 
 import os
 from pathlib import Path
@@ -27,7 +29,9 @@ class Archive(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether the file is a tar archive that must be unpacked. Readers read a single .gz file directly."""
+        """Whether the file is a tar archive that must be unpacked. Readers read a single .gz file
+        directly.
+        """
         return self.name.endswith(".tar.gz")
 
 
@@ -49,7 +53,8 @@ class Source(NamedTuple):
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _SWIFT = "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/"
-# The official URL of MNIST comes last, because it has refused downloads for years and is not encrypted.
+# The official URL of MNIST comes last, because it has refused downloads for years and is not
+# encrypted.
 _MNIST = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -60,9 +65,11 @@ _CIFAR10_FILES = (*((f"data_batch_{i}.bin",) for i in range(1, 6)), ("test_batch
 
 # Sizes and SHA-256 of the official files, as pinned by other public projects.
 _CIFAR10 = Archive(
-    "cifar-10-binary.tar.gz", (_TORONTO, _SWIFT), 170_052_171,
+    "cifar-10-binary.tar.gz",
+    (_TORONTO, _SWIFT),
+    170_052_171,
     "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-)  # fmt: skip
+)
 _IDX = {
     "train-images-idx3-ubyte": (
         9_912_422,
@@ -82,7 +89,9 @@ _IDX = {
     ),
 }
 _IDX_FILES = tuple((f"{name}.gz", name) for name in _IDX)
-_IDX_ARCHIVES = tuple(Archive(f"{name}.gz", _MNIST, size, sha256) for name, (size, sha256) in _IDX.items())
+_IDX_ARCHIVES = tuple(
+    Archive(f"{name}.gz", _MNIST, size, sha256) for name, (size, sha256) in _IDX.items()
+)
 _ALL = (
     Source("digits"),
     Source("cifar10", _CIFAR10_FILES, ("cifar-10-batches-bin",), (_CIFAR10,)),
@@ -94,8 +103,9 @@ SOURCES = {source.name: source for source in _ALL}
 def find(source: Source, folder: Path | None) -> list[Path]:
     """Return the paths of a dataset's files, one for each of `source.files`.
 
-    If `folder` is given, only it is searched; else the folder that LOCKSTEP_DATA names and then the user's cache. In
-    each of them, the folder with the dataset's name and the subfolders of `source` are searched too.
+    If `folder` is given, only it is searched; else the folder that LOCKSTEP_DATA names and then the
+    user's cache. In each of them, the folder with the dataset's name and the subfolders of `source`
+    are searched too.
     Raises: LockstepError that names the searched folders and the first missing file.
     """
     paths, lacking = searched(source, folder)
@@ -105,18 +115,24 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     problem = lacking or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     question = near(folder) if folder else ""
     raise LockstepError(
-        f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} or in LOCKSTEP_DATA, "
+        f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} "
+        f"or in LOCKSTEP_DATA, "
         f"or download it: {fetch}",
         DATA,
     )
 
 
 def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
-    """Return the same paths as `find`, and ""; where that raises [], and which folder lacks one of its files, or ""."""
+    """Return the same paths as `find`, and ""; where that raises [], and which folder lacks one of
+    its files, or "".
+    """
     lacking = ""
     for root in _roots(source, folder):
         for place in (root, *(root / sub for sub in source.subfolders)):
-            found = [next((place / name for name in names if (place / name).is_file()), None) for names in source.files]
+            found = [
+                next((place / name for name in names if (place / name).is_file()), None)
+                for names in source.files
+            ]
             paths = [path for path in found if path]
             if len(paths) == len(found):
                 return paths, ""
@@ -126,9 +142,12 @@ def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
 
 
 def destination(source: Source, folder: Path | None) -> Path:
-    """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else in the cache."""
+    """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else
+    in the cache.
+    """
     path = _roots(source, folder)[1 if folder or os.environ.get("LOCKSTEP_DATA") else 0]
-    return Path(os.path.realpath(path))  # a download replaces the folder that a link points to, not the link
+    # a download replaces the folder that a link points to, not the link
+    return Path(os.path.realpath(path))
 
 
 def _roots(source: Source, folder: Path | None) -> list[Path]:

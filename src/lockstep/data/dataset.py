@@ -1,4 +1,6 @@
-"""Dataset: labelled images, in memory or in a file that is mapped. Plan: the examples of each tower in one step."""
+"""Dataset: labelled images, in memory or in a file that is mapped. Plan: the examples of each tower
+in one step.
+"""
 
 import hashlib
 import math
@@ -25,7 +27,9 @@ _MAX_COPIED_BYTES = 1 << 30  # of a file that is mapped: a larger one is not cop
 
 
 class Pipeline(NamedTuple):
-    """What happens to the examples of a batch before the network sees them; see the settings of `Recipe`."""
+    """What happens to the examples of a batch before the network sees them; see the settings of
+    `Recipe`.
+    """
 
     augmentation: "Augmentation | Features"
     arithmetic: str = "native"
@@ -36,9 +40,10 @@ class Pipeline(NamedTuple):
 class Plan:
     """The examples of one step: a pure function of (seed, step).
 
-    Training reads one endless stream: the permutation of all examples for epoch 0, then the one for epoch 1, and so on.
-    Step s takes positions [s * batch, (s + 1) * batch) of the stream, and tower t takes the t-th equal part of those.
-    So every batch is full, each epoch has every example exactly once, and there is no position to save.
+    Training reads one endless stream: the permutation of all examples for epoch 0, then the one for
+    epoch 1, and so on. Step s takes positions [s * batch, (s + 1) * batch) of the stream, and tower
+    t takes the t-th equal part of those. So every batch is full, each epoch has every example
+    exactly once, and there is no position to save.
 
     Attributes:
         epochs, examples: int64 [towers, b].
@@ -54,7 +59,14 @@ class Plan:
 
     @staticmethod
     def at(
-        *, seed: int, step: int, batch: int, towers: int, examples: int, pipeline: Pipeline, size_px: int | None = None
+        *,
+        seed: int,
+        step: int,
+        batch: int,
+        towers: int,
+        examples: int,
+        pipeline: Pipeline,
+        size_px: int | None = None,
     ) -> "Plan":
         """Return the plan of `step` for a dataset of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
@@ -66,7 +78,9 @@ class Plan:
         return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), pipeline, size_px)
 
     def first(self, count: int) -> "Plan":
-        """Return a plan of one tower with the first `count` examples of this plan's first tower (all, if fewer)."""
+        """Return a plan of one tower with the first `count` examples of this plan's first tower
+        (all, if fewer).
+        """
         return replace(self, epochs=self.epochs[:1, :count], examples=self.examples[:1, :count])
 
     def keys(self, tower: int) -> Keys:
@@ -77,8 +91,8 @@ class Plan:
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]. priors: what the loss adds to
-    the logits of each class, see `Dataset.priors`, or None.
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]. priors:
+    what the loss adds to the logits of each class, see `Dataset.priors`, or None.
     """
 
     tower: int
@@ -98,7 +112,8 @@ class Dataset:
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
         rows: int64 [N], the row of each example's image. None: N = M, in order.
         mapped: whether `images` are a file that all processes of a host map.
-        groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together. None: copies do.
+        groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together.
+            None: copies do.
         known: 32 bytes for each row of `images` that decide its pixels, or None.
     """
 
@@ -112,7 +127,9 @@ class Dataset:
     known: Sequence[bytes] | None = None
 
     @staticmethod
-    def of(images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]) -> "Dataset":
+    def of(
+        images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]
+    ) -> "Dataset":
         """Return the dataset of the arrays `images` [N, H, W, C] and `labels` [N]."""
         images, labels = np.ascontiguousarray(images), labels.astype(np.int64)
         assert images.dtype == np.uint8
@@ -121,34 +138,55 @@ class Dataset:
         digest = hashlib.sha256(str(images.shape).encode())
         digest.update(images.data)
         digest.update(labels.tobytes())
-        return Dataset(torch.from_numpy(images), torch.from_numpy(labels), classes, digest.hexdigest())
+        return Dataset(
+            torch.from_numpy(images), torch.from_numpy(labels), classes, digest.hexdigest()
+        )
 
     def __repr__(self) -> str:
         shape = [*self.images.shape[1:]]
-        return f"<Dataset: {len(self)} images {shape}, {len(self.classes)} classes, sha256 {self.sha256[:12]}>"
+        return (
+            f"<Dataset: {len(self)} images {shape}, {len(self.classes)} classes, sha256 "
+            f"{self.sha256[:12]}>"
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def ids(self) -> list[bytes]:
-        """Return 32 bytes for each example that decide its pixels. The dataset must be on the CPU."""
+        """Return 32 bytes for each example that decide its pixels. The dataset must be on the
+        CPU.
+        """
         if self.known is None:
-            return [hashlib.sha256(self.pixels(slice(i, i + 1)).numpy().data).digest() for i in range(len(self))]
-        return [self.known[row] for row in (range(len(self)) if self.rows is None else self.rows.tolist())]
+            return [
+                hashlib.sha256(self.pixels(slice(i, i + 1)).numpy().data).digest()
+                for i in range(len(self))
+            ]
+        return [
+            self.known[row]
+            for row in (range(len(self)) if self.rows is None else self.rows.tolist())
+        ]
 
     def to(self, device: torch.device) -> "Dataset":
-        """Return the same dataset on another device. A large file that is mapped stays on the CPU."""
+        """Return the same dataset on another device. A large file that is mapped stays on the
+        CPU.
+        """
         labels = self.labels.to(device)
-        if device.type == "cpu" or (self.mapped and len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES):
+        if device.type == "cpu" or (
+            self.mapped and len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES
+        ):
             return replace(self, labels=labels)
         # Its own images only: others may have rows of the same file.
-        return replace(self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False)
+        return replace(
+            self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False
+        )
 
     @cached_property
     def priors(self) -> Tensor | None:
-        """The logarithm of each class's number of examples, over that of the largest one: float32 [classes].
+        """The logarithm of each class's number of examples, over that of the largest one: float32
+        [classes].
 
-        None if all classes have equally many. A class without examples counts as one with a single example.
+        None if all classes have equally many. A class without examples counts as one with a single
+        example.
         Source: logit adjustment of Menon et al. 2021 (arXiv:2007.07314).
         """
         counts = self.labels.bincount(minlength=len(self.classes)).clamp(min=1).tolist()
@@ -159,7 +197,9 @@ class Dataset:
         return torch.tensor(logarithms, dtype=torch.float32, device=self.labels.device)
 
     def pixels(self, rows: Tensor | slice) -> Tensor:
-        """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8 [n, H, W, C]."""
+        """Return the images of the examples `rows` (int64 [n], on any device, or a slice), uint8
+        [n, H, W, C].
+        """
         if self.rows is not None:
             rows = self.rows[rows.to(self.rows.device) if isinstance(rows, Tensor) else rows]
         if isinstance(rows, slice):
@@ -167,33 +207,44 @@ class Dataset:
         else:
             images = self.images.index_select(0, rows.to(self.images.device))
         same = images.device == self.labels.device
-        return images if same else to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
+        return (
+            images if same else to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
+        )
 
     def first(self, count: int) -> "Dataset":
         """Return the first `count` examples, in file order. The dataset must be on the CPU."""
         return self.select(np.arange(min(count, len(self))))
 
     def spread(self, count: int) -> "Dataset":
-        """Return `count` examples at even distances, in file order. The dataset must be on the CPU."""
+        """Return `count` examples at even distances, in file order. The dataset must be on the
+        CPU.
+        """
         count = min(count, len(self))
         return self.select(np.arange(count) * len(self) // count)
 
     def held_out(self, count: int) -> tuple["Dataset", "Dataset"]:
-        """Split off `count` random examples: return (the remaining examples, the held-out examples).
+        """Split off `count` random examples: return (the remaining examples, the held-out
+        examples).
 
-        The choice is the same in every run, and both parts keep the file order. Examples of a group, or copies if there
-        are no groups, are split off together, until there are `count` examples or more. The dataset must be on the CPU.
+        The choice is the same in every run, and both parts keep the file order. Examples of a
+        group, or copies if there are no groups, are split off together, until there are `count`
+        examples or more. The dataset must be on the CPU.
         Raises: LockstepError if no group would remain.
         """
         place = rng.permutation(0, "held-out", 0, len(self)).argsort()
-        units = np.unique(self.ids(), return_inverse=True)[1] if self.groups is None else self.groups.numpy()
+        units = (
+            np.unique(self.ids(), return_inverse=True)[1]
+            if self.groups is None
+            else self.groups.numpy()
+        )
         first = np.full(units.max() + 1, len(self))  # the place of the first example of the unit
         np.minimum.at(first, units, place)
         place = first[units]
         chosen = place <= np.sort(place)[count - 1]
         if chosen.all():
             raise LockstepError(
-                f"held_out {count} takes all groups of the training images, and copies are a group: hold out fewer"
+                f"held_out {count} takes all groups of the training images, and copies are a "
+                f"group: hold out fewer"
             )
         kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
         return kept, held
@@ -214,23 +265,31 @@ class Dataset:
         """
         keys, pipeline = plan.keys(tower), plan.pipeline
         values = to_device(
-            {"examples": keys.examples} | pipeline.augmentation.draw(keys, self.images), self.labels.device
+            {"examples": keys.examples} | pipeline.augmentation.draw(keys, self.images),
+            self.labels.device,
         )
         examples = values["examples"]
-        images = self.pixels(examples if self.images.device == examples.device else torch.from_numpy(keys.examples))
+        images = self.pixels(
+            examples if self.images.device == examples.device else torch.from_numpy(keys.examples)
+        )
         with arithmetic(pipeline.arithmetic):
             images = pipeline.augmentation.train(images, values)
             if plan.size_px:
                 images = resize(images, plan.size_px)
-            return Shard(tower, images, self.labels[examples], self.priors if pipeline.balanced else None)
+            return Shard(
+                tower, images, self.labels[examples], self.priors if pipeline.balanced else None
+            )
 
 
-@lru_cache(maxsize=2)  # a batch spans at most two epochs, unless the dataset is smaller than a batch
+# a batch spans at most two epochs, unless the dataset is smaller than a batch
+@lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, examples: int) -> NDArray[np.int64]:
     return rng.permutation(seed, "order", epoch, examples)
 
 
 def first_other_class(names: Sequence[str], others: Sequence[str]) -> tuple[int, str, str] | None:
-    """Return the first label whose name is not the same in both, and both names. None: all are equal."""
+    """Return the first label whose name is not the same in both, and both names. None: all are
+    equal.
+    """
     pairs = enumerate(zip_longest(map(repr, names), map(repr, others), fillvalue="no class"))
     return next(((label, name, other) for label, (name, other) in pairs if name != other), None)

@@ -1,8 +1,9 @@
 """Downloads a dataset: one program at a time, whole or not at all.
 
-A download is made in a partial folder next to its destination and renamed when it is complete. So a program that finds
-the destination finds all files. A lock is held during the download, and other programs wait for it. A partial folder
-that the holder of the lock finds was left by a program that was killed.
+A download is made in a partial folder next to its destination and renamed when it is complete. So a
+program that finds the destination finds all files. A lock is held during the download, and other
+programs wait for it. A partial folder that the holder of the lock finds was left by a program that
+was killed.
 """
 
 import logging
@@ -26,7 +27,8 @@ _CHUNK_BYTES = 1 << 16
 def ensure(name: str, folder: Path | None) -> None:
     """Make sure that the files of dataset `name` exist, and download them if they do not.
 
-    Nothing is downloaded if the user gave a data folder (`folder`), or has some of the files in a folder of their own.
+    Nothing is downloaded if the user gave a data folder (`folder`), or has some of the files in a
+    folder of their own.
     Raises: LockstepError if files are missing in these cases, or if the download fails.
     """
     source = SOURCES.get(name)
@@ -45,13 +47,15 @@ def ensure(name: str, folder: Path | None) -> None:
 def fetch(source: Source, folder: Path) -> bool:
     """Download the dataset into `folder`, unless it is there. Return whether it was downloaded.
 
-    The SHA-256 of each archive is verified. A folder that holds anything else is never touched. Raises: LockstepError.
+    The SHA-256 of each archive is verified. A folder that holds anything else is never touched.
+    Raises: LockstepError.
     """
     if catalog.searched(source, folder)[0]:
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LockstepError(
-            f"{folder} is not empty, and does not have all files of dataset {source.name}: move it away, or choose "
+            f"{folder} is not empty, and does not have all files of dataset {source.name}: move it "
+            f"away, or choose "
             f"another folder with {option('data')}",
             DATA,
         )
@@ -73,14 +77,20 @@ def fetch(source: Source, folder: Path) -> bool:
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     except LockstepError as error:
-        raise LockstepError(f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code) from None
+        raise LockstepError(
+            f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code
+        ) from None
     except OSError as error:
         cause = "no room for" if no_room(error) else "cannot write"
         # An archive is deleted only after it is unpacked.
-        needed = sum(archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives)
+        needed = sum(
+            archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives
+        )
         raise LockstepError(
-            f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs {size(needed)}. "
-            f"LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. {_by_hand(source, folder)}",
+            f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs "
+            f"{size(needed)}. "
+            f"LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
+            f"{_by_hand(source, folder)}",
             ENVIRONMENT,
         ) from None
     return True
@@ -90,7 +100,8 @@ def _transfer(archive: Archive, folder: Path) -> None:
     """Download `archive` into `folder`, verify it, and unpack it if it is a tar archive.
 
     LOCKSTEP_MIRROR, if it is set, is tried before the known addresses.
-    Raises: LockstepError that says for each address why it failed; OSError if a file cannot be written.
+    Raises: LockstepError that says for each address why it failed; OSError if a file cannot be
+    written.
     """
     import pooch
     import requests
@@ -98,13 +109,20 @@ def _transfer(archive: Archive, folder: Path) -> None:
     pooch.get_logger().setLevel(logging.ERROR)
     failures, mirror = [], os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
     for base in (*([f"{mirror}/"] if mirror else []), *archive.bases):
-        logger.warning(f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}")
+        logger.warning(
+            f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}"
+        )
         place = pooch.create(
-            folder, base, registry={archive.name: f"sha256:{archive.sha256}"}, retry_if_failed=_RETRIES
+            folder,
+            base,
+            registry={archive.name: f"sha256:{archive.sha256}"},
+            retry_if_failed=_RETRIES,
         )
         try:
             place.fetch(
-                archive.name, pooch.Untar(extract_dir=".") if archive.packed else None, partial(_download, archive)
+                archive.name,
+                pooch.Untar(extract_dir=".") if archive.packed else None,
+                partial(_download, archive),
             )
         except (requests.RequestException, ValueError) as error:  # before OSError, its base
             failures.append(f"{base}{archive.name}: {error}")
@@ -117,7 +135,9 @@ def _transfer(archive: Archive, folder: Path) -> None:
 
 
 def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
-    """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the progress."""
+    """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the
+    progress.
+    """
     import requests
 
     Path(path).unlink()  # pooch has made it for its owner alone
@@ -134,6 +154,8 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
 def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
     return (
-        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the files into {folder}, "
-        f"or any folder that you then give as {option('data', 'DIR')}. The recipe 'digits' needs no download"
+        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the "
+        f"files into {folder}, "
+        f"or any folder that you then give as {option('data', 'DIR')}. The recipe 'digits' needs "
+        f"no download"
     )

@@ -1,4 +1,6 @@
-"""Dataset "folder": the images of a folder that was surveyed, decoded once into a file of pixels."""
+"""Dataset "folder": the images of a folder that was surveyed, decoded once into a file of
+pixels.
+"""
 
 import hashlib
 import json
@@ -11,31 +13,42 @@ from numpy.typing import NDArray
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import logger
-from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decode_image, decoder_versions, read_image
+from lockstep.pictures.decode import (
+    RULES,
+    Fit,
+    UnreadableImageError,
+    decode_image,
+    decoder_versions,
+    read_image,
+)
 from lockstep.pictures.photos import ALL, Survey, index_file
 from lockstep.pictures.pixels import Rows
 from lockstep.pictures.scan import SPLITS, Photo
 
 
-def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop") -> dict[str, Dataset]:
+def load(
+    found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop"
+) -> dict[str, Dataset]:
     """Return the splits of the folder that was `found`, images [N, image_px, image_px, 3 or 1].
 
-    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`, `grey`, `fit`, and
-    the SHA-256 and label of each file. What a user should know is logged as warnings. Each image is decoded once
-    into a file of pixels; later calls are fast.
+    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`,
+    `grey`, `fit`, and the SHA-256 and label of each file. What a user should know is logged as
+    warnings. Each image is decoded once into a file of pixels; later calls are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     for note in found.require_sound().notes:
         logger.warning(note)
     names = [name for name in (*SPLITS, ALL) if name in found.splits]
     photos = [photo for name in names for photo in found.splits[name]]
-    # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is another environment, in
-    # which a run may be resumed.
+    # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
+    # another environment, in which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
     stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
     what = f"the pixels of {len({*ids}):,} images"
-    rows = stored.find_or_make(ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what)
+    rows = stored.find_or_make(
+        ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what
+    )
     datasets = {}
     first = 0
     _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
@@ -58,7 +71,9 @@ def load(found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop")
 
 
 def _pixels(root: Path, photo: Photo, image_px: int, grey: bool, fit: Fit) -> NDArray[np.uint8]:
-    """Return the pixels of a file. Raises: LockstepError if its SHA-256 is not that of the index."""
+    """Return the pixels of a file. Raises: LockstepError if its SHA-256 is not that of the
+    index.
+    """
     path = root / photo.path
     try:
         data = read_image(path)

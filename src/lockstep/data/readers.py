@@ -1,14 +1,16 @@
 """The readers of the built-in datasets: digits, CIFAR-10 and MNIST, in their original formats.
 
-digits: 1 797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C. Kaynak, Optical
-Recognition of Handwritten Digits, UCI repository (test part), 1998, from scikit-learn 1.9.1; digits.LICENSE.txt has
-the licence.
+digits: 1 797 handwritten digits, 8x8 grey, which come with this package. Source: E. Alpaydin and C.
+Kaynak, Optical Recognition of Handwritten Digits, UCI repository (test part), 1998, from
+scikit-learn 1.9.1; digits.LICENSE.txt has the licence.
 
-CIFAR-10: a file is a sequence of records without a header. A record has 1 label byte, then 3072 bytes of image: 1024
-red, 1024 green, 1024 blue, each row by row. Source: https://www.cs.toronto.edu/~kriz/cifar.html
+CIFAR-10: a file is a sequence of records without a header. A record has 1 label byte, then 3072
+bytes of image: 1024 red, 1024 green, 1024 blue, each row by row. Source:
+https://www.cs.toronto.edu/~kriz/cifar.html
 
 MNIST: idx files, plain or gzip-compressed: a big-endian header and one byte for each value. The
-header of images is magic number 2051, images, rows, columns; the header of labels is magic number 2049, labels.
+header of images is magic number 2051, images, rows, columns; the header of labels is magic number
+2049, labels.
 Source: http://yann.lecun.com/exdb/mnist/, split as in TensorFlow's input_data.read_data_sets.
 """
 
@@ -24,23 +26,41 @@ from lockstep.data.catalog import SOURCES, find
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 
-_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
 _NUMERALS = tuple("0123456789")
-_MNIST_VALIDATION = 5_000  # the validation split is this many images from the start of the training files
+_MNIST_VALIDATION = (
+    5_000  # the validation split is this many images from the start of the training files
+)
 
 
 def load_digits(folder: Path | None) -> dict[str, Dataset]:
-    """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is a test image.
+    """Return 1 442 training and 355 test images. Every fifth image of each class, in file order, is
+    a test image.
 
     Raises: LockstepError if `folder` is given, because the dataset comes with this package.
     """
     if folder is not None:
-        raise LockstepError(f"dataset digits comes with lockstep: leave out {option('data', folder)}", DATA)
+        raise LockstepError(
+            f"dataset digits comes with lockstep: leave out {option('data', folder)}", DATA
+        )
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as arrays:
         levels, labels = arrays["images"], arrays["labels"]  # uint8 [1797, 8, 8], 0 to 16
     images = (levels * 15)[..., None]  # 17 grey levels on a scale of 0 to 240
-    within_class = np.array([np.count_nonzero(labels[:i] == label) for i, label in enumerate(labels)])
+    within_class = np.array(
+        [np.count_nonzero(labels[:i] == label) for i, label in enumerate(labels)]
+    )
     test = within_class % 5 == 4
     return {
         "train": Dataset.of(images[~test], labels[~test], _NUMERALS),
@@ -69,15 +89,20 @@ def read_cifar(paths: list[Path], *, records: int) -> Dataset:
         for i, path in enumerate(paths):
             if (got := path.stat().st_size) != size:
                 problem = f"{got} bytes, expected {size} ({records} records)"
-                raise LockstepError(f"{path}: {problem}: the file is truncated or not in CIFAR binary format", DATA)
+                raise LockstepError(
+                    f"{path}: {problem}: the file is truncated or not in CIFAR binary format", DATA
+                )
             part = slice(i * records, (i + 1) * records)
             data = np.fromfile(path, np.uint8, size).reshape(records, _CIFAR_RECORD_BYTES)
             labels[part] = data[:, 0]
             if (largest := labels[part].max()) >= len(_CIFAR10_CLASSES):
                 record = int(labels[part].argmax())
-                raise LockstepError(f"{path}: label {largest} in record {record}, allowed 0 to 9", DATA)
+                raise LockstepError(
+                    f"{path}: label {largest} in record {record}, allowed 0 to 9", DATA
+                )
             planes = data[:, 1:].reshape(records, 3, 32, 32)
-            for channel in range(3):  # copying one channel at a time takes half as long as transposing all three
+            # copying one channel at a time takes half as long as transposing all three
+            for channel in range(3):
                 images[part, :, :, channel] = planes[:, channel]
     except (OSError, ValueError) as error:  # An OSError names the file.
         raise LockstepError(f"CIFAR cannot be read: {error}", DATA) from None
@@ -96,8 +121,11 @@ def load_mnist(folder: Path | None) -> dict[str, Dataset]:
     }
 
 
-def read_mnist(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return the images, uint8 [count, 28, 28, 1], and the labels, uint8 [count], of one pair of files.
+def read_mnist(
+    images_path: Path, labels_path: Path, *, count: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return the images, uint8 [count, 28, 28, 1], and the labels, uint8 [count], of one pair of
+    files.
 
     Raises: LockstepError that names the file if a header, a size or a label is wrong.
     """
@@ -105,13 +133,18 @@ def read_mnist(images_path: Path, labels_path: Path, *, count: int) -> tuple[NDA
     labels = _idx(labels_path, (count,))
     if labels.max() > 9:
         record = int(labels.argmax())
-        raise LockstepError(f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA)
+        raise LockstepError(
+            f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA
+        )
     return images[..., None], labels
 
 
 def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return the values of an idx file. Raises: LockstepError if the file has another magic number or `shape`."""
-    expected = [0x800 + len(shape), *shape]  # The magic number says that the values are bytes, in so many dimensions.
+    """Return the values of an idx file. Raises: LockstepError if the file has another magic number
+    or `shape`.
+    """
+    # The magic number says that the values are bytes, in so many dimensions.
+    expected = [0x800 + len(shape), *shape]
     length, count = 4 * len(expected), math.prod(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

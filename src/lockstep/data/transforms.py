@@ -1,7 +1,7 @@
 """Image operations on whole batches, with random values of its own for each image.
 
-Random values are keyed by (seed, stream, epoch, example), never by the position in a batch. So an augmented image is
-the same on any number of towers and processes, and after any resume.
+Random values are keyed by (seed, stream, epoch, example), never by the position in a batch. So an
+augmented image is the same on any number of towers and processes, and after any resume.
 """
 
 import math
@@ -17,19 +17,24 @@ from torch import Tensor
 from lockstep import rng
 from lockstep.kernels import portable, rounding
 
-Values = dict[str, NDArray[Any]]  # arrays of a batch, by name, such as its random values: one row for each image
+# arrays of a batch, by name, such as its random values: one row for each image
+Values = dict[str, NDArray[Any]]
 Tensors = Mapping[str, Tensor]  # the same on the device of the images
 
 
 class Keys(NamedTuple):
-    """The keys of a batch's random values: the run's seed, and the epoch and index of each example, int64 [b]."""
+    """The keys of a batch's random values: the run's seed, and the epoch and index of each example,
+    int64 [b].
+    """
 
     seed: int
     epochs: NDArray[np.int64]
     examples: NDArray[np.int64]
 
     def words(self, stream: str) -> rng.Words:
-        """Return one random 64-bit word for each image of the batch, from the stream called `stream`."""
+        """Return one random 64-bit word for each image of the batch, from the stream called
+        `stream`.
+        """
         return rng.words(self.seed, stream, self.epochs, self.examples)
 
     def below(self, stream: str, limit: int) -> NDArray[np.int64]:
@@ -41,9 +46,11 @@ class Keys(NamedTuple):
         return rng.uniform(self.words(stream), low, high)
 
     def alternating_flips(self) -> NDArray[np.int64]:
-        """Return 1 for each image that is flipped, else 0: in every other epoch, from a random one of the first two.
+        """Return 1 for each image that is flipped, else 0: in every other epoch, from a random one
+        of the first two.
 
-        So two consecutive epochs show every image both ways; independent flips would do so for half of the images.
+        So two consecutive epochs show every image both ways; independent flips would do so for half
+        of the images.
         Source: Jordan 2024 (arXiv:2404.00498), section 3.6.
         """
         phases = rng.below(rng.words(self.seed, "flip_phase", self.examples), 2)
@@ -51,22 +58,26 @@ class Keys(NamedTuple):
 
 
 def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
-    """Return `values` as tensors on `device`. On a CPU both share their memory; a GPU gets all of them by one copy.
+    """Return `values` as tensors on `device`. On a CPU both share their memory; a GPU gets all of
+    them by one copy.
 
-    A GPU's copy from ordinary memory waits until the GPU has computed all that was queued before, so that it idles
-    while the next step is prepared. A copy from pinned memory is queued like any other work.
+    A GPU's copy from ordinary memory waits until the GPU has computed all that was queued before,
+    so that it idles while the next step is prepared. A copy from pinned memory is queued like any
+    other work.
     """
     tensors = {name: torch.from_numpy(array) for name, array in values.items()}
     if device.type == "cpu":
         return tensors
-    # The largest items come first, so that each array starts at a multiple of its items' size, as `view` demands.
+    # The largest items come first, so that each array starts at a multiple of its items' size, as
+    # `view` demands.
     names = sorted(values, key=lambda name: -values[name].itemsize)
     sizes = [values[name].nbytes for name in names]
     packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
     np.concatenate([values[name].ravel().view(np.uint8) for name in names], out=packed.numpy())
     parts = torch.split(packed.to(device, non_blocking=True), sizes)
     return {
-        name: part.view(tensors[name].dtype).view(tensors[name].shape) for name, part in zip(names, parts, strict=True)
+        name: part.view(tensors[name].dtype).view(tensors[name].shape)
+        for name, part in zip(names, parts, strict=True)
     }
 
 
@@ -76,7 +87,9 @@ def unit(images: Tensor) -> Tensor:
 
 
 def shift(images: Tensor, pixels: int, values: Tensors) -> Tensor:
-    """Return a window of each image with black edges of `pixels`, as large as the image; see `windows`."""
+    """Return a window of each image with black edges of `pixels`, as large as the image; see
+    `windows`.
+    """
     padded = torch.nn.functional.pad(images, (0, 0, pixels, pixels, pixels, pixels))
     return windows(padded, images.shape[1:3], 0, values)
 
@@ -84,21 +97,27 @@ def shift(images: Tensor, pixels: int, values: Tensors) -> Tensor:
 def windows(images: Tensor, size: Sequence[int], beyond: int, values: Tensors) -> Tensor:
     """Return a window of `size` (h, w) of each image: uint8 [b, H, W, C] -> [b, h, w, C].
 
-    The windows are numbered along each axis, from the one that starts `beyond` pixels before the image to the one that
-    ends as many after it. There the image is continued by its reflection, without repeating the edge pixels. Then
-    follow their mirror images, in the same order. The `values` rows and columns, int64 [b], are numbers of windows.
+    The windows are numbered along each axis, from the one that starts `beyond` pixels before the
+    image to the one that ends as many after it. There the image is continued by its reflection,
+    without repeating the edge pixels. Then follow their mirror images, in the same order. The
+    `values` rows and columns, int64 [b], are numbers of windows.
     """
     batch, height, width, channels = images.shape
     rows = _positions(height, size[0], beyond, images.device).index_select(0, values["rows"])
     columns = _positions(width, size[1], beyond, images.device).index_select(0, values["columns"])
     first = torch.arange(0, batch * height, height, device=images.device)[:, None]
     pixels = ((first + rows) * width)[:, :, None] + columns[:, None]  # [b, h, w]
-    # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for each byte.
-    return images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(*pixels.shape, channels)
+    # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for
+    # each byte.
+    return (
+        images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(*pixels.shape, channels)
+    )
 
 
 def features(images: Tensor) -> Tensor:
-    """Return the float32 values whose bytes are uint8 [b, 1, views, 4 * features], as [b, features, 1, views]."""
+    """Return the float32 values whose bytes are uint8 [b, 1, views, 4 * features], as [b, features,
+    1, views].
+    """
     return images.contiguous().view(torch.float32).permute(0, 3, 1, 2)
 
 
@@ -112,9 +131,10 @@ def draw_crops(
 ) -> Values:
     """Return the values for `resized`: random crops of `images`, each resized to the image's size.
 
-    The crop's share of the area is uniform in `scale`, the logarithm of its width / height (of a square image) uniform
-    in that of `ratio`, its position uniform; a crop that would be larger than the image is cut to it. With `flip`, each
-    image is mirrored with probability 1/2. A crop is never larger than the result, so no antialiasing is needed.
+    The crop's share of the area is uniform in `scale`, the logarithm of its width / height (of a
+    square image) uniform in that of `ratio`, its position uniform; a crop that would be larger than
+    the image is cut to it. With `flip`, each image is mirrored with probability 1/2. A crop is
+    never larger than the result, so no antialiasing is needed.
     """
     height, width = images.shape[1:3]
     area = keys.uniform("crop_area", *scale)
@@ -132,11 +152,12 @@ def draw_crops(
 
 
 def resized(images: Tensor, values: Tensors) -> Tensor:
-    """Return each image's values at its own rows and columns, bilinear: uint8 -> float32 [b, H, W, C].
+    """Return each image's values at its own rows and columns, bilinear: uint8 -> float32 [b, H, W,
+    C].
 
-    The values are those of `draw_crops`: int64 `below` [b, H + W], the pixel before each row and column, and float32
-    `shares` [b, H + W], the distance to it. Every output value is computed from its four neighbours alone, so it does
-    not depend on the rest of the batch.
+    The values are those of `draw_crops`: int64 `below` [b, H + W], the pixel before each row and
+    column, and float32 `shares` [b, H + W], the distance to it. Every output value is computed from
+    its four neighbours alone, so it does not depend on the rest of the batch.
     """
     batch, height, width, channels = images.shape
 
@@ -155,20 +176,25 @@ def resized(images: Tensor, values: Tensors) -> Tensor:
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Return (pixel / 255 - mean) / deviation by channel: [b, H, W, C] -> float32 [b, C, H, W], channels last."""
+    """Return (pixel / 255 - mean) / deviation by channel: [b, H, W, C] -> float32 [b, C, H, W],
+    channels last.
+    """
     scales, offsets = _affine(tuple(mean), tuple(std), images.device)
     return images.float().mul_(scales).add_(offsets).permute(0, 3, 1, 2)
 
 
 def resize(images: Tensor, size_px: int) -> Tensor:
-    """Resize each image to side `size_px`, bilinear with antialiasing; float32 [b, C, H, W], channels last.
+    """Resize each image to side `size_px`, bilinear with antialiasing; float32 [b, C, H, W],
+    channels last.
 
-    Each new row is a weighted sum of the old rows, and so are columns, so two matrix products do it.
+    Each new row is a weighted sum of the old rows, and so are columns, so two matrix products do
+    it.
     """
     batch, channels, height, width = images.shape
     if (height, width) == (size_px, size_px):
         return images
-    across = _resize_weights(width, size_px, channels, images.device, portable.is_active())  # [s C, W C]
+    # [s C, W C]
+    across = _resize_weights(width, size_px, channels, images.device, portable.is_active())
     down = _resize_weights(height, size_px, 1, images.device, portable.is_active())  # [s, H]
     rows = images.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
     shrunk = torch.matmul(down, torch.matmul(rows, across.T))
@@ -176,14 +202,16 @@ def resize(images: Tensor, size_px: int) -> Tensor:
 
 
 def brightness_contrast(images: Tensor, values: Tensors) -> Tensor:
-    """Add `brightness` to each image, then scale each channel about its mean by `contrast`: `values`, float32 [b].
+    """Add `brightness` to each image, then scale each channel about its mean by `contrast`:
+    `values`, float32 [b].
 
     uint8 [b, H, W, C] -> float32 [b, H, W, C]; pixels are not clipped.
     """
     added, factor = (values[name].view(-1, 1, 1, 1) for name in ("brightness", "contrast"))
     pixels = images.float()
     count, height, width, channels = pixels.shape
-    # Summing along columns first is the fast order. The sums are exact in any order, because pixels are integers.
+    # Summing along columns first is the fast order. The sums are exact in any order, because pixels
+    # are integers.
     columns = pixels.sum(1).view(count, width, channels)
     means = (columns.sum(1) / (height * width)).view(-1, 1, 1, channels) + added
     # factor * (value + added - mean) + mean, rewritten as one product and one sum for each value
@@ -192,7 +220,8 @@ def brightness_contrast(images: Tensor, values: Tensors) -> Tensor:
 
 
 def standardise(values: Tensor) -> Tensor:
-    """Return (value - mean) / max(population deviation, 1 / sqrt(n)), over the n values of each image.
+    """Return (value - mean) / max(population deviation, 1 / sqrt(n)), over the n values of each
+    image.
 
     float32 [b, H, W, C] -> float32 [b, C, H, W], channels last in memory.
     Source: tf.image.per_image_standardization.
@@ -200,19 +229,25 @@ def standardise(values: Tensor) -> Tensor:
     flat = values.flatten(1)
     count = flat.shape[1]
     centred = flat - flat.mean(dim=1, keepdim=True)
-    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)  # deviation * sqrt(count), so its minimum is 1
+    # deviation * sqrt(count), so its minimum is 1
+    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
 
 
-def _sampled(starts: NDArray[np.float64], lengths: NDArray[np.float64], extent: int) -> NDArray[np.float64]:
-    """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start, start + length)."""
+def _sampled(
+    starts: NDArray[np.float64], lengths: NDArray[np.float64], extent: int
+) -> NDArray[np.float64]:
+    """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start,
+    start + length).
+    """
     centres = starts[:, None] + (np.arange(extent) + 0.5) * (lengths[:, None] / extent) - 0.5
     return np.clip(centres, 0.0, extent - 1.0)
 
 
 @cache  # a constant, as in `_affine`
 def _positions(extent: int, size: int, beyond: int, device: torch.device) -> Tensor:
-    """Return int64 [n, size]: the positions of each window, and of its mirror image, along an axis; see `windows`.
+    """Return int64 [n, size]: the positions of each window, and of its mirror image, along an axis;
+    see `windows`.
 
     The axis has `extent` pixels.
     """
@@ -223,18 +258,30 @@ def _positions(extent: int, size: int, beyond: int, device: torch.device) -> Ten
 
 
 @cache  # without the cache, each call would copy these constants to the GPU and wait for the copy
-def _affine(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (scales, offsets), float32 [C] each, with which `normalise` is pixel * scale + offset."""
+def _affine(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return (scales, offsets), float32 [C] each, with which `normalise` is pixel * scale +
+    offset.
+    """
     deviation, mean_value = (torch.tensor(values, dtype=torch.float64) for values in (std, mean))
-    return (1.0 / (255.0 * deviation)).float().to(device), (-mean_value / deviation).float().to(device)
+    return (1.0 / (255.0 * deviation)).float().to(device), (-mean_value / deviation).float().to(
+        device
+    )
 
 
 @cache
-def _resize_weights(extent: int, size: int, channels: int, device: torch.device, portable: bool) -> Tensor:
-    """Return float32 [size C, extent C], the weight of each old pixel of `channels` values in each new pixel.
+def _resize_weights(
+    extent: int, size: int, channels: int, device: torch.device, portable: bool
+) -> Tensor:
+    """Return float32 [size C, extent C], the weight of each old pixel of `channels` values in each
+    new pixel.
 
-    `portable` is the arithmetic of this thread. It is a key of the cache, as the low-order bits differ.
+    `portable` is the arithmetic of this thread. It is a key of the cache, as the low-order bits
+    differ.
     """
     identity = torch.eye(extent).view(1, 1, extent, extent)
-    shrunk = torch.nn.functional.interpolate(identity, (size, extent), mode="bilinear", antialias=True)
+    shrunk = torch.nn.functional.interpolate(
+        identity, (size, extent), mode="bilinear", antialias=True
+    )
     return torch.kron(shrunk.view(size, extent), torch.eye(channels)).to(device)

@@ -1,6 +1,7 @@
 """Class activation maps: which places of an image made a linear head give its answer.
 
-Source: Zhou, Khosla, Lapedriza, Oliva, Torralba: Learning deep features for discriminative localization, CVPR 2016.
+Source: Zhou, Khosla, Lapedriza, Oliva, Torralba: Learning deep features for discriminative
+localization, CVPR 2016.
 """
 
 import torch
@@ -13,24 +14,32 @@ from lockstep.kernels.portable import arithmetic
 
 
 @torch.no_grad()
-def class_activation_map(backbone: Backbone, network: Network, image: Tensor, label: int) -> Tensor | None:
-    """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of `label`: float64 [h, w].
+def class_activation_map(
+    backbone: Backbone, network: Network, image: Tensor, label: int
+) -> Tensor | None:
+    """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of `label`: float64
+    [h, w].
 
-    `network` is the head with its trained weights. The places form a grid over the image, and the logit is a mean
-    over them, so that they and the bias add up to it. With test_views=flip, it is the mean of the image's grid and
-    of its mirror image's, mirrored back. None if the head is not linear, or its features are no means over places.
+    `network` is the head with its trained weights. The places form a grid over the image, and the
+    logit is a mean over them, so that they and the bias add up to it. With test_views=flip, it is
+    the mean of the image's grid and of its mirror image's, mirrored back. None if the head is not
+    linear, or its features are no means over places.
     """
     head = network.module.get_submodule(str(network.recipe.head))
     if type(head) is not nn.Linear or (places := last_places(backbone, image)) is None:
         return None
-    parts = torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double()) / places[0, 0].numel()
+    parts = (
+        torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double())
+        / places[0, 0].numel()
+    )
     views = [parts[0]] if network.recipe.test_views == "one" else [parts[0], parts[1].flip(-1)]
     return torch.stack(views).mean(0).cpu()
 
 
 @torch.no_grad()
 def last_places(backbone: Backbone, image: Tensor) -> Tensor | None:
-    """Return what the features of `image`, uint8 [1, H, W, C], are the mean of: float32 [views, D, h, w].
+    """Return what the features of `image`, uint8 [1, H, W, C], are the mean of: float32 [views, D,
+    h, w].
 
     None if they are no mean over several places, or torch cannot trace the network.
     """
@@ -47,13 +56,19 @@ def last_places(backbone: Backbone, image: Tensor) -> Tensor | None:
 
 
 class _LastPlaces(torch.fx.Interpreter):
-    """Computes a traced network, and keeps the `last` output [n, D, h, w] with several places, or None."""
+    """Computes a traced network, and keeps the `last` output [n, D, h, w] with several places, or
+    None.
+    """
 
     last: Tensor | None = None
 
     def run_node(self, n: torch.fx.Node) -> object:
         """Compute one node."""
         output = super().run_node(n)
-        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2] * output.shape[3] > 1:
+        if (
+            isinstance(output, Tensor)
+            and output.ndim == 4
+            and output.shape[2] * output.shape[3] > 1
+        ):
             self.last = output
         return output

@@ -1,8 +1,10 @@
-"""Confidence: from which probability on a linear head is right as often as asked for, by training images that it left out.
+"""Confidence: from which probability on a linear head is right as often as asked for, by training
+images that it left out.
 
-A head is trained as the recipe says, without a fifth of the training images, and then classifies these. This is done
-for as many fifths as have 1,000 images together, for all at once; each class counts as many images as the smallest. A
-model file holds these answers, so that the least probability of a sure one can be derived for any share of right ones.
+A head is trained as the recipe says, without a fifth of the training images, and then classifies
+these. This is done for as many fifths as have 1,000 images together, for all at once; each class
+counts as many images as the smallest. A model file holds these answers, so that the least
+probability of a sure one can be derived for any share of right ones.
 """
 
 from collections.abc import Mapping
@@ -21,18 +23,22 @@ from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
 
-# In a model file: float32 [n, 3], of each image that was left out its label, the class found, and its probability.
+# In a model file: float32 [n, 3], of each image that was left out its label, the class found, and
+# its probability.
 ANSWERS = "sure/answers"
 SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
 FOLDS = 5
 _ENOUGH = 1_000
-_LEAST = 2 / 3  # A less probable answer is never sure: all other classes together are half as probable or more.
+# A less probable answer is never sure: all other classes together are half as probable or more.
+_LEAST = 2 / 3
 
 
 def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no linear head.
+    """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no
+    linear head.
 
-    `train_set` has features in place of images. The result depends on recipe and data alone, see `held_out`.
+    `train_set` has features in place of images. The result depends on recipe and data alone, see
+    `held_out`.
     """
     names = [f"{bound.recipe.head}.{kind}" for kind in ("weight", "bias")]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
@@ -43,21 +49,31 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     folds = -(-_ENOUGH * FOLDS // max(1, len(counts) * int(counts.min())))
     rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
     found = probabilities.max(1)
-    return {ANSWERS: torch.stack([labels[rows].float(), found.indices.float(), found.values], 1).cpu()}
+    return {
+        ANSWERS: torch.stack([labels[rows].float(), found.indices.float(), found.values], 1).cpu()
+    }
 
 
-def held_out(bound: BoundRecipe, state: State, train_set: Dataset, folds: int) -> tuple[Tensor, Tensor]:
-    """Classify the images of `folds` fifths of the `train_set` by heads that were trained without their fifth.
+def held_out(
+    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
+) -> tuple[Tensor, Tensor]:
+    """Classify the images of `folds` fifths of the `train_set` by heads that were trained without
+    their fifth.
 
-    Copies and groups are in one fifth. Of `state` only the names and shapes of the head's parameters count.
-    Return the rows of the images, int64 [n], and their probabilities, float32 [n, classes]; 0 where not finite.
+    Copies and groups are in one fifth. Of `state` only the names and shapes of the head's
+    parameters count. Return the rows of the images, int64 [n], and their probabilities, float32 [n,
+    classes]; 0 where not finite.
     """
     recipe = bound.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
     rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
     found = []
     with arithmetic(recipe.arithmetic):
-        heads = _trained(bound, state, train_set, fold_of, folds).parameters_of(recipe.own_weights).values()
+        heads = (
+            _trained(bound, state, train_set, fold_of, folds)
+            .parameters_of(recipe.own_weights)
+            .values()
+        )
         for row, weight, bias in zip(rows, *(part.chunk(folds) for part in heads), strict=True):
             views = every_view(train_set.pixels(row))[:, : 1 if recipe.test_views == "one" else 2]
             found.append(functional.linear(views.mean(1), weight, bias).softmax(1))
@@ -65,20 +81,28 @@ def held_out(bound: BoundRecipe, state: State, train_set: Dataset, folds: int) -
 
 
 def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> Tensor:
-    """Return the least probability of a sure answer for each class that may be found, float64 [classes].
+    """Return the least probability of a sure answer for each class that may be found, float64
+    [classes].
 
-    It is the least one from which on at least `share` of the `answers` are right, or infinity. For a class with fewer
-    than half as many images as classes have on average, that must also be so among the answers that find this class.
-    If `balanced`, every class counts alike, however many images it has. One more wrong answer is counted than there
-    are: among all answers one that counts as much as any. So few answers promise little.
+    It is the least one from which on at least `share` of the `answers` are right, or infinity. For
+    a class with fewer than half as many images as classes have on average, that must also be so
+    among the answers that find this class. If `balanced`, every class counts alike, however many
+    images it has. One more wrong answer is counted than there are: among all answers one that
+    counts as much as any. So few answers promise little.
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
     most = torch.tensor([classes, classes, 1.001])
-    if answers.dtype != torch.float32 or answers.shape[1:] != (3,) or not ((answers >= 0) & (answers < most)).all():
+    if (
+        answers.dtype != torch.float32
+        or answers.shape[1:] != (3,)
+        or not ((answers >= 0) & (answers < most)).all()
+    ):
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
     labels, found = answers[:, :2].long().unbind(1)
     counts = labels.bincount(minlength=classes).double()
-    weights = counts.mean() / counts[labels] if balanced else torch.ones(len(labels), dtype=torch.float64)
+    weights = (
+        counts.mean() / counts[labels] if balanced else torch.ones(len(labels), dtype=torch.float64)
+    )
     every = _least(answers, weights, share, more=max([1.0, *weights.tolist()]))
     least = torch.full([classes], every, dtype=torch.float64)
     for label in (counts < counts.mean() / 2).nonzero().flatten().tolist():
@@ -88,7 +112,8 @@ def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> T
 
 
 def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float:
-    """Return the least probability, `_LEAST` or more, from which on `share` of the answers are right; or infinity.
+    """Return the least probability, `_LEAST` or more, from which on `share` of the answers are
+    right; or infinity.
 
     `weights` say how much an answer counts. One wrong answer `more` is counted, with this weight.
     """
@@ -107,13 +132,20 @@ class Marks:
 
     Attributes:
         sure_from: the result of `thresholds`; None if the model file has no answers.
-        unlike: tells the images that are unlike the training images; None if the model file has none of these.
+        unlike: tells the images that are unlike the training images; None if the model file has
+            none of these.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], features: int, classes: int, share: float, balanced: bool
+        self,
+        tensors: Mapping[str, Tensor],
+        features: int,
+        classes: int,
+        share: float,
+        balanced: bool,
     ) -> None:
-        """Use the tensors of a model file, from here and head/outliers.py, for images of `features` values; see `thresholds`.
+        """Use the tensors of a model file, from here and head/outliers.py, for images of `features`
+        values; see `thresholds`.
 
         Raises: ValueError if they are not sound.
         """
@@ -125,12 +157,15 @@ class Marks:
     def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
         """Return the mark of each image, None if the file cannot tell.
 
-        `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on the CPU.
+        `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
+        the CPU.
         """
         marks: list[Answer | None] = [None] * len(features)
         if self.sure_from is not None:
             found = probabilities.max(1)
-            marks = ["sure" if one else "unsure" for one in found.values >= self.sure_from[found.indices]]
+            marks = [
+                "sure" if one else "unsure" for one in found.values >= self.sure_from[found.indices]
+            ]
         if self.unlike is not None:
             unlike = self.unlike(every_view(features)[:, 0])
             marks = ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
@@ -138,11 +173,15 @@ class Marks:
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
-    """Return the fold of each image, int64 [N]: an equal share of each class. Copies and groups stay together."""
+    """Return the fold of each image, int64 [N]: an equal share of each class. Copies and groups
+    stay together.
+    """
     labels, numbers = train_set.labels.cpu().numpy(), dict[bytes, int]()
     units = train_set.groups
     if units is None:
-        rows = (train_set.pixels(slice(row, row + 1)).cpu().numpy() for row in range(len(train_set)))
+        rows = (
+            train_set.pixels(slice(row, row + 1)).cpu().numpy() for row in range(len(train_set))
+        )
         units = torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
     _, firsts, unit_of = np.unique(units.numpy(), return_index=True, return_inverse=True)
     folds = np.empty(len(firsts), np.int64)
@@ -150,19 +189,31 @@ def _fold_of(train_set: Dataset) -> Tensor:
     return torch.from_numpy(folds[unit_of])
 
 
-def _trained(bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int) -> State:
-    """Return one linear layer with the outputs of `folds` heads one after the other, each trained without its images.
+def _trained(
+    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
+) -> State:
+    """Return one linear layer with the outputs of `folds` heads one after the other, each trained
+    without its images.
 
     All begin with zeros and see the batches of the run, and each leaves its images out of them.
     """
     recipe, labels = bound.recipe, train_set.labels
     outputs = folds * len(train_set.classes)
-    initial = {name: p.new_zeros(outputs, *p.shape[1:]).requires_grad_() for name, p in state.parameters.items()}
+    initial = {
+        name: p.new_zeros(outputs, *p.shape[1:]).requires_grad_()
+        for name, p in state.parameters.items()
+    }
     heads = State(recipe.replace(precision="float32"), initial, {}, labels.device)
-    none, priors = torch.zeros(0, device=labels.device), train_set.priors if recipe.balanced else None
+    none, priors = (
+        torch.zeros(0, device=labels.device),
+        train_set.priors if recipe.balanced else None,
+    )
     for step in range(bound.steps):
         plan = bound.plan(step)
-        rows, epochs = (torch.from_numpy(part.reshape(-1)).to(labels.device) for part in (plan.examples, plan.epochs))
+        rows, epochs = (
+            torch.from_numpy(part.reshape(-1)).to(labels.device)
+            for part in (plan.examples, plan.epochs)
+        )
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
         features = views[torch.arange(len(rows)), (rows + epochs) % views.shape[1]]
@@ -177,5 +228,7 @@ def _trained(bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tens
         kept = fold_of[rows, None] != torch.arange(folds, device=labels.device)
         loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
         gradients = torch.autograd.grad(loss, layer)
-        heads.apply(torch.cat([part.flatten() for part in gradients]), none, bound.learning_rate(step))
+        heads.apply(
+            torch.cat([part.flatten() for part in gradients]), none, bound.learning_rate(step)
+        )
     return heads

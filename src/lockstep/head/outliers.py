@@ -1,12 +1,14 @@
-"""Outliers: which images are unlike the training images, judged by the features of a network with a trained head.
+"""Outliers: which images are unlike the training images, judged by the features of a network with a
+trained head.
 
-A model file holds the features of a few hundred training images. The score of an image is the cosine similarity of its
-features to the third most similar ones. The threshold is the score that 99 % of the training images reach, each
-compared with the others only, but never the lowest score, which may be that of an odd image. A held-out image of the
-same kind is like a training image that was left out, so about 1 % of such images are below the threshold.
+A model file holds the features of a few hundred training images. The score of an image is the
+cosine similarity of its features to the third most similar ones. The threshold is the score that 99
+% of the training images reach, each compared with the others only, but never the lowest score,
+which may be that of an odd image. A held-out image of the same kind is like a training image that
+was left out, so about 1 % of such images are below the threshold.
 
-Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution detection with deep
-nearest neighbors, ICML 2022.
+Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution
+detection with deep nearest neighbors, ICML 2022.
 """
 
 from collections.abc import Mapping
@@ -20,18 +22,23 @@ _PREFIX, _SURE = "unlike/", "sure/"  # of the names in a model file
 _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
-_MOST_REFERENCES = 500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
+_MOST_REFERENCES = (
+    500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
+)
 NEIGHBOUR, _SHARE = 3, 0.99
 
 
 def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors that a model file needs to tell unlike images, or {} if there are too few training images.
+    """Return the tensors that a model file needs to tell unlike images, or {} if there are too few
+    training images.
 
     `train_set` has features in place of images. The result depends only on these.
     """
     if len(train_set) < LEAST_IMAGES:
         return {}
-    features = _unit(every_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu())[:, 0])
+    features = _unit(
+        every_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu())[:, 0]
+    )
     rows = _spread(len(features), _MOST_REFERENCES)
     references = features[rows].half()
     similarities = features @ references.double().T
@@ -51,21 +58,36 @@ class Unlike:
     """Tells whether images are unlike the training images."""
 
     def __init__(self, tensors: Mapping[str, Tensor], features: int) -> None:
-        """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError if it is not sound."""
+        """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError
+        if it is not sound.
+        """
         found = {name: (tensor.dtype, tensor.ndim) for name, tensor in tensors.items()}
         sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
-        if not sound or len(tensors[_REFERENCES]) < NEIGHBOUR or tensors[_REFERENCES].shape[1] != features:
-            raise ValueError(f"its tensors {_PREFIX}* are not those of a model with {features} features")
-        self.references, self.threshold = tensors[_REFERENCES].double(), tensors[_THRESHOLD].double()
+        if (
+            not sound
+            or len(tensors[_REFERENCES]) < NEIGHBOUR
+            or tensors[_REFERENCES].shape[1] != features
+        ):
+            raise ValueError(
+                f"its tensors {_PREFIX}* are not those of a model with {features} features"
+            )
+        self.references, self.threshold = (
+            tensors[_REFERENCES].double(),
+            tensors[_THRESHOLD].double(),
+        )
 
     def __call__(self, features: Tensor) -> list[bool]:
-        """Return for each image whether it is unlike, by its `features`, float [n, D] on the CPU."""
+        """Return for each image whether it is unlike, by its `features`, float [n, D] on the
+        CPU.
+        """
         similarities = _unit(features) @ self.references.T
         return (similarities.topk(NEIGHBOUR).values[:, -1] < self.threshold).tolist()
 
 
 def every_view(features: Tensor) -> Tensor:
-    """Return features as float32 [n, views, D], from uint8 [n, 1, views, 4 * D]. The first view is not mirrored."""
+    """Return features as float32 [n, views, D], from uint8 [n, 1, views, 4 * D]. The first view is
+    not mirrored.
+    """
     return features[:, 0].contiguous().view(torch.float32)
 
 

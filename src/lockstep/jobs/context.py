@@ -22,11 +22,12 @@ class Context:
     Attributes:
         output: what process 0 prints.
         monitor: learns what this process does.
-        tell: gives something to the launcher at once, in process 0: ("run", its folder) or ("record", a record). The
-            record that the job returns follows by itself.
+        tell: gives something to the launcher at once, in process 0: ("run", its folder) or
+            ("record", a record). The record that the job returns follows by itself.
         stop: returns the signal that this process was sent to stop, or None.
-        stopping: stopping(at_once) says within the context whether a signal ends this process at once, as it does by
-            default, or waits until the job looks at `stop`, because there is something to save.
+        stopping: stopping(at_once) says within the context whether a signal ends this process at
+            once, as it does by default, or waits until the job looks at `stop`, because there is
+            something to save.
         group: the processes, and how they exchange tensors and bytes.
         device: what this process computes on.
         local: this process's number on its host.
@@ -46,7 +47,11 @@ class Context:
         """Return whether this is process 0, which alone writes and shows anything."""
         return self.group.process == 0
 
-    def progress(self, description: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show the progress of a job that is no training as `messages.progress` does: in process 0, on a terminal."""
+    def progress(
+        self, description: str, total: int
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Show the progress of a job that is no training as `messages.progress` does: in process 0,
+        on a terminal.
+        """
         shown = self.first and not self.output.quiet and sys.stderr.isatty()
         return progress(description, total) if shown else nullcontext(lambda done: None)

@@ -11,14 +11,16 @@ from lockstep.runs.statefile import EVALUATIONS
 
 
 class Due:
-    """Decides after each update what to do. A pure function of its arguments and of the evaluations so far.
+    """Decides after each update what to do. A pure function of its arguments and of the evaluations
+    so far.
 
-    A checkpoint is saved before the evaluation of its step, so that a program that is killed in an evaluation loses no
-    step. `evaluates` is true until that evaluation is recorded, so a resumed run makes it, also after the last step.
+    A checkpoint is saved before the evaluation of its step, so that a program that is killed in an
+    evaluation loses no step. `evaluates` is true until that evaluation is recorded, so a resumed
+    run makes it, also after the last step.
 
     Attributes:
-        best_step: the number of updates with the best accuracy so far, the first of equals; None before any. Its
-            checkpoint is kept.
+        best_step: the number of updates with the best accuracy so far, the first of equals; None
+            before any. Its checkpoint is kept.
     """
 
     def __init__(self, placement: Placement, bound: BoundRecipe) -> None:
@@ -28,7 +30,9 @@ class Due:
         self._recorded = 0  # the number of updates at the last evaluation
 
     def saves(self, step: int, requested: Requests = Requests()) -> bool:  # noqa: B008  a frozen constant
-        """Return whether a checkpoint after `step` updates is due, if the processes have `requested` this."""
+        """Return whether a checkpoint after `step` updates is due, if the processes have
+        `requested` this.
+        """
         return requested.save or self.evaluates(step) or step % self._placement.save_every == 0
 
     def evaluates(self, step: int) -> bool:

@@ -1,4 +1,6 @@
-"""The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training meanwhile."""
+"""The evaluate job: a checkpoint of a run on a split. It takes no lock, so the run may be training
+meanwhile.
+"""
 
 from dataclasses import replace
 
@@ -18,12 +20,15 @@ from lockstep.text import wilson_interval
 
 
 def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
-    """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises: LockstepError."""
+    """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises:
+    LockstepError.
+    """
     return judge(spec, ctx, session_of(spec, ctx))[0]
 
 
 def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
-    """Return the session with the dataset of training, or for the split "all" with all images of a folder.
+    """Return the session with the dataset of training, or for the split "all" with all images of a
+    folder.
 
     The folder may lack training images, and classes of the run. Raises: LockstepError.
     """
@@ -31,11 +36,16 @@ def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
     if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
         return Session(recipe, placement, ctx)
     images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
-    return Session(recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images))
+    return Session(
+        recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images)
+    )
 
 
-def judge(spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False) -> tuple[Record, Evaluation]:
-    """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it was made of.
+def judge(
+    spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False
+) -> tuple[Record, Evaluation]:
+    """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it
+    was made of.
 
     Raises: LockstepError.
     """
@@ -47,12 +57,16 @@ def judge(spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool 
         # An evaluation makes no update, so it needs no optimizer.
         found = replace(
             found,
-            tensors={name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")},
+            tensors={
+                name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")
+            },
         )
     session.restore(found)
     step, weights = session.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
-        raise LockstepError(f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}")
+        raise LockstepError(
+            f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}"
+        )
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
@@ -69,7 +83,10 @@ def judge(spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool 
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     counts = zip(classes, result.class_examples, result.class_correct, strict=True)
-    by_class = [{"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None} for name, n, k in counts]
+    by_class = [
+        {"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None}
+        for name, n, k in counts
+    ]
     return {
         **result.summary(),
         "accuracy_interval": wilson_interval(result.correct, result.examples),
@@ -79,10 +96,15 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
 
 
 def _check(spec: EvaluateSpec, session: Session, found: StateFile) -> None:
-    """Raise a LockstepError if the data has other classes than the run's. Note other source, and another split."""
+    """Raise a LockstepError if the data has other classes than the run's. Note other source, and
+    another split.
+    """
     if changed := compare(found.facts, {"model_source": session.model_source}):
         code = describe_custom_code(session.recipe)
-        logger.warning(f"the source of {code} is not the one it was trained with ({'; '.join(map(str, changed))})")
+        logger.warning(
+            f"the source of {code} is not the one it was trained with "
+            f"({'; '.join(map(str, changed))})"
+        )
     session.require_same_classes(spec.path, found.facts["classes"])
     whole = session.splits[spec.split].sha256
     if found.facts["data_sha256"].get(spec.split, whole) != whole:

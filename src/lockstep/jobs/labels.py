@@ -1,4 +1,6 @@
-"""The labels job: which labels of a folder of images are contradicted by heads that have not seen these images."""
+"""The labels job: which labels of a folder of images are contradicted by heads that have not seen
+these images.
+"""
 
 import torch
 
@@ -12,11 +14,12 @@ from lockstep.pictures.scan import SPLITS
 
 
 def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
-    """Judge every image of the folder, of all its splits. Return the record in process 0, None in the others.
+    """Judge every image of the folder, of all its splits. Return the record in process 0, None in
+    the others.
 
-    Five heads are trained, each without a fifth of the images, and classify these; copies and groups are in one fifth.
-    "doubtful" has the images that another class fits better than their own, the least probable label first. "first"
-    is the probability of that class.
+    Five heads are trained, each without a fifth of the images, and classify these; copies and
+    groups are in one fifth. "doubtful" has the images that another class fits better than their
+    own, the least probable label first. "first" is the probability of that class.
     """
     recipe = spec.recipe
     session = Session(recipe, spec.placement, ctx)
@@ -28,7 +31,9 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         return None
     every = joined(splits)
     with ctx.progress("judging the labels", 1) as advance:
-        rows, probabilities = confidence.held_out(recipe.bind(len(every)), session.state, every, confidence.FOLDS)
+        rows, probabilities = confidence.held_out(
+            recipe.bind(len(every)), session.state, every, confidence.FOLDS
+        )
         advance(1)
     photos = [photo for name in names for photo in found[name]]
     own, better = every.labels.tolist(), probabilities.argmax(1).tolist()

@@ -1,4 +1,6 @@
-"""OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write into it."""
+"""OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write
+into it.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -26,13 +28,15 @@ from lockstep.messages import logger
 from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
 
-# Differences that decide the bits of a run. If one differs between sessions, no other run has its bits.
+# Differences that decide the bits of a run. If one differs between sessions, no other run has its
+# bits.
 _DECIDING = ("probe", "source", "decoder")
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
 class OpenRun:
-    """The output of a run. All processes call the same methods together; only process 0 has a folder.
+    """The output of a run. All processes call the same methods together; only process 0 has a
+    folder.
 
     Attributes:
         folder: the run's folder, which process 0 has locked; None in the others.
@@ -40,12 +44,20 @@ class OpenRun:
         listeners: the receivers of the run's events, in process 0.
     """
 
-    def __init__(self, spec: TrainSpec, ctx: Context, session: Session, facts: Record, folder: Folder | None) -> None:
+    def __init__(
+        self, spec: TrainSpec, ctx: Context, session: Session, facts: Record, folder: Folder | None
+    ) -> None:
         """Compare `facts`, on which all processes agree, with the earlier sessions of the `folder`.
 
         Raises: LockstepError if the run was trained on other data.
         """
-        self._spec, self._ctx, self._session, self._facts, self.folder = spec, ctx, session, facts, folder
+        self._spec, self._ctx, self._session, self._facts, self.folder = (
+            spec,
+            ctx,
+            session,
+            facts,
+            folder,
+        )
         self.checkpoint = folder.checkpoint if folder else None
         self.listeners: list[Listener] = []
         if folder is None:
@@ -64,9 +76,15 @@ class OpenRun:
             code = describe_custom_code(self._spec.recipe)
             logger.warning(f"the source of {code} has changed: {'; '.join(changed)}")
         cause = "; ".join(texts(found, "environment")) or "environment.json shows no cause"
-        effect = "the image decoder too, so pixels may differ" if texts(found, "decoder") else "the probe is equal"
+        effect = (
+            "the image decoder too, so pixels may differ"
+            if texts(found, "decoder")
+            else "the probe is equal"
+        )
         if texts(found, "probe"):
-            effect = "the arithmetic probe differs from the last session's, so later weights will differ"
+            effect = (
+                "the arithmetic probe differs from the last session's, so later weights will differ"
+            )
         if texts(found, "environment", "probe"):
             logger.warning(f"the environment has changed ({cause}): {effect}")
 
@@ -76,7 +94,9 @@ class OpenRun:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
         yield console.Plain(
-            os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8"), every, verbose=True
+            os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8"),
+            every,
+            verbose=True,
         )
         yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
@@ -103,11 +123,17 @@ class OpenRun:
         self.folder.begin(step, facts, evaluation=due.evaluates(step))
         log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
-        if session.device.type == "cpu" and placement.device == "auto" and (problem := hardware.gpu_problem()):
+        if (
+            session.device.type == "cpu"
+            and placement.device == "auto"
+            and (problem := hardware.gpu_problem())
+        ):
             log.note(f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}")
 
     def poll(self) -> Requests:
-        """Return what this process requests now: a signal to stop for, and a checkpoint that is due by time."""
+        """Return what this process requests now: a signal to stop for, and a checkpoint that is due
+        by time.
+        """
         return Requests(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
 
     def stepped(self) -> None:
@@ -116,9 +142,11 @@ class OpenRun:
             self.folder.saver.stepped()
 
     def save(self, due: Due) -> None:
-        """Start to save a checkpoint, after the previous one is written. Training continues meanwhile.
+        """Start to save a checkpoint, after the previous one is written. Training continues
+        meanwhile.
 
-        Raises: LockstepError, in every process, if the state is not finite or is not the same in all processes.
+        Raises: LockstepError, in every process, if the state is not finite or is not the same in
+        all processes.
         """
         session, state = self._session, self._session.state
         if not state.is_finite():  # An update made it so, although all gradients were finite.
@@ -129,7 +157,9 @@ class OpenRun:
             self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
 
     def require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be
+        saved.
+        """
         if self.folder is not None:
             self.folder.saver.require_saved()
 
@@ -139,20 +169,30 @@ class OpenRun:
             return
         self.require_saved()
         again = self._spec.recipe.resuming(self.folder.path)
-        log.note(*console.block([("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]))
+        log.note(
+            *console.block(
+                [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
+            )
+        )
         self._ctx.tell("stopped", True)
 
     def finish(self, result: Result, log: Log) -> Record | None:
-        """Write the model and the result, and print the end block. Return the result in process 0."""
+        """Write the model and the result, and print the end block. Return the result in process
+        0.
+        """
         self.require_saved()
         if (folder := self.folder) is None:
             return None
-        with self._ctx.stopping(True):  # To find out which answers are sure may take as long as the training.
+        # To find out which answers are sure may take as long as the training.
+        with self._ctx.stopping(True):
             tensors, facts = self._session.model_file()
             if (logits := result.best.logits) is not None:
                 probabilities = logits.double().softmax(1)
                 result = replace(
-                    result, sure=self._session.sure_answers(tensors, SHARE, result.evaluated, probabilities)
+                    result,
+                    sure=self._session.sure_answers(
+                        tensors, SHARE, result.evaluated, probabilities
+                    ),
                 )
             record = result.record(log, folder, self._spec.started, self._mixed)
         folder.finish(record, tensors, facts)
@@ -172,7 +212,9 @@ def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Record) -> 
             if ctx.first and spec.resume:
                 folder = Folder.resume(spec.path, spec.placement, frozen)
             elif ctx.first:
-                folder = Folder.create(spec.path, spec.recipe, spec.placement, spec.numbered, frozen)
+                folder = Folder.create(
+                    spec.path, spec.recipe, spec.placement, spec.numbered, frozen
+                )
             if folder:
                 stack.callback(folder.close)
             run = OpenRun(spec, ctx, session, facts, folder)
@@ -182,5 +224,7 @@ def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Record) -> 
     except OSError as error:
         if not ctx.first:
             raise  # Only process 0 writes.
-        problem = f"cannot write in {spec.path}: {error.strerror or error}. Its checkpoints are untouched"
+        problem = (
+            f"cannot write in {spec.path}: {error.strerror or error}. Its checkpoints are untouched"
+        )
         raise LockstepError(problem, ENVIRONMENT) from None

@@ -1,4 +1,6 @@
-"""The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first step of a session."""
+"""The arithmetic probe: a fingerprint of the bits that a process computes, taken before the first
+step of a session.
+"""
 
 import torch
 from torch import Tensor
@@ -19,13 +21,15 @@ _IMAGES_OF_CHECK = 2
 
 
 def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> str:
-    """Return the probe of the initial `state`, which stays unchanged: the digest of one small update, in hex.
+    """Return the probe of the initial `state`, which stays unchanged: the digest of one small
+    update, in hex.
 
     It is equal where, as far as the probe can tell, the run's bits are.
 
-    The probe computes the vector of a tower of 16 images of step 0, twice, and one update with it. Every session probes
-    the same step, so a resumed run notices other hardware.
-    Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is repeated.
+    The probe computes the vector of a tower of 16 images of step 0, twice, and one update with it.
+    Every session probes the same step, so a resumed run notices other hardware.
+    Raises: LockstepError if the model does not fit the recipe, or computes other bits when it is
+    repeated.
     """
     if recipe.arithmetic == "portable":
         portable.check(dataset.labels.device)
@@ -36,8 +40,10 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     first, vector = digest([tower(state, shard, 0)]), tower(state, shard, 0)
     if digest([vector]) != first and recipe.exact:
         raise LockstepError(
-            f"model {recipe.model} computes other bits when it is run again on the same images. Its output may depend "
-            f"only on its weights, its buffers, its input and torch's generator. Remove other random numbers and "
+            f"model {recipe.model} computes other bits when it is run again on the same images. "
+            f"Its output may depend "
+            f"only on its weights, its buffers, its input and torch's generator. Remove other "
+            f"random numbers and "
             f"stored state, or give up exactness with {option('settings', 'exact=false')}"
         )
     gradients, buffer_deltas, _ = tower.layout.unpack(vector)
@@ -45,14 +51,16 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     with arithmetic(recipe.arithmetic):
         gradients.div_(len(shard.labels) * state.loss_scale)
     updated.apply(gradients, buffer_deltas, bound.learning_rate(0))
-    return digest([torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.named().values()]).hex()
+    return digest(
+        [torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.named().values()]
+    ).hex()
 
 
 def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int) -> None:
     """Raise a LockstepError unless the model returns logits [b, classes] for `images` [b, C, H, W].
 
-    Towers add up the changes of floating-point buffers only. So it may change no other buffer, except
-    num_batches_tracked, which counts the steps.
+    Towers add up the changes of floating-point buffers only. So it may change no other buffer,
+    except num_batches_tracked, which counts the steps.
     """
     buffers = {name: buffer.clone() for name, buffer in network.buffers.items()}
 
@@ -69,11 +77,13 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
             remedy = "Correct the model, or give it images of the size that it takes"
             if training and "more than 1 value per channel" in str(error):
                 remedy = (
-                    f"Batch norm needs several values of a channel, and a tower computes only one image "
+                    f"Batch norm needs several values of a channel, and a tower computes only one "
+                    f"image "
                     f"a step: give {option('tower_batch', 2)} or more"
                 )
             raise LockstepError(
-                f"model {recipe.model} fails on images [channels, height, width] {list(images.shape[1:])}: "
+                f"model {recipe.model} fails on images [channels, height, width] "
+                f"{list(images.shape[1:])}: "
                 f"{failure(error)}. {remedy}"
             ) from None
         got = f"a {type(output).__name__}"
@@ -82,8 +92,10 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
             if list(output.shape) == [len(images), classes] and output.is_floating_point():
                 return
         raise LockstepError(
-            f"model {recipe.model} returned {got}, expected {[len(images), classes]}: float logits, [images, classes], "
-            f"in {'training' if training else 'evaluation'} mode. Turn auxiliary outputs off, as in "
+            f"model {recipe.model} returned {got}, expected {[len(images), classes]}: float "
+            f"logits, [images, classes], "
+            f"in {'training' if training else 'evaluation'} mode. Turn auxiliary outputs off, as "
+            f"in "
             f"{option('settings', 'model_options.aux_logits=false')}"
         )
 
@@ -92,11 +104,16 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
         kept = buffer.is_floating_point() or name.endswith("num_batches_tracked")
         if not kept and not torch.equal(buffer, buffers[name]):
             raise LockstepError(
-                f"model {recipe.model} changes its buffer {name} in the forward pass, and Lockstep keeps such changes "
-                f"of floating-point buffers only. Register it as a float buffer, whose mean change over the towers is "
+                f"model {recipe.model} changes its buffer {name} in the forward pass, and Lockstep "
+                f"keeps such changes "
+                f"of floating-point buffers only. Register it as a float buffer, whose mean change "
+                f"over the towers is "
                 f"kept"
             )
     compute(training=False, images=images)
-    if recipe.progressive and not hasattr(network.module, "min_px"):  # It may take the size of the first steps only.
+    # It may take the size of the first steps only.
+    if recipe.progressive and not hasattr(network.module, "min_px"):
         for size in recipe.progressive.sizes_px:
-            compute(training=False, images=images.new_zeros(len(images), images.shape[1], size, size))
+            compute(
+                training=False, images=images.new_zeros(len(images), images.shape[1], size, size)
+            )

@@ -1,4 +1,6 @@
-"""The report job: an evaluation, and what the classifier says of each image: calibration, mistakes."""
+"""The report job: an evaluation, and what the classifier says of each image: calibration,
+mistakes.
+"""
 
 from torch import Tensor
 
@@ -22,7 +24,8 @@ _BINS = 15  # of the calibration error, of equal width
 
 
 def report(spec: ReportSpec, ctx: Context) -> Record | None:
-    """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0. Raises: LockstepError.
+    """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0.
+    Raises: LockstepError.
 
     The record is that of an evaluation, with "calibration", "sure" and "mistakes".
     """
@@ -32,11 +35,14 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     if not ctx.first or logits is None:
         return None
     labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
-    unclassified = classes == logits.shape[1]  # The logits are not finite: no class has a probability.
+    # The logits are not finite: no class has a probability.
+    unclassified = classes == logits.shape[1]
     probabilities = logits.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
     images, names = session.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
-        found = spec.recipe.survey(spec.placement.data, images.classes if spec.split == ALL else None)
+        found = spec.recipe.survey(
+            spec.placement.data, images.classes if spec.split == ALL else None
+        )
         names = [photo.path for photo in found.splits.get(spec.split, ())]
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
@@ -46,28 +52,38 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
     first = probabilities.amax(1)
     correct = classes == labels
-    mistakes = first.masked_fill(correct, -1.0).argsort(descending=True, stable=True)[: int((~correct).sum())].tolist()
+    mistakes = (
+        first.masked_fill(correct, -1.0)
+        .argsort(descending=True, stable=True)[: int((~correct).sum())]
+        .tolist()
+    )
     return {
         **record,
         "calibration": calibration(first, correct),
         "sure": sure,
-        "mistakes": [_shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]],
+        "mistakes": [
+            _shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]
+        ],
     }
 
 
 def calibration(confidence: Tensor, correct: Tensor) -> float:
-    """Return the expected calibration error: over bins, the mean distance of probability and accuracy.
+    """Return the expected calibration error: over bins, the mean distance of probability and
+    accuracy.
 
-    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool [n], or not. A bin
-    counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool
+    [n], or not. A bin counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
     """
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
     distances = places.bincount(confidence - correct.double())
     return float(distances.abs().sum() / len(correct))
 
 
-def _shown(session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]) -> Record:
-    """Return an image as the page shows it: its name, its label, its two most probable classes, if any, its picture.
+def _shown(
+    session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]
+) -> Record:
+    """Return an image as the page shows it: its name, its label, its two most probable classes, if
+    any, its picture.
 
     "evidence" is the picture with light on what speaks for the most probable class, or None.
     """

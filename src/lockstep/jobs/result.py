@@ -1,4 +1,6 @@
-"""Result: what a complete run has found, as the record in result.json and as the lines at its end."""
+"""Result: what a complete run has found, as the record in result.json and as the lines at its
+end.
+"""
 
 import time
 from collections.abc import Mapping
@@ -29,7 +31,8 @@ class Result:
     Attributes:
         session: whose state has the resulting weights: after the last update.
         trained: the number of updates.
-        evaluations: the evaluations of the resulting weights by kind of weights, the classifier's first.
+        evaluations: the evaluations of the resulting weights by kind of weights, the classifier's
+            first.
         memory: each process's peak, in bytes.
         evaluated: the split of `evaluations`.
         sure: what `Session.sure_answers` returned for it, in process 0, or None.
@@ -50,31 +53,47 @@ class Result:
     def warnings(self) -> list[str]:
         """Return what the accuracy hides or what makes it doubtful, one sentence each."""
         train_set, best, texts = self.session.splits["train"], self.best, list[str]()
-        names, counts = train_set.classes, train_set.labels.bincount(minlength=len(train_set.classes)).tolist()
-        few = [f"{name} has {count}" for name, count in zip(names, counts, strict=True) if count < _FEW]
+        names, counts = (
+            train_set.classes,
+            train_set.labels.bincount(minlength=len(train_set.classes)).tolist(),
+        )
+        few = [
+            f"{name} has {count}" for name, count in zip(names, counts, strict=True) if count < _FEW
+        ]
         texts += noted(few, "class", f"with fewer than {_FEW} training images")
         most, least = counts.index(max(counts)), counts.index(min(counts))
         if counts[most] >= _UNEQUAL * max(1, counts[least]):
             shares = f"{counts[most]:,} training images, and class {names[least]} {counts[least]:,}"
             texts.append(f"class {names[most]} has {shares}")
-        rows = [row for row in zip(best.class_correct, best.class_examples, names, strict=True) if row[1]]
+        rows = [
+            row
+            for row in zip(best.class_correct, best.class_examples, names, strict=True)
+            if row[1]
+        ]
         rows.sort(key=lambda row: row[0] / row[1])
         (right, examples, name), (right_of_best, examples_of_best, best_name) = rows[0], rows[-1]
         if right / examples < right_of_best / examples_of_best / 2:
-            text = f"of class {name} only {right} of {plural(examples, 'image')} are classified correctly"
+            text = (
+                f"of class {name} only {right} of {plural(examples, 'image')} are classified "
+                f"correctly"
+            )
             texts.append(f"{text}, of class {best_name} {right_of_best} of {examples_of_best}")
         share, most_common = max(zip(best.class_examples, names, strict=True))
         if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
             always = f"always answering {most_common} gives {share / best.examples:.2%}"
             texts.append(f"this accuracy may be chance: {always}")
         if self.session.recipe.head is not None and len(train_set) < LEAST_IMAGES:
-            texts.append(f"no picture is marked as unlike the training images, as these are fewer than {LEAST_IMAGES}")
+            texts.append(
+                f"no picture is marked as unlike the training images, as these are fewer than "
+                f"{LEAST_IMAGES}"
+            )
         return texts
 
     def record(self, log: Log, run: Run, started: float, mixed: bool) -> Record:
         """Return the content of result.json.
 
-        `started` is the time of the program's start, and `mixed` whether sessions of the `run` computed differently.
+        `started` is the time of the program's start, and `mixed` whether sessions of the `run`
+        computed differently.
         """
         session, recipe, best = self.session, self.session.recipe, self.best
         steps_per_s = log.monitor.steps_per_s()
@@ -89,12 +108,14 @@ class Result:
             "weights_sha256": session.state.weights_sha256(),
             "steps": self.trained,
             "examples": self.trained * recipe.batch,
-            "accuracy": {"ema": None} | {kind: found.accuracy for kind, found in self.evaluations.items()},
+            "accuracy": {"ema": None}
+            | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
             **views,
-            "loss": {"train": run.last_loss()} | {kind: found.loss for kind, found in self.evaluations.items()},
+            "loss": {"train": run.last_loss()}
+            | {kind: found.loss for kind, found in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
             "total_s": round(time.time() - started, 3),
             "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
@@ -113,12 +134,22 @@ class Result:
         recipe, best, run = self.session.recipe, self.best, record["run"]
         others = ""
         if "ema" in self.evaluations:
-            others = f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those of the last step"
+            others = (
+                f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
+                f"of the last step"
+            )
         if "accuracy_one_view" in record:
-            others += f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of each image"
+            others += (
+                f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of "
+                f"each image"
+            )
         counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
         judge = recipe.command("eval", run)
-        use = recipe.command("predict", run, "IMAGE.jpg") if recipe.dataset == IMAGE_FOLDER else command("recipes")
+        use = (
+            recipe.command("predict", run, "IMAGE.jpg")
+            if recipe.dataset == IMAGE_FOLDER
+            else command("recipes")
+        )
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
         sure: list[Line] = []
         if self.sure is not None:
@@ -129,11 +160,18 @@ class Result:
             ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
             *sure,
             *(("warning", text) for text in record["warnings"]),
-            *(("left out", text) for text in noted(recipe.left_out, "image", "that could not be read")),
+            *(
+                ("left out", text)
+                for text in noted(recipe.left_out, "image", "that could not be read")
+            ),
             ("weights", str(model)),
             ("speed", f"{rate_text(record)}; {seconds}"),
             *([("gpus", gpu_text(record))] if self.session.gpus else []),
-            ("sha256", f"{record['weights_sha256']} ({_scope_of_bits(recipe, record['mixed_arithmetic'])})"),
+            (
+                "sha256",
+                f"{record['weights_sha256']} "
+                f"({_scope_of_bits(recipe, record['mixed_arithmetic'])})",
+            ),
             ("next", f"{judge}   or   {use}"),
         ]
 
@@ -144,5 +182,7 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "sessions computed differently, see environment.json; no other run has these bits"
     if not recipe.exact:
         return "not exact, as set in the recipe"
-    same = "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
+    same = (
+        "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
+    )
     return f"the same on {same}"

@@ -50,30 +50,46 @@ class Session:
         bound: the steps of the run.
         reduction: adds the vectors of all towers.
         local_processes: how many of the processes are on this host.
-        gpus: the number of each GPU on which these compute, with the number on this host of one that does; {} on CPUs.
+        gpus: the number of each GPU on which these compute, with the number on this host of one
+            that does; {} on CPUs.
         splits: the dataset's splits by name, on the CPU.
         initial_weights: what the model took from `placement.init`, or None if it names no file.
         network, state: the network in the recipe's precision, and the master state that trains it.
         parameter_count: number of values in all parameters that are trained.
-        model_source: SHA-256 of each source file of the user's model and dataset; {} if both are built in.
+        model_source: SHA-256 of each source file of the user's model and dataset; {} if both are
+            built in.
         fingerprint: see `provenance.fingerprint`.
     """
 
     def __init__(
-        self, recipe: Recipe, placement: Placement, ctx: Context, splits: dict[str, Dataset] | None = None
+        self,
+        recipe: Recipe,
+        placement: Placement,
+        ctx: Context,
+        splits: dict[str, Dataset] | None = None,
     ) -> None:
-        """Read the recipe's dataset, unless `splits` are given, and make the network and its initial state.
+        """Read the recipe's dataset, unless `splits` are given, and make the network and its
+        initial state.
 
         Raises: LockstepError.
         """
-        self.recipe, self.placement, self.group, self.device = recipe, placement, ctx.group, ctx.device
+        self.recipe, self.placement, self.group, self.device = (
+            recipe,
+            placement,
+            ctx.group,
+            ctx.device,
+        )
         self._ctx = ctx
         ctx.monitor.use(ctx.device)
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
         hosts = ctx.group.hosts()
         self.local_processes = hosts.count(hosts[ctx.group.process])
         numbers = (placement.gpus or range(self.local_processes))[: self.local_processes]
-        self.gpus = {number: local for local, number in enumerate(numbers)} if ctx.device.type == "cuda" else {}
+        self.gpus = (
+            {number: local for local, number in enumerate(numbers)}
+            if ctx.device.type == "cuda"
+            else {}
+        )
         self._readers = ctx.group.patient()
         self.splits = splits_of(recipe, splits or self._read())
         train_set = self.splits["train"]
@@ -93,23 +109,30 @@ class Session:
         self.network, self._backbone = model.network, model.backbone
 
     def _read(self) -> dict[str, Dataset]:
-        """Read the splits. One process of a host downloads, indexes and decodes; then the others find the result."""
+        """Read the splits. One process of a host downloads, indexes and decodes; then the others
+        find the result.
+        """
         with self._readers.in_turn(not self._ctx.local):
             return read_splits(self.recipe, self.placement)
 
     def _load_initial_weights(self, model: Model) -> InitialWeights | None:
-        """Load the weights that the recipe starts from. They replace what was fitted to the training images."""
+        """Load the weights that the recipe starts from. They replace what was fitted to the
+        training images.
+        """
         recipe, path = self.recipe, self.placement.init
         if path is None:
             if recipe.head is not None:
                 raise LockstepError(
-                    f"head {recipe.head} is trained on what the layers before it compute, and these need trained "
+                    f"head {recipe.head} is trained on what the layers before it compute, and "
+                    f"these need trained "
                     f"weights: give their file or run as {option('init')}"
                 )
             return None
-        # A resumed session has no file to load, so the probe of every session takes the weights of the seed.
+        # A resumed session has no file to load, so the probe of every session takes the weights of
+        # the seed.
         self._seeded_state = model.state(self.device)
-        # A checkpoint of this recipe has the layers before the head; its head is not the one that the run starts from.
+        # A checkpoint of this recipe has the layers before the head; its head is not the one that
+        # the run starts from.
         facts = facts_if_valid(path)
         if "step" in facts and facts["recipe_digest"] == recipe.digest():
             load_initial_weights(model.module, recipe.model, path, None)
@@ -121,7 +144,9 @@ class Session:
 
     @cached_property
     def train_set(self) -> Dataset:
-        """The training images on the device, or their features. All processes ask for them together."""
+        """The training images on the device, or their features. All processes ask for them
+        together.
+        """
         return self.split("train")
 
     @cached_property
@@ -132,14 +157,20 @@ class Session:
 
     @property
     def without_graphs(self) -> str | None:
-        """Return why towers on a GPU are computed kernel by kernel, in words; None if they are CUDA graphs."""
+        """Return why towers on a GPU are computed kernel by kernel, in words; None if they are CUDA
+        graphs.
+        """
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
         return obstacle(self.recipe, self.network.module)
 
-    def updates(self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests) -> Generator[Requests]:
+    def updates(
+        self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests
+    ) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.updates`."""
-        return updates(self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags)
+        return updates(
+            self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags
+        )
 
     @property
     def data_sha256(self) -> dict[str, str]:
@@ -152,20 +183,26 @@ class Session:
         for name, digest in self.data_sha256.items():
             if (stated.get("data_sha256") or {}).get(name, digest) != digest:
                 raise LockstepError(
-                    f"the {'training' if name == 'train' else name} data{where} is not what {run} was trained on (its "
-                    f"sha256 differs): images were added, removed or changed since. Give the same as {option('data')}, "
+                    f"the {'training' if name == 'train' else name} data{where} is not what {run} "
+                    f"was trained on (its "
+                    f"sha256 differs): images were added, removed or changed since. Give the same "
+                    f"as {option('data')}, "
                     f"or start a new run",
                     DATA,
                 )
         self.require_same_classes(run, stated.get("classes"))
 
     def require_same_classes(self, run: Path, stated: Sequence[str] | None) -> None:
-        """Raise a LockstepError unless the names of the classes are those that the `run` has `stated`, if any."""
+        """Raise a LockstepError unless the names of the classes are those that the `run` has
+        `stated`, if any.
+        """
         own = self.splits["train"].classes
         if other := first_other_class(stated or own, own):
             raise LockstepError(
-                f"the classes are not those that {run} was trained on: label {other[0]} was {other[1]} and is "
-                f"{other[2]}. Give images of the same classes as {option('data')}, or start a new run",
+                f"the classes are not those that {run} was trained on: label {other[0]} was "
+                f"{other[1]} and is "
+                f"{other[2]}. Give images of the same classes as {option('data')}, or start a new "
+                f"run",
                 DATA,
             )
 
@@ -197,56 +234,93 @@ class Session:
     def sure_answers(
         self, tensors: Mapping[str, Tensor], share: float, dataset: Dataset, probabilities: Tensor
     ) -> dict[str, Any] | None:
-        """Return how many answers on `dataset` are sure and right, by the `tensors` of the model file; None if unknown.
+        """Return how many answers on `dataset` are sure and right, by the `tensors` of the model
+        file; None if unknown.
 
-        "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
+        "least" are the least probabilities of sure answers. Raises: ValueError if the file is
+        damaged.
         """
         features = self._backbone.shape[-1] // 4 if self._backbone else 0
-        marks = Marks(outliers.divided(tensors)[1], features, len(dataset.classes), share, self.recipe.balanced)
+        marks = Marks(
+            outliers.divided(tensors)[1],
+            features,
+            len(dataset.classes),
+            share,
+            self.recipe.balanced,
+        )
         if marks.sure_from is None:
             return None
-        sure = torch.tensor([mark == "sure" for mark in marks(dataset.pixels(slice(None)).cpu(), probabilities)])
+        sure = torch.tensor(
+            [mark == "sure" for mark in marks(dataset.pixels(slice(None)).cpu(), probabilities)]
+        )
         right = sure & (probabilities.argmax(1) == dataset.labels.cpu())
         least = sorted({one for one in marks.sure_from.tolist() if one <= 1})
-        return {"share": share, "images": int(sure.sum()), "right": int(right.sum()), "least": least}
+        return {
+            "share": share,
+            "images": int(sure.sum()),
+            "right": int(right.sum()),
+            "least": least,
+        }
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
-        """Return a split, or `examples` of it at even distances, on the device; for a recipe with `head` its features.
+        """Return a split, or `examples` of it at even distances, on the device; for a recipe with
+        `head` its features.
 
-        All processes call this together. Raises: LockstepError if the split does not exist, or has fewer examples.
+        All processes call this together. Raises: LockstepError if the split does not exist, or has
+        fewer examples.
         """
         if name not in self.splits:
             raise LockstepError(
-                f"dataset {self.recipe.dataset} has no split {name!r}: its splits are {', '.join(self.splits)}"
+                f"dataset {self.recipe.dataset} has no split {name!r}: its splits are "
+                f"{', '.join(self.splits)}"
             )
         dataset = self.splits[name]
         if examples is not None:
             if not 1 <= examples <= len(dataset):
-                raise LockstepError(f"{option('examples')}: got {examples}: give 1 to {len(dataset)}")
+                raise LockstepError(
+                    f"{option('examples')}: got {examples}: give 1 to {len(dataset)}"
+                )
             dataset = dataset.spread(examples)
         if self._backbone is None:
             return dataset.to(self.device)
         ctx = self._ctx
-        key = json.dumps([self.fingerprint, self.recipe.augmentation.model_dump(mode="json"), self.recipe.precision])
+        key = json.dumps(
+            [
+                self.fingerprint,
+                self.recipe.augmentation.model_dump(mode="json"),
+                self.recipe.precision,
+            ]
+        )
         return features_of(
-            self._backbone, dataset, self._readers, key, first_of_host=not ctx.local,
-            threads=max(1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower),
-        ).to(self.device)  # fmt: skip
+            self._backbone,
+            dataset,
+            self._readers,
+            key,
+            first_of_host=not ctx.local,
+            threads=max(
+                1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower
+            ),
+        ).to(self.device)
 
     def restore(self, checkpoint: StateFile | None) -> dict[str, Any]:
-        """Load the checkpoint that process 0 read, in every process, and return its facts. None: the initial state.
+        """Load the checkpoint that process 0 read, in every process, and return its facts. None:
+        the initial state.
 
-        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from are not given.
+        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts
+        from are not given.
         """
         if checkpoint is not None and checkpoint.facts.get("recipe_digest") != self.recipe.digest():
-            raise LockstepError(f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE)
+            raise LockstepError(
+                f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
+            )
         tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
         if tensors:
             self.state.load(load(tensors))
             self.require_equal_states()
         elif self.recipe.init_sha256 is not None and self.initial_weights is None:
             raise LockstepError(
-                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): give their file or "
+                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): "
+                f"give their file or "
                 f"run as {option('init')}"
             )
         text = json.dumps(checkpoint.facts if checkpoint else {})
@@ -254,18 +328,24 @@ class Session:
         return facts
 
     def require_agreement(self, train_set: Dataset | None = None) -> dict[str, Any]:
-        """Return what decides the bits of this session besides the recipe, with the arithmetic probe of `train_set`.
+        """Return what decides the bits of this session besides the recipe, with the arithmetic
+        probe of `train_set`.
 
-        Raises: LockstepError, in every process, unless all have the same versions, recipe, data, names of classes,
-            model source, weights, and, if the recipe is exact, the same arithmetic.
+        Raises: LockstepError, in every process, unless all have the same versions, recipe, data,
+            names of classes, model source, weights, and, if the recipe is exact, the same
+            arithmetic.
         """
         placement = self.placement
-        data = {"training data" if name == "train" else f"{name} data": sha for name, sha in self.data_sha256.items()}
+        data = {
+            "training data" if name == "train" else f"{name} data": sha
+            for name, sha in self.data_sha256.items()
+        }
         self._require_equal(
             {
                 "recipe": self.recipe.digest(),
                 "image decoder": self._decoder,
-                "versions": releases(),  # The model's code is imported by now, and with it timm or torchvision.
+                # The model's code is imported by now, and with it timm or torchvision.
+                "versions": releases(),
                 **data,
                 # The sha256 of a split covers labels, not their names.
                 "names of the classes": self.splits["train"].classes,
@@ -277,7 +357,9 @@ class Session:
                 ],
             }
         )
-        found = probe(self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set)
+        found = probe(
+            self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set
+        )
         self._seeded_state = None  # frees the memory
         if self.recipe.exact:
             self._require_equal({"arithmetic": found})
@@ -297,14 +379,19 @@ class Session:
         this = {"own": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
         first, *others = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
         for process, other in enumerate(others, 1):
-            if not (differing := [name for name in own if other["own"].get(name) != first["own"][name]]):
+            if not (
+                differing := [name for name in own if other["own"].get(name) != first["own"][name]]
+            ):
                 continue
             environments = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
             raise LockstepError(
-                f"process 0 (host {first['host']}) and process {process} (host {other['host']}) do not have the same "
+                f"process 0 (host {first['host']}) and process {process} (host {other['host']}) do "
+                f"not have the same "
                 f"{differing[0]}, so they would not train one network. Their environments differ: "
-                f"{environments or 'in nothing'}. Give every host the same files, options, libraries, variables and "
-                f"model of CPU or GPU, and let a model draw random numbers only from torch's generator",
+                f"{environments or 'in nothing'}. Give every host the same files, options, "
+                f"libraries, variables and "
+                f"model of CPU or GPU, and let a model draw random numbers only from torch's "
+                f"generator",
                 ENVIRONMENT,
             )
 
@@ -312,34 +399,57 @@ class Session:
         """Raise a LockstepError, in every process, unless the states of all have the same bits."""
         digests = exchange(self.state.digest(), self.group) if self.group.processes > 1 else []
         if len(set(digests)) > 1:
-            # The most frequent one is taken as right, and of equally frequent ones that of process 0.
+            # The most frequent one is taken as right, and of equally frequent ones that of process
+            # 0.
             right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
             wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
             raise LockstepError(
-                f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the others: after "
-                f"{self.state.step} steps the state differs. Nothing was saved since it was last equal. Usual causes: "
-                f"faulty memory, or a model whose output depends on more than its weights and input. Continue with "
+                f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as "
+                f"the others: after "
+                f"{self.state.step} steps the state differs. Nothing was saved since it was last "
+                f"equal. Usual causes: "
+                f"faulty memory, or a model whose output depends on more than its weights and "
+                f"input. Continue with "
                 f"{option('resume', True)}",
                 ENVIRONMENT,
             )
 
     def evaluate(
-        self, dataset: Dataset, weights: str, progress: Progress = lambda share: None, keep_logits: bool = False
+        self,
+        dataset: Dataset,
+        weights: str,
+        progress: Progress = lambda share: None,
+        keep_logits: bool = False,
     ) -> Evaluation:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
-        return evaluate(self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits)
+        return evaluate(
+            self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits
+        )
 
     def evidence(self, image: Tensor, label: int) -> Tensor | None:
-        """Return the class activation map by the weights that were evaluated last; None without a head."""
-        return None if self._backbone is None else class_activation_map(self._backbone, self.network, image, label)
+        """Return the class activation map by the weights that were evaluated last; None without a
+        head.
+        """
+        return (
+            None
+            if self._backbone is None
+            else class_activation_map(self._backbone, self.network, image, label)
+        )
 
-    def evaluate_all(self, dataset: Dataset, progress: Progress = lambda share: None) -> dict[str, Evaluation]:
-        """Evaluate every kind of weights that the run has, for a head with logits. The classifier's come first."""
+    def evaluate_all(
+        self, dataset: Dataset, progress: Progress = lambda share: None
+    ) -> dict[str, Evaluation]:
+        """Evaluate every kind of weights that the run has, for a head with logits. The classifier's
+        come first.
+        """
         kinds, results = dict.fromkeys((self.recipe.own_weights, "raw")), dict[str, Evaluation]()
         for kind in kinds:
             results[kind] = self.evaluate(
-                dataset, kind, lambda share: progress((len(results) + share) / len(kinds)), self._backbone is not None
+                dataset,
+                kind,
+                lambda share: progress((len(results) + share) / len(kinds)),
+                self._backbone is not None,
             )
         return results
 
@@ -354,23 +464,29 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         return splits
     if recipe.held_out >= len(train_set):
         raise LockstepError(
-            f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 to "
+            f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 "
+            f"to "
             f"{len(train_set) - 1} are allowed"
         )
     if recipe.held_out:
         kept, held = train_set.held_out(recipe.held_out)
         return {**splits, "train": kept, "held-out": held}
     raise LockstepError(
-        f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits are "
+        f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits "
+        f"are "
         f"{', '.join(splits)}. Add it, or hold out training images, as in "
         f"{option('settings', f'held_out={len(train_set) // 10}')}"
     )
 
 
-def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None) -> dict[str, Dataset]:
-    """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is downloaded.
+def read_splits(
+    recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None
+) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
+    downloaded.
 
-    With `classes`, all images of a folder are one split, see `photos.survey`. Raises: LockstepError.
+    With `classes`, all images of a folder are one split, see `photos.survey`. Raises:
+    LockstepError.
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
@@ -381,7 +497,8 @@ def read_splits(recipe: Recipe, placement: Placement, classes: Sequence[str] | N
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:
                 raise LockstepError(
-                    f"{option('data', placement.data)}: the dataset was given as data=, so leave it out"
+                    f"{option('data', placement.data)}: the dataset was given as data=, so leave "
+                    f"it out"
                 )
             return arrays.load_stored(recipe.dataset_sha256)
         if "dataset" in recipe.custom_code:

@@ -1,4 +1,6 @@
-"""Specs: what a job is to compute. Each names its job: the module of this folder, and the function in it."""
+"""Specs: what a job is to compute. Each names its job: the module of this folder, and the function
+in it.
+"""
 
 import sys
 import time
@@ -66,7 +68,8 @@ class VerifySpec(_Spec):
     """Replay steps of a run, and compare them with what its folder states.
 
     Attributes:
-        start: from which step to replay, up to the next checkpoint; None: from the second newest one.
+        start: from which step to replay, up to the next checkpoint; None: from the second newest
+            one.
     """
 
     job: ClassVar[str] = "verify"
@@ -85,8 +88,8 @@ Spec = TrainSpec | EvaluateSpec | ReportSpec | VerifySpec | LabelsSpec
 class Output(NamedTuple):
     """What process 0 prints.
 
-    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record as JSON.
-    verbose: True for all that log.txt has.
+    quiet: True for errors only. lines_to_stderr: True to leave stdout to the caller, for a record
+    as JSON. verbose: True for all that log.txt has.
     """
 
     quiet: bool = False

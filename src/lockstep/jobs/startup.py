@@ -1,4 +1,6 @@
-"""The start-up block: what a run is about to compute and where, in four lines; and the details for its log."""
+"""The start-up block: what a run is about to compute and where, in four lines; and the details for
+its log.
+"""
 
 import os
 import socket
@@ -36,14 +38,26 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
     if session.device.type == "cuda" and session.without_graphs:
         turns += f"; no CUDA graphs: {session.without_graphs}"
     return [
-        ("data", f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} images, {shape}, "
-                 f"{len(train_set.classes)} classes"),
-        ("network", f"{recipe.model}: {session.parameter_count:,} parameters"
-                    + (" to train, those of its last layer" if recipe.head else "") + origin),
-        ("time", f"{plural(bound.steps, 'step')} of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
-                 f"{done}, on {plural(session.group.processes, 'process')}{turns}"),
+        (
+            "data",
+            f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
+            f"images, {shape}, "
+            f"{len(train_set.classes)} classes",
+        ),
+        (
+            "network",
+            f"{recipe.model}: {session.parameter_count:,} parameters"
+            + (" to train, those of its last layer" if recipe.head else "")
+            + origin,
+        ),
+        (
+            "time",
+            f"{plural(bound.steps, 'step')} of {recipe.batch} images "
+            f"({epochs:.{int(epochs < 10)}f} epochs)"
+            f"{done}, on {plural(session.group.processes, 'process')}{turns}",
+        ),
         ("run", f"{run}, with all settings in its log.txt"),
-    ]  # fmt: skip
+    ]
 
 
 def detail_lines(session: Session) -> list[Line]:
@@ -51,20 +65,41 @@ def detail_lines(session: Session) -> list[Line]:
     recipe, initial = session.recipe, session.initial_weights
     return [
         ("digest", recipe.digest()),
-        ("step", f"{recipe.batch} images (global) = {plural(recipe.towers, 'tower')} x {recipe.tower_batch}"),
-        *([("init", f"{session.placement.init}: {initial}")] if initial and not session.state.step else []),
-        *((name, str(value)) for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()),
-    ]  # fmt: skip
+        (
+            "step",
+            f"{recipe.batch} images (global) = {plural(recipe.towers, 'tower')} x "
+            f"{recipe.tower_batch}",
+        ),
+        *(
+            [("init", f"{session.placement.init}: {initial}")]
+            if initial and not session.state.step
+            else []
+        ),
+        *(
+            (name, str(value))
+            for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()
+        ),
+    ]
 
 
 def placement_lines(session: Session) -> list[Line]:
-    """Return each process's host, device and towers, and how vectors are added. All processes call this together."""
-    recipe, group, device, length = session.recipe, session.group, session.device, session.tower.layout.length
+    """Return each process's host, device and towers, and how vectors are added. All processes call
+    this together.
+    """
+    recipe, group, device, length = (
+        session.recipe,
+        session.group,
+        session.device,
+        session.tower.layout.length,
+    )
     name = f"CPU ({plural(hardware.cores(), 'core')}, {torch.get_num_threads()} used)"
     if device.type == "cuda":
         name = f"{device} ({torch.cuda.get_device_name(device)})"
     own = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
-    how = f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; {REDUCTIONS[session.placement.reduction]}"
+    how = (
+        f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; "
+        f"{REDUCTIONS[session.placement.reduction]}"
+    )
     places = [
         (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")
         for process, text in enumerate(exchange(own, group))

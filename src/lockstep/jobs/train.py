@@ -1,4 +1,6 @@
-"""The train job: a run from its folder to its result. All processes compute the same; only process 0 writes."""
+"""The train job: a run from its folder to its result. All processes compute the same; only process
+0 writes.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,11 +34,12 @@ class StoppedError(Exception):
 def train(spec: TrainSpec, ctx: Context) -> Record | None:
     """Train the run of `spec`. Return its result in process 0, None in the others.
 
-    Raises: LockstepError; after a loss that is not finite, the last good state is saved first. StoppedError after a
-        request to stop.
+    Raises: LockstepError; after a loss that is not finite, the last good state is saved first.
+        StoppedError after a request to stop.
     """
     with ExitStack() as stack:
-        # What is trained? The arithmetic is probed before there is a folder: an unusable model leaves nothing behind.
+        # What is trained? The arithmetic is probed before there is a folder: an unusable model
+        # leaves nothing behind.
         notes: list[str] = []  # until the start-up block is printed
         messages = stack.enter_context(handled(notes.append, later=True))
         for text in spec.notes:
@@ -78,7 +81,9 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
 @contextmanager
 def _stop_told(run: OpenRun, log: Log) -> Iterator[None]:
-    """Say how to continue if a signal ends this process within the context, when the last checkpoint is saved."""
+    """Say how to continue if a signal ends this process within the context, when the last
+    checkpoint is saved.
+    """
     try:
         yield
     except SystemExit:
@@ -87,7 +92,9 @@ def _stop_told(run: OpenRun, log: Log) -> Iterator[None]:
 
 
 @contextmanager
-def _last_good_state_saved(session: Session, due: Due, run: OpenRun, ctx: Context) -> Iterator[None]:
+def _last_good_state_saved(
+    session: Session, due: Due, run: OpenRun, ctx: Context
+) -> Iterator[None]:
     """Save the state after a NonFiniteError within the context, if it is finite itself."""
     try:
         yield
@@ -96,12 +103,19 @@ def _last_good_state_saved(session: Session, due: Due, run: OpenRun, ctx: Contex
         if session.state.is_finite():
             run.save(due)
             run.require_saved()
-        ctx.group.broadcast(b"")  # No process reports the error, and with it ends all, before process 0 has saved.
-        raise LockstepError(f"{error}. The run's newest checkpoint is its last good state", error.code) from None
+        # No process reports the error, and with it ends all, before process 0 has saved.
+        ctx.group.broadcast(b"")
+        raise LockstepError(
+            f"{error}. The run's newest checkpoint is its last good state", error.code
+        ) from None
 
 
-def _evaluate_all(session: Session, test_set: Dataset, log: Log, ctx: Context) -> dict[str, Evaluation]:
-    """Evaluate the state. A signal ends this process at once, as the state is saved, or is being saved."""
+def _evaluate_all(
+    session: Session, test_set: Dataset, log: Log, ctx: Context
+) -> dict[str, Evaluation]:
+    """Evaluate the state. A signal ends this process at once, as the state is saved, or is being
+    saved.
+    """
 
     def progress(share: float) -> None:
         with log.monitor.doing("report"):
@@ -111,8 +125,12 @@ def _evaluate_all(session: Session, test_set: Dataset, log: Log, ctx: Context) -
         return session.evaluate_all(test_set, progress)
 
 
-def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log, ctx: Context) -> dict[str, Evaluation]:
-    """Evaluate and report the state, if that is due. Return the results by kind of weights, or nothing."""
+def _evaluate_if_due(
+    session: Session, test_set: Dataset, due: Due, log: Log, ctx: Context
+) -> dict[str, Evaluation]:
+    """Evaluate and report the state, if that is due. Return the results by kind of weights, or
+    nothing.
+    """
     state = session.state
     if not due.evaluates(state.step):
         return {}
@@ -122,7 +140,9 @@ def _evaluate_if_due(session: Session, test_set: Dataset, due: Due, log: Log, ct
     return results
 
 
-def _result(session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation], ctx: Context) -> Result:
+def _result(
+    session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation], ctx: Context
+) -> Result:
     """Return the result of a run that made all its steps."""
     # There are none if the run was resumed after its last step.
     evaluations = evaluations or _evaluate_all(session, test_set, log, ctx)

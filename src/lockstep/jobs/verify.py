@@ -1,4 +1,6 @@
-"""The verify job: compute steps of a run again, and compare them with what its folder states, which is only read."""
+"""The verify job: compute steps of a run again, and compare them with what its folder states, which
+is only read.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,8 @@ from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_nam
 
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
-    """Compute the steps from a checkpoint to the next one, and compare. Return the record in process 0, else None.
+    """Compute the steps from a checkpoint to the next one, and compare. Return the record in
+    process 0, else None.
 
     Raises: LockstepError if nothing can be compared.
     """
@@ -29,8 +32,13 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     checkpoint, end = replayed(run, spec.start) if ctx.first else (None, 0)
     session = Session(spec.recipe, spec.placement, ctx)
     facts, recipe, state = session.require_agreement(), spec.recipe, session.state
-    # The initial state follows from the recipe, unless it comes from a file of weights that is not here.
-    if checkpoint and checkpoint.step == 0 and (session.initial_weights or recipe.init_sha256 is None):
+    # The initial state follows from the recipe, unless it comes from a file of weights that is not
+    # here.
+    if (
+        checkpoint
+        and checkpoint.step == 0
+        and (session.initial_weights or recipe.init_sha256 is None)
+    ):
         checkpoint = None
     machine = _machine(run, session, facts, end) if ctx.first else None
     loaded = checkpoint.step if checkpoint else None
@@ -51,7 +59,9 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
         return None
     differences = [one for one in compared if one["recorded"] != one["replayed"]]
     if not differences and max((one["step"] for one in compared), default=begin) == begin:
-        raise LockstepError(f"no recorded state of steps {begin} to {end} can be read: nothing was compared", DATA)
+        raise LockstepError(
+            f"no recorded state of steps {begin} to {end} can be read: nothing was compared", DATA
+        )
     return {
         "run": str(run.path),
         "same": not differences,
@@ -65,22 +75,29 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
 
 
 def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
-    """Return the state before the replay, None for the initial one, and the number of updates after it.
+    """Return the state before the replay, None for the initial one, and the number of updates after
+    it.
 
-    The replay begins with the newest valid checkpoint up to `start`, by default the second newest of all, and ends at
-    the next one. Raises: LockstepError if nothing is recorded in between.
+    The replay begins with the newest valid checkpoint up to `start`, by default the second newest
+    of all, and ends at the next one. Raises: LockstepError if nothing is recorded in between.
     """
     steps, result = run.steps, run.result() or {}
     start = (*steps, 0, 0)[1] if start is None else start
     last = max(*steps, result.get("steps", 0), 0)
     paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
     state = next(filter(None, map(_read, paths)), None)
-    begin, end = state.step if state else 0, min((step for step in steps if step > start), default=last)
+    begin, end = (
+        state.step if state else 0,
+        min((step for step in steps if step > start), default=last),
+    )
     if begin != start:
-        logger.warning(f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}")
+        logger.warning(
+            f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}"
+        )
     if end <= begin:
         raise LockstepError(
-            f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: choose an earlier "
+            f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: "
+            f"choose an earlier "
             f"step as --from, or train with {option('save_every')}",
             DATA,
         )
@@ -88,7 +105,9 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
 
 
 def _read(path: Path) -> StateFile | None:
-    """Return a state file of the run. Return None, with a message, if it is damaged or was deleted."""
+    """Return a state file of the run. Return None, with a message, if it is damaged or was
+    deleted.
+    """
     try:
         return statefile.read(path)
     except (FileNotFoundError, LockstepError) as error:
@@ -97,7 +116,8 @@ def _read(path: Path) -> StateFile | None:
 
 
 def _machine(run: Run, session: Session, facts: Record, end: int) -> Record | None:
-    """Return how this machine differs from the one that computed the steps before `end`, None if that is not recorded.
+    """Return how this machine differs from the one that computed the steps before `end`, None if
+    that is not recorded.
 
     Raises: LockstepError if the data is not the run's.
     """
@@ -114,14 +134,19 @@ def _machine(run: Run, session: Session, facts: Record, end: int) -> Record | No
 
 
 def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Record]:
-    """Yield what is recorded of the state after this step, beside the same of the replayed state of the `session`.
+    """Yield what is recorded of the state after this step, beside the same of the replayed state of
+    the `session`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
     """
     state, result = session.state, run.result() or {}
     step = state.step
     if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
-        yield {"step": step, "what": "checkpoints", **_compared(saved, state.named(), session.facts())}
+        yield {
+            "step": step,
+            "what": "checkpoints",
+            **_compared(saved, state.named(), session.facts()),
+        }
     if step == result.get("steps"):
         yield {
             "step": step,
@@ -130,11 +155,17 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Rec
             "replayed": state.weights_sha256(),
         }
         if saved := _read(run.model):
-            yield {"step": step, "what": "model.safetensors", **_compared(saved, *session.model_file())}
+            yield {
+                "step": step,
+                "what": "model.safetensors",
+                **_compared(saved, *session.model_file()),
+            }
 
 
 def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Record) -> Record:
-    """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the replay."""
+    """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the
+    replay.
+    """
     # The source of the user's model may have changed since: `compare` tells that.
     own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}
     return {

@@ -1,6 +1,8 @@
-"""The weights that a run starts from: which file `--init` names, and which of its tensors a model takes.
+"""The weights that a run starts from: which file `--init` names, and which of its tensors a model
+takes.
 
-Finding the file needs no torch, because its SHA-256 is part of the recipe. No code in a file is executed.
+Finding the file needs no torch, because its SHA-256 is part of the recipe. No code in a file is
+executed.
 """
 
 import hashlib
@@ -44,14 +46,18 @@ class WeightsFile(NamedTuple):
 
 
 def find_weights(path: Path) -> WeightsFile:
-    """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises: LockstepError."""
+    """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises:
+    LockstepError.
+    """
     file = path
     if path.is_dir():
         run = Run.open(path)
         found = run.model if run.model.is_file() else run.newest
         if found is None:
             raise LockstepError(
-                f"{option('init', path)}: the run has neither a model.safetensors nor a checkpoint: train it", DATA
+                f"{option('init', path)}: the run has neither a model.safetensors nor a "
+                f"checkpoint: train it",
+                DATA,
             )
         file = found
     try:
@@ -65,9 +71,11 @@ def find_weights(path: Path) -> WeightsFile:
 
 
 def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
-    """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if there is none.
+    """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if
+    there is none.
 
-    It is in an installed package. Or the recipe trains a head, and a checkpoint of the `run` has the layers before it.
+    It is in an installed package. Or the recipe trains a head, and a checkpoint of the `run` has
+    the layers before it.
     Raises: LockstepError if the package is not installed.
     """
     if recipe.init_sha256 in PACKAGED:
@@ -85,9 +93,9 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
 class InitialWeights(NamedTuple):
     """What a model took from a file of weights: names of tensors.
 
-    loaded: of the model, and loaded. new: of the model, and not in the file, or there in another shape or type.
-    left: of the file, and not loaded. complete: whether all but those of the last layer are loaded. It is new if the
-    classes are others.
+    loaded: of the model, and loaded. new: of the model, and not in the file, or there in another
+    shape or type. left: of the file, and not loaded. complete: whether all but those of the last
+    layer are loaded. It is new if the classes are others.
     """
 
     loaded: list[str]
@@ -104,11 +112,13 @@ class InitialWeights(NamedTuple):
         return text
 
 
-def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256: str | None) -> InitialWeights:
+def load_initial_weights(
+    model: "nn.Module", model_name: str, path: Path, sha256: str | None
+) -> InitialWeights:
     """Load into `model`, in place, all tensors of the file that match by name and shape.
 
-    `model_name` is its name in messages, and `sha256` what the recipe states of the file (None: nothing). Weights are
-    converted to the model's types.
+    `model_name` is its name in messages, and `sha256` what the recipe states of the file (None:
+    nothing). Weights are converted to the model's types.
     Raises: LockstepError if the file cannot be used, or no parameter matches.
     """
     import torch
@@ -125,13 +135,16 @@ def load_initial_weights(model: "nn.Module", model_name: str, path: Path, sha256
         for name in loaded:
             if not found[name].float().isfinite().all():
                 raise LockstepError(
-                    f"{option('init', path)}: {name} has values that are infinite or not a number", DATA
+                    f"{option('init', path)}: {name} has values that are infinite or not a number",
+                    DATA,
                 )
             own[name].copy_(found[name])
     if not any(isinstance(own[name], torch.nn.Parameter) for name in loaded):
         raise LockstepError(
-            f"{option('init', path)}: none of its tensors has the name and shape of a parameter of model {model_name}. "
-            f"The file has {_some(found)}. The model has {_some(own)}. Give the weights of this model, or "
+            f"{option('init', path)}: none of its tensors has the name and shape of a parameter of "
+            f"model {model_name}. "
+            f"The file has {_some(found)}. The model has {_some(own)}. Give the weights of this "
+            f"model, or "
             f"{option('model')} the network of these weights"
         )
     new, left = ([name for name in names if name not in loaded] for names in (own, found))
@@ -154,22 +167,28 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     except OSError as error:
         raise _unreadable(path, error) from None
     if sha256 not in (None, hashlib.sha256(content).hexdigest()):
-        raise LockstepError(f"{option('init', path)}: its sha256 is not the recipe's init_sha256, {sha256}", DATA)
+        raise LockstepError(
+            f"{option('init', path)}: its sha256 is not the recipe's init_sha256, {sha256}", DATA
+        )
     if path.suffix == SUFFIX:
         return divided(classifier_weights(statefile.read(path, content, foreign=True).tensors))[0]
     try:
         file = io.BytesIO(content)
         parts = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else ()
-        # torch.save packs nothing. A packed file, or one that asks for a bytearray, may need any memory.
+        # torch.save packs nothing. A packed file, or one that asks for a bytearray, may need any
+        # memory.
         if sum(part.file_size for part in parts) > len(content) or b"\nbytearray\n" in content:
             raise ValueError("it is packed")
         with warnings.catch_warnings(action="ignore"):  # about pickles of other programs
             value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # torch and pickle raise many kinds, with long messages and escape sequences
         value = None
-    if not isinstance(value, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in value.values()):
+    if not isinstance(value, Mapping) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in value.values()
+    ):
         raise LockstepError(
-            f"{option('init', path)}: the file is damaged, packed, or has something other than tensors by name. Save "
+            f"{option('init', path)}: the file is damaged, packed, or has something other than "
+            f"tensors by name. Save "
             f"the weights alone: torch.save(model.state_dict(), 'weights.pt')",
             DATA,
         )
@@ -177,7 +196,8 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
 
 
 def classifier_weights(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
-    """Return the classifier's weights in a checkpoint by the model's names, averaged ones if there are any.
+    """Return the classifier's weights in a checkpoint by the model's names, averaged ones if there
+    are any.
 
     The `tensors` of other files are returned unchanged.
     """
@@ -196,7 +216,9 @@ def raw_sha256(tensors: "Mapping[str, Tensor]") -> str:
 
 
 def _by_kind(tensors: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
-    """Return the tensors of a checkpoint by the first part of their names, and by the rest of them."""
+    """Return the tensors of a checkpoint by the first part of their names, and by the rest of
+    them.
+    """
     found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
@@ -205,9 +227,16 @@ def _by_kind(tensors: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:
-    """Return whether the values can be copied. A sparse or quantized tensor, or one without values, cannot."""
+    """Return whether the values can be copied. A sparse or quantized tensor, or one without values,
+    cannot.
+    """
     types = (tensor.is_floating_point(), tensor.layout, tensor.device, tensor.is_quantized)
-    return tensor.shape == target.shape and types == (target.is_floating_point(), target.layout, target.device, False)
+    return tensor.shape == target.shape and types == (
+        target.is_floating_point(),
+        target.layout,
+        target.device,
+        False,
+    )
 
 
 def _some(tensors: "Mapping[str, Tensor]") -> str:
@@ -217,5 +246,6 @@ def _some(tensors: "Mapping[str, Tensor]") -> str:
 
 def _unreadable(path: Path, error: OSError) -> LockstepError:
     return LockstepError(
-        f"{option('init', path)}: {files.near(path)}it cannot be read: {error.strerror or error}", DATA
+        f"{option('init', path)}: {files.near(path)}it cannot be read: {error.strerror or error}",
+        DATA,
     )

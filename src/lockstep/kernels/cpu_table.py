@@ -1,7 +1,8 @@
-"""Kinds: what is fastest on which kind of CPU, by a table of makers, families and flags, never by a measured time.
+"""Kinds: what is fastest on which kind of CPU, by a table of makers, families and flags, never by a
+measured time.
 
-The choices decide bits, so they are part of native arithmetic, which the probe compares between processes.
-docs/results.md has the figures behind them.
+The choices decide bits, so they are part of native arithmetic, which the probe compares between
+processes. docs/results.md has the figures behind them.
 """
 
 from functools import cache
@@ -32,10 +33,13 @@ class Kind(NamedTuple):
     winograd: set[tuple[torch.dtype, int]]
 
     def __str__(self) -> str:
-        filters = sorted(f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in self.winograd)
+        filters = sorted(
+            f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in self.winograd
+        )
         dense, products = ("oneDNN" if chosen else "MKL" for chosen in (self.dense, self.onednn))
         return (
-            f"float32 dense layers by {dense}, Winograd's products by {products}, Winograd's scheme for "
+            f"float32 dense layers by {dense}, Winograd's products by {products}, Winograd's "
+            f"scheme for "
             f"{', '.join(filters)}"
         )
 
@@ -51,15 +55,17 @@ def kind() -> Kind:
     winograd = {(torch.float32, 3)}
     if not onednn:  # oneDNN computes 5x5 filters there in less time than the transforms take.
         winograd.add((torch.float32, 5))
-    # Matrix units make the products so fast that the transforms would take most of the time. In 5x5 filters of
-    # bfloat16, the transforms would lose 7 % of the result's norm.
+    # Matrix units make the products so fast that the transforms would take most of the time. In 5x5
+    # filters of bfloat16, the transforms would lose 7 % of the result's norm.
     if "amx_tile" not in flags:
         winograd.add((torch.bfloat16, 3))
     return Kind(dense, onednn, winograd)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices [M, K] and [K, N], or of batches of them, on a CPU and outside of autograd."""
+    """Return the product of two matrices [M, K] and [K, N], or of batches of them, on a CPU and
+    outside of autograd.
+    """
     if a.dtype != torch.float32 or not kind().onednn:
         return torch.matmul(a, b)
     if a.ndim == 3:
@@ -69,7 +75,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return `x` [b, n] times `weight` [m, n], plus `bias` [m]: [b, m], as torch's linear does."""
-    by_torch = reference.is_used() or portable.is_active() or x.device.type != "cpu" or x.dtype != torch.float32
+    by_torch = (
+        reference.is_used()
+        or portable.is_active()
+        or x.device.type != "cpu"
+        or x.dtype != torch.float32
+    )
     if by_torch or not kind().dense:
         return functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
@@ -91,5 +102,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _onednn(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
-    """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed by oneDNN."""
+    """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed
+    by oneDNN.
+    """
     return torch.ops.mkldnn._linear_pointwise(a, b, added, "none", [], "")  # type: ignore[no-any-return]

@@ -1,9 +1,11 @@
-"""Convolution, max-pool and ReLU as one operation that reads and writes less memory, with a hand-written gradient.
+"""Convolution, max-pool and ReLU as one operation that reads and writes less memory, with a
+hand-written gradient.
 
-A pool leaves a quarter of a convolution's output. Because max(relu(x)) = relu(max(x)), the ReLU runs on that quarter,
-and the whole output is never stored. On a CPU the images are computed in chunks, so that the output of a chunk stays
-in the cache. The number of images in a chunk is constant, because it decides the order in which the weight's gradient
-is added. So portable arithmetic has the same chunks on a GPU.
+A pool leaves a quarter of a convolution's output. Because max(relu(x)) = relu(max(x)), the ReLU
+runs on that quarter, and the whole output is never stored. On a CPU the images are computed in
+chunks, so that the output of a chunk stays in the cache. The number of images in a chunk is
+constant, because it decides the order in which the weight's gradient is added. So portable
+arithmetic has the same chunks on a GPU.
 """
 
 from math import prod
@@ -18,17 +20,21 @@ from lockstep.kernels import portable, reference
 from lockstep.kernels.reference import Padding
 from lockstep.kernels.winograd import Winograd, applies
 
-_CHUNK_BYTES = 5 * 2**19  # of the convolution's output in bfloat16: about the size of a core's caches
+# of the convolution's output in bfloat16: about the size of a core's caches
+_CHUNK_BYTES = 5 * 2**19
 
 # What the backward pass of one chunk needs: from the convolution, and from the operations after it.
 Saved = tuple[Tensor, tuple[Tensor, ...]]
 
 
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None) -> Tensor:
-    """Return relu(max_pool(conv(x))), [b, K, h, w], for a convolution of `x` [b, C, H, W] with stride 1.
+def conv_relu(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None
+) -> Tensor:
+    """Return relu(max_pool(conv(x))), [b, K, h, w], for a convolution of `x` [b, C, H, W] with
+    stride 1.
 
-    pool: (size, stride) of the max-pool, whose last windows may reach over the edge; None for no pool. Among equal
-    values the gradient goes to the first one, as in torch's max_pool2d.
+    pool: (size, stride) of the max-pool, whose last windows may reach over the edge; None for no
+    pool. Among equal values the gradient goes to the first one, as in torch's max_pool2d.
     """
     if reference.is_used():
         return reference.conv_relu(x, weight, bias, padding, pool)
@@ -36,7 +42,9 @@ def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: t
 
 
 def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
-    """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if `pool` is true."""
+    """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if
+    `pool` is true.
+    """
     if reference.is_used() or not _in_chunks(x):
         return reference.conv(x, weight, padding, pool)
     return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue())
@@ -46,14 +54,20 @@ def _in_chunks(x: Tensor) -> bool:
     return x.device.type == "cpu" or portable.is_active()
 
 
-def _computed(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue") -> Tensor:
+def _computed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
+) -> Tensor:
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
     return _forward(_Convolution(x, weight, padding, bias), x, epilogue)
 
 
-def _forward(convolution: "_Convolution", x: Tensor, epilogue: "_Epilogue", saved: list[Saved] | None = None) -> Tensor:
-    """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward pass needs."""
+def _forward(
+    convolution: "_Convolution", x: Tensor, epilogue: "_Epilogue", saved: list[Saved] | None = None
+) -> Tensor:
+    """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward
+    pass needs.
+    """
     result = _empty(x, epilogue.shape(*convolution.shape))
     images = convolution.images
     for part, out in zip(torch.split(x, images), torch.split(result, images), strict=True):
@@ -69,7 +83,12 @@ class _Chunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: Padding,
+        epilogue: "_Epilogue",
     ) -> Tensor:
         ctx.convolution = _Convolution(x, weight, padding, bias)
         ctx.epilogue = epilogue
@@ -85,9 +104,13 @@ class _Chunks(torch.autograd.Function):
         convolution, (result,) = ctx.convolution, ctx.saved_tensors
         grad_input = _empty(gradient, ctx.shape if ctx.needs_input_grad[0] else (0,) * 3)
         parts = (torch.split(whole, convolution.images) for whole in (gradient, result, grad_input))
-        for upstream, out, grad, (conv_saved, epilogue_saved) in zip(*parts, ctx.saved, strict=True):
+        for upstream, out, grad, (conv_saved, epilogue_saved) in zip(
+            *parts, ctx.saved, strict=True
+        ):
             grad_output = ctx.epilogue.backward(upstream, out, epilogue_saved, convolution.shape)
-            if (part := convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])) is not None:
+            if (
+                part := convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])
+            ) is not None:
                 grad.copy_(part)
         grad_weight, grad_bias = convolution.gradients()
         return grad_input if ctx.needs_input_grad[0] else None, grad_weight, grad_bias, None, None
@@ -96,29 +119,36 @@ class _Chunks(torch.autograd.Function):
 class _Epilogue:
     """The operations after a convolution: here, none."""
 
-    keeps_shape = True  # the result has the shape of the convolution's output, so it is computed in place
+    keeps_shape = (
+        True  # the result has the shape of the convolution's output, so it is computed in place
+    )
 
     def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
         """Return the shape of one image's result, for this shape of the convolution's output."""
         return channels, height, width
 
     def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-        """Write the result for the convolution's output `y` to `out`, which is `y` itself if `keeps_shape`.
+        """Write the result for the convolution's output `y` to `out`, which is `y` itself if
+        `keeps_shape`.
 
         Return what `backward` needs besides `out`.
         """
         return ()
 
-    def backward(self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    def backward(
+        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         """Return the gradient of the convolution's output, which has `shape` for each image."""
         return gradient
 
 
 class _Pool(_Epilogue):
-    """A 2x2 max-pool that reads and writes less memory than torch's, which scatters the gradient by int64 indices.
+    """A 2x2 max-pool that reads and writes less memory than torch's, which scatters the gradient by
+    int64 indices.
 
-    It compares left with right in both rows, then the larger values of the two rows, and keeps these comparisons. An
-    odd last row or column is left out. Among equal values the gradient goes to the first one, as in torch's pool.
+    It compares left with right in both rows, then the larger values of the two rows, and keeps
+    these comparisons. An odd last row or column is left out. Among equal values the gradient goes
+    to the first one, as in torch's pool.
     """
 
     keeps_shape = False
@@ -134,7 +164,9 @@ class _Pool(_Epilogue):
         pairs = (upper_left, upper_right), (lower_left, lower_right), (upper, lower)
         return tuple(_at_least(*pair) for pair in pairs)
 
-    def backward(self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    def backward(
+        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         upper_is_left, lower_is_left, is_upper = saved
         channels, height, width = shape
         result = gradient.new_empty((len(gradient), height, width, channels))
@@ -154,14 +186,23 @@ class _Pool(_Epilogue):
 
 
 def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return views of the four corners of all 2x2 squares of `x` [b, H, W, C], each [b, H // 2, W // 2, C]."""
+    """Return views of the four corners of all 2x2 squares of `x` [b, H, W, C], each [b, H // 2, W
+    // 2, C].
+    """
     height, width = (extent // 2 * 2 for extent in x.shape[1:3])
     upper, lower = x[:, 0:height:2], x[:, 1:height:2]
-    return upper[:, :, 0:width:2], upper[:, :, 1:width:2], lower[:, :, 0:width:2], lower[:, :, 1:width:2]
+    return (
+        upper[:, :, 0:width:2],
+        upper[:, :, 1:width:2],
+        lower[:, :, 0:width:2],
+        lower[:, :, 1:width:2],
+    )
 
 
 def _at_least(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 where a >= b, else 0, in their dtype: on a CPU, booleans and their products take five times as long."""
+    """Return 1 where a >= b, else 0, in their dtype: on a CPU, booleans and their products take
+    five times as long.
+    """
     return torch.ge(a, b, out=a.new_empty(a.shape))
 
 
@@ -176,7 +217,9 @@ class _PoolRelu(_Epilogue):
         if not self._pool:
             return channels, height, width
         size, stride = self._pool
-        rows, columns = (min(-(-(n - size) // stride) + 1, -(-n // stride)) for n in (height, width))
+        rows, columns = (
+            min(-(-(n - size) // stride) + 1, -(-n // stride)) for n in (height, width)
+        )
         return channels, rows, columns
 
     def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
@@ -187,11 +230,14 @@ class _PoolRelu(_Epilogue):
         torch.clamp_min(pooled, 0, out=out)
         return (indices,)
 
-    def backward(self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
+    def backward(
+        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+    ) -> Tensor:
         gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
         if self._pool is None:
             return gradient
-        # Torch's backward function takes the pool's input, but reads only its shape and memory format.
+        # Torch's backward function takes the pool's input, but reads only its shape and memory
+        # format.
         like = _empty(gradient, shape)
         size, stride = ([n, n] for n in self._pool)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
@@ -201,7 +247,8 @@ class _PoolRelu(_Epilogue):
 
 
 class _Convolution:
-    """A convolution with stride 1, computed in chunks, and the sums of the gradients of its weight and bias.
+    """A convolution with stride 1, computed in chunks, and the sums of the gradients of its weight
+    and bias.
 
     shape: [K, H, W] of one image's output. images: the number of images in a chunk.
     """
@@ -212,16 +259,23 @@ class _Convolution:
         self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
         self._weight = weight
         self._bias = bias
-        # Torch's convolution pads both sides of an axis equally. The rest of the padding is added beforehand.
+        # Torch's convolution pads both sides of an axis equally. The rest of the padding is added
+        # beforehand.
         rows, columns = self._equal = [min(above, below), min(left, right)]
         self._rest = (left - columns, right - columns, above - rows, below - rows)
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
-        chunk = self._winograd.images if self._winograd else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
+        chunk = (
+            self._winograd.images
+            if self._winograd
+            else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
+        )
         self.images = chunk if _in_chunks(x) else len(x)
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output for one chunk `x`, [b, K, H, W], written to `out` if given, and what `backward` needs."""
+        """Return the output for one chunk `x`, [b, K, H, W], written to `out` if given, and what
+        `backward` needs.
+        """
         if not self._winograd:
             y = functional.conv2d(self._padded(x), self._weight, self._bias, padding=self._equal)
             return y if out is None else out.copy_(y), x
@@ -231,7 +285,8 @@ class _Convolution:
         return out if self._bias is None else out.add_(self._bias[:, None, None]), tiles
 
     def backward(self, gradient: Tensor, saved: Tensor, needs_input_grad: bool) -> Tensor | None:
-        """Return the gradient of one chunk of x, or None. Add the gradients of weight and bias to their sums.
+        """Return the gradient of one chunk of x, or None. Add the gradients of weight and bias to
+        their sums.
 
         The sums are in float32 at least.
         """
@@ -239,7 +294,9 @@ class _Convolution:
             grad_input, grad_weight = self._winograd.backward(gradient, saved, needs_input_grad)
             others = [grad_weight] if self._bias is None else [grad_weight, gradient.sum((0, 2, 3))]
         else:
-            grad_input, others = self._plain_backward(gradient, self._padded(saved), needs_input_grad)
+            grad_input, others = self._plain_backward(
+                gradient, self._padded(saved), needs_input_grad
+            )
         if not self._sums:
             self._sums = [t.to(torch.promote_types(t.dtype, torch.float32)) for t in others]
         else:
@@ -247,7 +304,9 @@ class _Convolution:
         return grad_input
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of weight and bias (None without a bias), after the backward pass of all chunks."""
+        """Return the gradients of weight and bias (None without a bias), after the backward pass of
+        all chunks.
+        """
         (grad_weight, *grad_bias), self._sums = self._sums, []
         if self._winograd:
             grad_weight = self._winograd.weight_gradient(grad_weight)
@@ -263,14 +322,27 @@ class _Convolution:
         """Return the gradient of x, or None, and the gradients of weight and bias."""
         has_bias = self._bias is not None
         grad_padded, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            gradient, padded, self._weight, [len(self._weight)] if has_bias else None, [1, 1], self._equal, [1, 1],
-            False, [0, 0], 1, [needs_input_grad, True, has_bias],
-        )  # fmt: skip
+            gradient,
+            padded,
+            self._weight,
+            [len(self._weight)] if has_bias else None,
+            [1, 1],
+            self._equal,
+            [1, 1],
+            False,
+            [0, 0],
+            1,
+            [needs_input_grad, True, has_bias],
+        )
         if needs_input_grad and any(self._rest):
             grad_padded = functional.pad(grad_padded, [-n for n in self._rest])
         return grad_padded, [grad_weight, grad_bias] if has_bias else [grad_weight]
 
 
 def _empty(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return an uninitialised tensor [len(x), *shape] with the dtype and device of `x`, channels last in memory."""
-    return torch.empty((len(x), *shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    """Return an uninitialised tensor [len(x), *shape] with the dtype and device of `x`, channels
+    last in memory.
+    """
+    return torch.empty(
+        (len(x), *shape), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+    )

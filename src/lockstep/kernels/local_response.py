@@ -1,7 +1,8 @@
 """Local response normalisation over channels, with a hand-written gradient.
 
-Torch's own function pads, squares, pools and raises to a power; on a CPU it takes more than three times as long as the
-whole network. This kernel computes the sum over neighbouring channels as a 1x1 convolution by a band matrix.
+Torch's own function pads, squares, pools and raises to a power; on a CPU it takes more than three
+times as long as the whole network. This kernel computes the sum over neighbouring channels as a 1x1
+convolution by a band matrix.
 """
 
 from typing import Any
@@ -13,11 +14,14 @@ from torch.nn import functional
 
 from lockstep.kernels import portable, reference
 
-_HALF_SCALE = 64.0  # a power of two, so that dividing by it and multiplying by its square rounds nothing
+_HALF_SCALE = (
+    64.0  # a power of two, so that dividing by it and multiplying by its square rounds nothing
+)
 
 
 def local_response(x: Tensor, band: Tensor) -> Tensor:
-    """Return x / (1 + band(x^2)) ** 0.75, where `band` [C, C, 1, 1] sums over neighbouring channels.
+    """Return x / (1 + band(x^2)) ** 0.75, where `band` [C, C, 1, 1] sums over neighbouring
+    channels.
 
     x: [b, C, H, W]. The result has the same shape and dtype.
     """
@@ -48,7 +52,9 @@ def _neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
 
 
 class _LocalResponse(torch.autograd.Function):
-    """The kernel with its gradient: with d = 1 + band(x^2) and y = x d^-3/4, dL/dx = g d^-3/4 - 3/2 x band(g y / d)."""
+    """The kernel with its gradient: with d = 1 + band(x^2) and y = x d^-3/4, dL/dx = g d^-3/4 - 3/2
+    x band(g y / d).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, band: Tensor) -> Tensor:

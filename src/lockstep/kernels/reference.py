@@ -1,4 +1,6 @@
-"""The kernels of this package in plain torch operators, for tests and for exported and traced models."""
+"""The kernels of this package in plain torch operators, for tests and for exported and traced
+models.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +10,9 @@ Padding = tuple[int, int, int, int]  # zeros to the left and right of each image
 
 
 def is_used() -> bool:
-    """Return whether a model is being exported or traced, so that the result may have only torch's own operators."""
+    """Return whether a model is being exported or traced, so that the result may have only torch's
+    own operators.
+    """
     return torch.jit.is_tracing() or torch.compiler.is_exporting()  # type: ignore[attr-defined, no-untyped-call]
 
 
@@ -19,7 +23,9 @@ def conv(
     pool: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the convolution of `x` [b, C, H, W] with stride 1, and its 2x2 max-pool if `pool` is true."""
+    """Return the convolution of `x` [b, C, H, W] with stride 1, and its 2x2 max-pool if `pool` is
+    true.
+    """
     left, right, above, below = padding
     if (left, above) == (right, below):
         y = functional.conv2d(x, weight, bias, padding=(above, left))
@@ -28,14 +34,19 @@ def conv(
     return functional.max_pool2d(y, 2) if pool else y
 
 
-def conv_relu(x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None) -> Tensor:
-    """Return max_pool(relu(conv(x))); `pool` is the (size, stride) of the max-pool, or None for no pool."""
+def conv_relu(
+    x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None
+) -> Tensor:
+    """Return max_pool(relu(conv(x))); `pool` is the (size, stride) of the max-pool, or None for no
+    pool.
+    """
     y = functional.relu(conv(x, weight, padding, bias=bias))
     return functional.max_pool2d(y, *pool, ceil_mode=True) if pool else y
 
 
 def local_response(x: Tensor, band: Tensor) -> Tensor:
-    """Return x / (1 + band(x^2)) ** 0.75, where `band` [C, C, 1, 1] sums over neighbouring channels.
+    """Return x / (1 + band(x^2)) ** 0.75, where `band` [C, C, 1, 1] sums over neighbouring
+    channels.
 
     It is computed in float32 at least, because squares of float16 values overflow.
     """

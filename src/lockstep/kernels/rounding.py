@@ -1,11 +1,13 @@
-"""Elementary functions of Python floats with the same bits on every machine: computed with 34 digits, and rounded.
+"""Elementary functions of Python floats with the same bits on every machine: computed with 34
+digits, and rounded.
 
 Those of the math module are the system library's, whose last bit may differ.
 """
 
 from decimal import Decimal, localcontext
 
-_DIGITS = 34  # Twice as many as a float has, so that the rounding of a result to a float is the correct one.
+# Twice as many as a float has, so that the rounding of a result to a float is the correct one.
+_DIGITS = 34
 
 
 def exp(x: float) -> float:

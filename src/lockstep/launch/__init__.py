@@ -1,1 +1,3 @@
-"""Launch: how a job becomes one or several processes, and what happens when one of them stops or fails."""
+"""Launch: how a job becomes one or several processes, and what happens when one of them stops or
+fails.
+"""

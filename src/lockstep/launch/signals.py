@@ -1,4 +1,5 @@
-"""Signals that stop a program or a job: SIGINT (Ctrl-C), SIGTERM (from a scheduler) and SIGHUP (a closed terminal).
+"""Signals that stop a program or a job: SIGINT (Ctrl-C), SIGTERM (from a scheduler) and SIGHUP (a
+closed terminal).
 
 This module imports little, because the program handles signals before it imports anything else.
 """
@@ -69,8 +70,11 @@ class StopRequest:
 
 
 def leave(number: int) -> None:
-    """Leave with the exit code of a signal, after `finally` blocks and context managers have cleaned up."""
-    # A callback of the interpreter cannot raise an exception; Python would print it with its traceback.
+    """Leave with the exit code of a signal, after `finally` blocks and context managers have
+    cleaned up.
+    """
+    # A callback of the interpreter cannot raise an exception; Python would print it with its
+    # traceback.
     sys.unraisablehook = lambda lost: None
     sys.exit(SIGNAL_BASE + number)
 
@@ -82,7 +86,9 @@ def stopped_by(number: int) -> str:
 
 @contextlib.contextmanager
 def masked(how: int, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
-    """Let the system keep signals within the context (SIG_BLOCK), also for programs that start in it, or not."""
+    """Let the system keep signals within the context (SIG_BLOCK), also for programs that start in
+    it, or not.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         signal.pthread_sigmask(how, numbers)
@@ -109,7 +115,8 @@ def handled_by(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Itera
 
 @contextlib.contextmanager
 def ending_program() -> Iterator[None]:
-    """Let a signal to stop end this program, with one sentence and 128 plus its number, whatever it does.
+    """Let a signal to stop end this program, with one sentence and 128 plus its number, whatever it
+    does.
 
     The program cleans up first. It ends without that after some seconds, or after a second Ctrl-C.
     """
@@ -141,6 +148,7 @@ def ending_program() -> Iterator[None]:
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # A later signal comes after the program's end.
+            # A later signal comes after the program's end.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             if request.received is not None:
                 end()

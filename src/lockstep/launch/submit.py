@@ -1,8 +1,9 @@
 """Submit: the one road from a spec to a record, for the command line and for Python programs.
 
-A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers. Each is a new
-program (`worker.py`), which reads the spec from a file and tells what process 0 returns through another. Only workers
-import torch, which takes a second. In an outer launch (torchrun, srun, mpirun), each program starts one of the workers.
+A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers.
+Each is a new program (`worker.py`), which reads the spec from a file and tells what process 0
+returns through another. Only workers import torch, which takes a second. In an outer launch
+(torchrun, srun, mpirun), each program starts one of the workers.
 """
 
 import contextlib
@@ -24,37 +25,53 @@ from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, be
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 
 
-def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] | None = None) -> Outcome:
+def submit(
+    spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] | None = None
+) -> Outcome:
     """Do the job and return how it ended. Raises: LockstepError with the first cause of a failure.
 
-    With `inline`, one process is computed in this program, so that a debugger works; it is not restarted.
+    With `inline`, one process is computed in this program, so that a debugger works; it is not
+    restarted.
 
-    `stdout` is that of a Python program that calls Lockstep: a script, a notebook, or one of its threads; None for our
-    own program. Nothing here ends that program, changes its environment, or touches its other children. Ctrl-C in the
-    calling thread stops the workers as it stops the command line: training saves first, and a second Ctrl-C raises
-    KeyboardInterrupt. SIGTERM and SIGHUP, if the program does not handle them, stop them too, and then end the program.
+    `stdout` is that of a Python program that calls Lockstep: a script, a notebook, or one of its
+    threads; None for our own program. Nothing here ends that program, changes its environment, or
+    touches its other children. Ctrl-C in the calling thread stops the workers as it stops the
+    command line: training saves first, and a second Ctrl-C raises KeyboardInterrupt. SIGTERM and
+    SIGHUP, if the program does not handle them, stop them too, and then end the program.
     """
     world, asked = outer_world(), spec.placement.processes
     if world.launcher:
         if asked not in (None, world.processes):
             raise LockstepError(
-                f"{option('processes', asked)}, but {world.launcher} started {world.processes}: leave out "
+                f"{option('processes', asked)}, but {world.launcher} started {world.processes}: "
+                f"leave out "
                 f"{option('processes')} under an outer launch"
             )
         # The outer launcher starts all programs again after a failure.
-        spec = spec.replace(placement=spec.placement.replace(processes=world.processes, max_restarts=0))
+        spec = spec.replace(
+            placement=spec.placement.replace(processes=world.processes, max_restarts=0)
+        )
     check(spec.recipe, spec.placement)
     if inline:
         if world.launcher or asked not in (None, 1):
             raise LockstepError(
-                f"{option('inline', True)} computes one process in this program: leave out {option('processes')}, or "
+                f"{option('inline', True)} computes one process in this program: leave out "
+                f"{option('processes')}, or "
                 f"{option('inline', True)}"
             )
         return _inline(spec, output)
     # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
-    variables = {**numerics.environment(spec.recipe.threads_per_tower), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    # The process group of this program, as in Ray Train, serves a store at the address of the outer launch.
-    if world.launcher and (group := sys.modules.get("torch.distributed")) and group.is_initialized():
+    variables = {
+        **numerics.environment(spec.recipe.threads_per_tower),
+        "TORCH_CPP_LOG_LEVEL": "FATAL",
+    }
+    # The process group of this program, as in Ray Train, serves a store at the address of the outer
+    # launch.
+    if (
+        world.launcher
+        and (group := sys.modules.get("torch.distributed"))
+        and group.is_initialized()
+    ):
         variables[SERVED] = "True"
     most = world.processes if world.launcher else capacity(spec.recipe, spec.placement)
     processes = spec.placement.processes or min(spec.recipe.towers, most)
@@ -67,7 +84,11 @@ def submit(spec: Spec, output: Output, *, inline: bool = False, stdout: IO[str] 
         if stdout is None:
             stack.enter_context(handled_by(job.request.record))
         elif threading.current_thread() is threading.main_thread():
-            unused = [n for n in STOP_SIGNALS if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+            unused = [
+                n
+                for n in STOP_SIGNALS
+                if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
+            ]
             stack.enter_context(handled_by(job.request.record, unused))
         outcome = job.run()
     received = job.request.received
@@ -94,7 +115,9 @@ def _inline(spec: Spec, output: Output) -> Outcome:
 
 
 def _is_descriptor_1(stream: IO[str]) -> bool:
-    """Return whether what worker processes print appears on this stream, as it does not in a notebook."""
+    """Return whether what worker processes print appears on this stream, as it does not in a
+    notebook.
+    """
     try:
         stream.flush()  # What the program printed before comes first.
         return stream.fileno() == 1
@@ -110,7 +133,8 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
-            f"{placement.processes} processes need as many GPUs, and there {'is' if gpus == 1 else 'are'} {gpus}: "
+            f"{placement.processes} processes need as many GPUs, and there "
+            f"{'is' if gpus == 1 else 'are'} {gpus}: "
             f"choose {option('processes', 1)} to {gpus}, or {option('device', 'cpu')}",
             ENVIRONMENT,
         )
@@ -125,16 +149,21 @@ def outer_world() -> World:
     """
     if RENDEZVOUS in os.environ:
         raise LockstepError(
-            "a worker process imported a module that calls Lockstep. Move the model into a file of its own, or put "
+            "a worker process imported a module that calls Lockstep. Move the model into a file of "
+            "its own, or put "
             'the calls under: if __name__ == "__main__"'
         )
     return World.from_environment()
 
 
 def require_alone(function: str) -> None:
-    """Raise a LockstepError in a program that torchrun, srun or mpirun started, or in a worker process."""
+    """Raise a LockstepError in a program that torchrun, srun or mpirun started, or in a worker
+    process.
+    """
     if (world := outer_world()).launcher:
         raise LockstepError(
-            f"{world.launcher} started this program {world.processes} times, and lockstep.{function} starts its own "
-            f"processes: call it in a program that is started once, or use the program lockstep there"
+            f"{world.launcher} started this program {world.processes} times, and "
+            f"lockstep.{function} starts its own "
+            f"processes: call it in a program that is started once, or use the program lockstep "
+            f"there"
         )

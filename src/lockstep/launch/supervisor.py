@@ -1,7 +1,8 @@
-"""The launcher's side of a job: it starts the worker processes of this host, watches them, and ends or restarts them.
+"""The launcher's side of a job: it starts the worker processes of this host, watches them, and ends
+or restarts them.
 
-If a worker dies or hangs, the others cannot continue, so all end; training starts again from the newest checkpoint,
-with the same bits.
+If a worker dies or hangs, the others cannot continue, so all end; training starts again from the
+newest checkpoint, with the same bits.
 """
 
 import codecs
@@ -30,21 +31,21 @@ from lockstep.messages import logger
 from lockstep.runs.folder import Run
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
-_MAX_LOOK_S = 1.0  # If a look took longer, this program was stopped, and its workers may have been too.
+_MAX_LOOK_S = (
+    1.0  # If a look took longer, this program was stopped, and its workers may have been too.
+)
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
 _ASK_S = 1.0  # seconds between two requests to stop
 _KILLED_S = 5.0  # seconds for a killed worker to end
-_STOPPED = {
-    *(SIGNAL_BASE + number for number in STOP_SIGNALS),
-    -signal.SIGTERM,
-}  # exit codes; the last before `compute`
+# exit codes; the last before `compute`
+_STOPPED = {*(SIGNAL_BASE + number for number in STOP_SIGNALS), -signal.SIGTERM}
 
 
 class Outcome(NamedTuple):
     """How a job ended.
 
-    record: what process 0 returned, or None. code: 0, or 128 + the number of the signal that stopped it.
-    run: the folder of the run that was trained, or None.
+    record: what process 0 returned, or None. code: 0, or 128 + the number of the signal that
+    stopped it. run: the folder of the run that was trained, or None.
     """
 
     record: dict[str, Any] | None
@@ -53,7 +54,8 @@ class Outcome(NamedTuple):
 
 
 def begun(spec: Spec, told: Callable[[str], Any]) -> Path | None:
-    """Return the folder of the run that is trained; None if there is none yet. `told` returns what process 0 has told.
+    """Return the folder of the run that is trained; None if there is none yet. `told` returns what
+    process 0 has told.
 
     A process that was killed may have made the folder and not told it.
     """
@@ -64,7 +66,8 @@ def begun(spec: Spec, told: Callable[[str], Any]) -> Path | None:
 
 
 def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) -> Outcome:
-    """Return the outcome of a job that signal `number` stopped, and print how to continue it, unless process 0 has.
+    """Return the outcome of a job that signal `number` stopped, and print how to continue it,
+    unless process 0 has.
 
     `told` returns what process 0 has told.
     """
@@ -85,9 +88,9 @@ def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) ->
 class End(NamedTuple):
     """How a worker, or all of them, ended. A worker writes it into a file, unless it is killed.
 
-    code: the exit code; below 0 the signal that killed it. message: the error, or "". known: True for an error that the
-    user must fix, so that a restart does not help. lost: True if it has only lost the other processes. time: when that
-    was.
+    code: the exit code; below 0 the signal that killed it. message: the error, or "". known: True
+    for an error that the user must fix, so that a restart does not help. lost: True if it has only
+    lost the other processes. time: when that was.
     """
 
     code: int
@@ -100,11 +103,13 @@ class End(NamedTuple):
 class Supervisor:
     """Computes `spec` in worker processes of this host, and starts them again if one fails.
 
-    A worker is a new program, never a fork of this process, which may have threads and may have imported torch.
+    A worker is a new program, never a fork of this process, which may have threads and may have
+    imported torch.
 
     Attributes:
         request: what this program received.
-        killed: True if the workers are killed, as they had nothing to save, or after a second Ctrl-C.
+        killed: True if the workers are killed, as they had nothing to save, or after a second
+            Ctrl-C.
     """
 
     def __init__(
@@ -119,8 +124,8 @@ class Supervisor:
     ) -> None:
         """Prepare `processes` workers that print `output`, with `variables` in their environment.
 
-        `folder` takes the files by which they talk to this program. `world` is the place of this program: in an outer
-        launch, every program starts one of the workers.
+        `folder` takes the files by which they talk to this program. `world` is the place of this
+        program: in an outer launch, every program starts one of the workers.
         """
         self._spec, self._output, self._world, self._processes = spec, output, world, processes
         self._parent, self._folder, self._variables, self._relay = folder, folder, variables, relay
@@ -134,7 +139,9 @@ class Supervisor:
         self._heartbeats: dict[int, HeartbeatFile] = {}
 
     def run(self) -> Outcome:
-        """Do the job and return how it ended. Raises: LockstepError with the first cause if it failed."""
+        """Do the job and return how it ended. Raises: LockstepError with the first cause if it
+        failed.
+        """
         while True:
             try:
                 self._start()
@@ -145,37 +152,67 @@ class Supervisor:
             received = self.request.received
             if not failures and received is None:
                 return Outcome(self._told("record"), run=begun(self._spec, self._told))
-            ended = [end.code in _STOPPED or (end.lost and received is not None) for end in failures.values()]
+            ended = [
+                end.code in _STOPPED or (end.lost and received is not None)
+                for end in failures.values()
+            ]
             if self.killed or all(ended):
-                return stopped(self._spec, received or signal.SIGTERM, self._told, self._output.quiet)
+                return stopped(
+                    self._spec, received or signal.SIGTERM, self._told, self._output.quiet
+                )
             self._prepare_restart(End(ENVIRONMENT, hang) if hang else self._first_cause(failures))
 
     def _start(self) -> None:
-        """Start all processes. They search modules also where this program does: after all other folders."""
+        """Start all processes. They search modules also where this program does: after all other
+        folders.
+        """
         self._folder = self._parent / f"start-{self._starts}"
         self._starts += 1
         self._folder.mkdir(parents=True)
         import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
-        (self._folder / "spec").write_bytes(pickle.dumps((self._spec, self._output, errors.in_python, import_folders)))
+        (self._folder / "spec").write_bytes(
+            pickle.dumps((self._spec, self._output, errors.in_python, import_folders))
+        )
         for process in [self._world.process] if self._world.launcher else range(self._processes):
-            place = {RENDEZVOUS: ""}  # In an outer launch, the launcher's variables number the worker.
+            # In an outer launch, the launcher's variables number the worker.
+            place = {RENDEZVOUS: ""}
             if not self._world.launcher:
-                place = {"RANK": str(process), "WORLD_SIZE": str(self._processes), "LOCAL_RANK": str(process)}
-                # They meet in a file, so no port can be in use already, and listen only where no other host connects.
-                place |= {RENDEZVOUS: str(self._folder / "rendezvous"), "GLOO_SOCKET_IFNAME": hardware.LOOPBACK}
+                place = {
+                    "RANK": str(process),
+                    "WORLD_SIZE": str(self._processes),
+                    "LOCAL_RANK": str(process),
+                }
+                # They meet in a file, so no port can be in use already, and listen only where no
+                # other host connects.
+                place |= {
+                    RENDEZVOUS: str(self._folder / "rendezvous"),
+                    "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
+                }
             self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
-            with masked(signal.SIG_BLOCK):  # A worker that is sent a signal receives it when it has its handlers.
+            # A worker that is sent a signal receives it when it has its handlers.
+            with masked(signal.SIG_BLOCK):
                 self._programs[process] = subprocess.Popen(
-                    # -P keeps the current folder out of the import path, so a torch.py there does not replace torch.
-                    [sys.executable, "-P", "-m", "lockstep.launch.worker", str(self._folder), str(os.getpid())],
+                    # -P keeps the current folder out of the import path, so a torch.py there does
+                    # not replace torch.
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "lockstep.launch.worker",
+                        str(self._folder),
+                        str(os.getpid()),
+                    ],
                     env={**os.environ, **self._variables, **place},
                     stdin=subprocess.DEVNULL,
                     stdout=self._relay.descriptor if self._relay else None,
-                    start_new_session=True,  # A terminal's Ctrl-C reaches only the launcher, which forwards it.
-                )  # fmt: skip
+                    # A terminal's Ctrl-C reaches only the launcher, which forwards it.
+                    start_new_session=True,
+                )
 
     def _wait(self) -> str:
-        """Wait until the workers have ended, or one has failed and the others had time to end. Return how they hang."""
+        """Wait until the workers have ended, or one has failed and the others had time to end.
+        Return how they hang.
+        """
         beats: dict[int, Beat] = {}
         idle_s, failed_s, last = 0.0, 0.0, time.monotonic()
         asked: float | None = None
@@ -185,7 +222,10 @@ class Supervisor:
                     time.sleep(_POLL_S)
                 else:
                     self._relay.write(_POLL_S)
-                now, seen = time.monotonic(), {process: self._heartbeats[process].beat for process in running}
+                now, seen = (
+                    time.monotonic(),
+                    {process: self._heartbeats[process].beat for process in running},
+                )
                 passed_s = min(now - last, _MAX_LOOK_S)
                 if self.request.received is not None:
                     if asked is None or now - asked > _ASK_S:
@@ -197,7 +237,8 @@ class Supervisor:
                     failed_s += passed_s
                 idle_s = idle_s + passed_s if seen == beats else 0.0
                 beats, last = seen, now
-                # In an outer launch the one worker here may wait for another host, and ends by itself.
+                # In an outer launch the one worker here may wait for another host, and ends by
+                # itself.
                 limit_s = self._spec.placement.timeout * max(beat.slow for beat in seen.values())
                 if idle_s >= limit_s and not self._world.launcher:
                     where = max(seen.values(), key=lambda beat: beat.step).where
@@ -211,7 +252,8 @@ class Supervisor:
     def _ask_to_stop(self, beats: Iterable[Beat], again: bool) -> None:
         """Ask the workers to stop, or kill them if they have nothing to save.
 
-        A worker that imports, or waits for others to connect, does not hear a signal. No step is done then.
+        A worker that imports, or waits for others to connect, does not hear a signal. No step is
+        done then.
         """
         unsaved = isinstance(self._spec, TrainSpec) and min(beat.step for beat in beats) >= 0
         self.killed = self.request.repeated or (again and not unsaved)
@@ -227,32 +269,53 @@ class Supervisor:
 
     def _failures(self) -> dict[int, End]:
         """Return how the workers that failed or were stopped ended, by number."""
-        ends = {process: self._end(process) for process, worker in self._programs.items() if worker.poll() is not None}
+        ends = {
+            process: self._end(process)
+            for process, worker in self._programs.items()
+            if worker.poll() is not None
+        }
         return {process: end for process, end in ends.items() if end.code}
 
     def _end(self, process: int) -> End:
         path = self._folder / f"ended-{process}"
-        return End(*json.loads(path.read_text())) if path.exists() else End(self._programs[process].returncode or CRASH)
+        return (
+            End(*json.loads(path.read_text()))
+            if path.exists()
+            else End(self._programs[process].returncode or CRASH)
+        )
 
     def _first_cause(self, failures: Mapping[int, End]) -> End:
-        """Return why the job failed: the error of a worker that failed by itself; else the signal that killed one."""
+        """Return why the job failed: the error of a worker that failed by itself; else the signal
+        that killed one.
+        """
 
         def rank(failure: tuple[int, End]) -> tuple[bool, bool, float]:
             _, end = failure
-            return end.lost or not end.message, end.code > 0, end.time  # One that aborts has often lost a killed one.
+            # One that aborts has often lost a killed one.
+            return (end.lost or not end.message, end.code > 0, end.time)
 
         process, end = min(failures.items(), key=rank)
         if end.message:
             return end
         towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
-        how = f"was killed by {signal.Signals(-end.code).name}" if end.code < 0 else f"ended with exit code {end.code}"
-        hint = ". Often this means that the system ran out of memory" if end.code == -signal.SIGKILL else ""
+        how = (
+            f"was killed by {signal.Signals(-end.code).name}"
+            if end.code < 0
+            else f"ended with exit code {end.code}"
+        )
+        hint = (
+            ". Often this means that the system ran out of memory"
+            if end.code == -signal.SIGKILL
+            else ""
+        )
         where = self._heartbeats[process].beat.where
         message = f"process {process} of {self._processes} ({towers}) {how} {where}{hint}"
         return End(ENVIRONMENT if end.code < 0 else CRASH, message)
 
     def _prepare_restart(self, failure: End) -> None:
-        """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if there must be none."""
+        """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if
+        there must be none.
+        """
         spec, run = self._spec, begun(self._spec, self._told)
         if failure.known:
             raise LockstepError(failure.message, failure.code)
@@ -271,9 +334,15 @@ class Supervisor:
         self._spec = spec.replace(notes=(*spec.notes, note))
         if run is not None:  # The notes of earlier starts are in its log.
             placement = spec.placement
-            if saved >= 0:  # The checkpoint has all weights, and the file that the run started from may be gone.
+            if (
+                saved >= 0
+                # The checkpoint has all weights, and the file that the run started from may be
+                # gone.
+            ):
                 placement = placement.replace(init=known_weights(spec.recipe, run))
-            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,), placement=placement)
+            self._spec = spec.replace(
+                path=run, resume=True, numbered=False, notes=(note,), placement=placement
+            )
 
     def _send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""
@@ -281,7 +350,9 @@ class Supervisor:
             worker.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill all workers, also stopped ones. One that the system holds, as for a disk, ends when it lets go."""
+        """Kill all workers, also stopped ones. One that the system holds, as for a disk, ends when
+        it lets go.
+        """
         self._send(signal.SIGKILL)
         for worker in self._programs.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -289,9 +360,11 @@ class Supervisor:
 
 
 class Relay:
-    """A pipe from the workers' stdout to a stream that only this program can write to, as a notebook's.
+    """A pipe from the workers' stdout to a stream that only this program can write to, as a
+    notebook's.
 
-    A notebook shows what a thread prints in the cell that the thread runs, so the caller of `write` writes.
+    A notebook shows what a thread prints in the cell that the thread runs, so the caller of `write`
+    writes.
 
     Attributes:
         descriptor: the end into which worker processes write UTF-8.
@@ -300,16 +373,20 @@ class Relay:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._pipe, self.descriptor = os.pipe()
-        self._ready = select.poll()  # A notebook may have more open files than select() can wait for.
+        # A notebook may have more open files than select() can wait for.
+        self._ready = select.poll()
         self._ready.register(self._pipe, select.POLLIN)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, wait_s: float) -> bool:
-        """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return whether any came."""
+        """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return
+        whether any came.
+        """
         ready = bool(self._ready.poll(wait_s * 1000))
         if ready:
             text = self._decoder.decode(os.read(self._pipe, 1 << 16))
-            with contextlib.suppress(OSError, ValueError):  # A stream that is closed loses text, not the run.
+            # A stream that is closed loses text, not the run.
+            with contextlib.suppress(OSError, ValueError):
                 self._stream.write(text)
                 self._stream.flush()
         return ready

@@ -34,10 +34,11 @@ _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
 
 
 def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
-    """Do this process's part of the job. Return its record in process 0, and the exit code. Raises: LockstepError.
+    """Do this process's part of the job. Return its record in process 0, and the exit code. Raises:
+    LockstepError.
 
-    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal ends this process at once,
-    unless the job says that it has something to save (`ctx.stopping`).
+    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal ends
+    this process at once, unless the job says that it has something to save (`ctx.stopping`).
     """
     request = StopRequest()
     shown = world.process == 0 and not ctx.output.quiet
@@ -52,13 +53,17 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
 
         try:
             _join(spec, world, ctx)
-            record, code = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx), 0
+            record, code = (
+                getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx),
+                0,
+            )
         except StoppedError as stopped:
             record, code = None, stopped.code
         except (MemoryError, RuntimeError) as error:
             if problem := hardware.memory_problem(error):
                 raise LockstepError(
-                    f"too little memory ({problem}). Give more {option('towers')}, a smaller {option('batch')} or "
+                    f"too little memory ({problem}). Give more {option('towers')}, a smaller "
+                    f"{option('batch')} or "
                     f"eval_batch, or {option('precision', 'bfloat16')}: each is another recipe",
                     ENVIRONMENT,
                 ) from error
@@ -76,7 +81,9 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
 
 
 def device_of(placement: Placement, world: World) -> "torch.device":
-    """Return this process's device. Raises: LockstepError if it has no GPU of its own, but should."""
+    """Return this process's device. Raises: LockstepError if it has no GPU of its own, but
+    should.
+    """
     import torch
 
     if not (numbers := gpus_here(placement)):
@@ -85,7 +92,8 @@ def device_of(placement: Placement, world: World) -> "torch.device":
     local = 0 if world.launcher and len(numbers) == 1 else world.local
     if local >= len(numbers):
         raise LockstepError(
-            f"process {world.process} is number {local} of host {gethostname()}, whose GPUs are {numbers}: start one "
+            f"process {world.process} is number {local} of host {gethostname()}, whose GPUs are "
+            f"{numbers}: start one "
             f"process for each GPU, and number those of a host by LOCAL_RANK",
             ENVIRONMENT,
         )
@@ -96,31 +104,42 @@ def device_of(placement: Placement, world: World) -> "torch.device":
 def _join(spec: Spec, world: World, ctx: "Context") -> None:
     """Connect this process to the others: fill in `ctx.group`.
 
-    On one host the launcher sees that a process hangs. On several hosts nothing does, so there a process waits for the
-    others for ten times --timeout, as long as the slowest part of a run may take, and then ends.
+    On one host the launcher sees that a process hangs. On several hosts nothing does, so there a
+    process waits for the others for ten times --timeout, as long as the slowest part of a run may
+    take, and then ends.
     """
     from lockstep.core.group import PATIENT_S, connect
 
     if world.processes == 1:
         return
-    # The handler of a signal would not run while this process waits for those of other hosts to start.
+    # The handler of a signal would not run while this process waits for those of other hosts to
+    # start.
     with (
         handled_by(signal.SIG_DFL) if world.launcher else contextlib.nullcontext(),
         ctx.monitor.doing("communication"),
     ):
         # In portable arithmetic, hosts with and without GPUs compute the same bits.
         store = meet(world, "any" if spec.recipe.arithmetic == "portable" else ctx.device.type)
-        gpus, limit_s = spec.placement.gpus or (), SLOW * spec.placement.timeout if world.launcher else PATIENT_S
+        gpus, limit_s = (
+            spec.placement.gpus or (),
+            SLOW * spec.placement.timeout if world.launcher else PATIENT_S,
+        )
         ctx.group = connect(
-            world.process, world.processes, ctx.device, store, ctx.monitor, limit_s,
+            world.process,
+            world.processes,
+            ctx.device,
+            store,
+            ctx.monitor,
+            limit_s,
             shares_gpu=len({*gpus}) < len(gpus),
-        )  # fmt: skip
+        )
 
 
 def main() -> None:
     """Do a worker process's part of the job in FOLDER/spec.
 
-    Arguments: FOLDER, which only the launcher's user can write, and the launcher's process id. FOLDER gets the outcome.
+    Arguments: FOLDER, which only the launcher's user can write, and the launcher's process id.
+    FOLDER gets the outcome.
     """
     files.reserve_standard_streams()
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
@@ -128,7 +147,9 @@ def main() -> None:
     sys.path += [path for path in paths if path not in sys.path]
     world = World.from_environment()
     monitor = Monitor(folder / f"heartbeat-{world.process}")
-    threading.Thread(target=_watch, args=(parent, monitor, folder.parent), name="watch", daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(parent, monitor, folder.parent), name="watch", daemon=True
+    ).start()
 
     def tell(kind: str, value: Any) -> None:
         files.replace(folder / f"{kind}.json", json.dumps(value).encode())
@@ -143,7 +164,9 @@ def main() -> None:
         lost = isinstance(error, PeerLostError)
         end = End(error.code, str(error), known=not lost, lost=lost, time=time.time())
     except Exception:
-        end = End(CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time())
+        end = End(
+            CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time()
+        )
     sys.stdout.flush()
     with contextlib.suppress(OSError):
         files.replace(folder / f"ended-{world.process}", json.dumps(end).encode())
@@ -151,7 +174,9 @@ def main() -> None:
 
 
 def _watch(parent: int, monitor: Monitor, folder: Path) -> None:
-    """End this process if its launcher is killed, and remove the launcher's `folder` then. Let `monitor` tick."""
+    """End this process if its launcher is killed, and remove the launcher's `folder` then. Let
+    `monitor` tick.
+    """
     while os.getppid() == parent:
         monitor.tick()
         time.sleep(_TICK_S)

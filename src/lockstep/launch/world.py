@@ -18,17 +18,21 @@ from typing import Any
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
 
-# The file in which the worker processes of one host find each other; "" in a worker process of an outer launch.
+# The file in which the worker processes of one host find each other; "" in a worker process of an
+# outer launch.
 RENDEZVOUS = "LOCKSTEP_RENDEZVOUS"
-# Set to "True" by torchrun, and for programs that have a process group: another program serves the store.
+# Set to "True" by torchrun, and for programs that have a process group: another program serves the
+# store.
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 
-# Launchers, with the variables that number a process: among all, how many, on its host. The first that fits counts:
-# torchrun may run in a task of srun, and mpirun starts its processes on other hosts with srun.
+# Launchers, with the variables that number a process: among all, how many, on its host. The first
+# that fits counts: torchrun may run in a task of srun, and mpirun starts its processes on other
+# hosts with srun.
 _LAUNCHERS = {
     "RANK and WORLD_SIZE": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, Kubernetes, Ray Train
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    # Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one process.
+    # Only srun sets the step's number of tasks. A batch script, which has SLURM_PROCID too, is one
+    # process.
     "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 JOIN_S = 600.0  # for all processes to start
@@ -43,12 +47,13 @@ class World:
     """This process among the processes of one job.
 
     Attributes:
-        launcher: the outer launcher, which decides about the processes: "RANK and WORLD_SIZE" (torchrun sets these
-            too), "Open MPI" or "Slurm"; "" for a program that was started alone, and for its worker processes.
+        launcher: the outer launcher, which decides about the processes: "RANK and WORLD_SIZE"
+            (torchrun sets these too), "Open MPI" or "Slurm"; "" for a program that was started
+            alone, and for its worker processes.
         process, processes: its number, and how many there are on all hosts.
         local: its number on this host, which chooses its GPU.
-        rendezvous: where the processes find each other: a file on one host, else an address and a port; None for a
-            program that was started alone.
+        rendezvous: where the processes find each other: a file on one host, else an address and a
+            port; None for a program that was started alone.
     """
 
     launcher: str = ""
@@ -61,15 +66,21 @@ class World:
     def from_environment(variables: Mapping[str, str] = os.environ) -> "World":
         """Read the variables of Lockstep's launcher, or of one in the table of launchers.
 
-        Raises: LockstepError if they do not number this process, or do not say where the processes connect.
+        Raises: LockstepError if they do not number this process, or do not say where the processes
+        connect.
         """
         if file := variables.get(RENDEZVOUS):
-            process, processes, local = (int(variables[name]) for name in _LAUNCHERS["RANK and WORLD_SIZE"])
+            process, processes, local = (
+                int(variables[name]) for name in _LAUNCHERS["RANK and WORLD_SIZE"]
+            )
             return World("", process, processes, local, Path(file))
-        # Batch scripts export WORLD_SIZE alone, for programs that want it, so a launcher with both numbers comes first.
+        # Batch scripts export WORLD_SIZE alone, for programs that want it, so a launcher with both
+        # numbers comes first.
         for enough in (all, any):
             for launcher, names in _LAUNCHERS.items():
-                given = {name: variables.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")}
+                given = {
+                    name: variables.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")
+                }
                 number, count = given[names[0]], given[names[1]]
                 if enough((number, count)) and (number or "0", count or "1") != ("0", "1"):
                     return _outer(launcher, given)
@@ -89,17 +100,21 @@ def _outer(launcher: str, given: Mapping[str, str]) -> World:
         pass
     got = ", ".join(f"{name}={value!r}" for name, value in given.items())
     raise LockstepError(
-        f"{launcher} started this process with {got}. Every process needs its number, below that of all processes, and "
-        f"the first host's name and a free port there. To run a program alone, unset these variables",
+        f"{launcher} started this process with {got}. Every process needs its number, below that "
+        f"of all processes, and "
+        f"the first host's name and a free port there. To run a program alone, unset these "
+        f"variables",
         ENVIRONMENT,
     )
 
 
 def meet(world: World, device: str) -> Store:
-    """Return a key-value store that only the processes of this start of the job use, once all have come.
+    """Return a key-value store that only the processes of this start of the job use, once all have
+    come.
 
     `device` is the type of device on which this process computes.
-    Raises: LockstepError if they do not find each other, run different code or compute on different devices.
+    Raises: LockstepError if they do not find each other, run different code or compute on different
+    devices.
     """
     import torch.distributed as dist
 
@@ -111,15 +126,20 @@ def meet(world: World, device: str) -> Store:
     except (OSError, dist.DistError) as error:  # a TimeoutError is an OSError
         assert world.rendezvous is not None
         raise LockstepError(
-            f"process {world.process} of {world.processes} does not find the others at {world.rendezvous[0]}, port "
-            f"{world.rendezvous[1]} ({str(error).partition(chr(10))[0] or 'no answer'}). Start all processes, and let "
-            f"the hosts connect to each other. If another program has the port, set MASTER_PORT to a free one",
+            f"process {world.process} of {world.processes} does not find the others at "
+            f"{world.rendezvous[0]}, port "
+            f"{world.rendezvous[1]} ({str(error).partition(chr(10))[0] or 'no answer'}). Start all "
+            f"processes, and let "
+            f"the hosts connect to each other. If another program has the port, set MASTER_PORT to "
+            f"a free one",
             ENVIRONMENT,
         ) from None
 
 
 def _connect(world: World, serves: bool) -> Store:
-    """Return the store at the address of the job, which process 0 `serves`. Raises: OSError, DistError."""
+    """Return the store at the address of the job, which process 0 `serves`. Raises: OSError,
+    DistError.
+    """
     import torch.distributed as dist
 
     found = Future[Store]()
@@ -135,12 +155,15 @@ def _connect(world: World, serves: bool) -> Store:
 
     def connect() -> None:
         try:
-            store = dist.TCPStore(*world.rendezvous, is_master=serves, timeout=wait, wait_for_workers=False)  # type: ignore
+            store = dist.TCPStore(  # type: ignore
+                *world.rendezvous, is_master=serves, timeout=wait, wait_for_workers=False
+            )
             found.set_result(store)
         except Exception as error:
             found.set_exception(error)
 
-    # In a thread: torch waits without end for a program that accepts the connection and says nothing.
+    # In a thread: torch waits without end for a program that accepts the connection and says
+    # nothing.
     threading.Thread(target=connect, name="rendezvous", daemon=True).start()
     store = found.result(ANSWER_S)
     store.set_timeout(timedelta(seconds=JOIN_S))
@@ -148,10 +171,12 @@ def _connect(world: World, serves: bool) -> Store:
 
 
 def _agree(store: Store, world: World, device: str) -> Store:
-    """Return the part of `store` for this start, after process 0 has compared what all processes run.
+    """Return the part of `store` for this start, after process 0 has compared what all processes
+    run.
 
-    torchrun keeps one store while it restarts processes, so it may have keys of an earlier start. Process 0 makes a new
-    name and gives it to each of the others, by the name that they give themselves, until each has answered.
+    torchrun keeps one store while it restarts processes, so it may have keys of an earlier start.
+    Process 0 makes a new name and gives it to each of the others, by the name that they give
+    themselves, until each has answered.
     """
     import torch.distributed as dist
 
@@ -160,8 +185,12 @@ def _agree(store: Store, world: World, device: str) -> Store:
     own, facts = uuid.uuid4().hex, {"device": device, "versions": releases()}
     if world.process != 0:
         store.set(f"here/{world.process}", own)
-        # A store that process 0 serves is there only if process 0 is. If it does not answer, it is of another run.
-        store.wait([f"start/{own}"], timedelta(seconds=JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S))
+        # A store that process 0 serves is there only if process 0 is. If it does not answer, it is
+        # of another run.
+        store.wait(
+            [f"start/{own}"],
+            timedelta(seconds=JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S),
+        )
         part = dist.PrefixStore(store.get(f"start/{own}").decode(), store)  # type: ignore[attr-defined]
         part.set(f"facts/{world.process}", json.dumps([socket.gethostname(), facts]))
         problem = part.get("problem").decode()
@@ -176,8 +205,10 @@ def _agree(store: Store, world: World, device: str) -> Store:
                     host, others = json.loads(part.get(f"facts/{other}"))
                     if differences := compare(facts, others):
                         problem = (
-                            f"process 0 (host {socket.gethostname()}) and process {other} (host {host}) do not run the "
-                            f"same code and device ({'; '.join(map(str, differences))}): install one version on every "
+                            f"process 0 (host {socket.gethostname()}) and process {other} (host "
+                            f"{host}) do not run the "
+                            f"same code and device ({'; '.join(map(str, differences))}): install "
+                            f"one version on every "
                             f"host, and give one {option('device')} to all"
                         )
                 elif store.check([f"here/{other}"]):

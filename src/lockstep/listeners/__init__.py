@@ -1,1 +1,3 @@
-"""Listeners: one stream of events, and what receives them: console, log.txt, metrics.jsonl and TensorBoard."""
+"""Listeners: one stream of events, and what receives them: console, log.txt, metrics.jsonl and
+TensorBoard.
+"""

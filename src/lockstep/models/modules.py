@@ -1,4 +1,6 @@
-"""Layers and initialisers that torch does not have, or defines differently from the original networks."""
+"""Layers and initialisers that torch does not have, or defines differently from the original
+networks.
+"""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -19,7 +21,8 @@ _Layer = TypeVar("_Layer", nn.Conv2d, nn.Linear)
 
 
 class LocalResponseNorm(nn.Module):
-    """x / (1 + alpha * sum of x^2 over the 2 radius + 1 neighbouring channels) ** 0.75, for input [b, C, H, W].
+    """x / (1 + alpha * sum of x^2 over the 2 radius + 1 neighbouring channels) ** 0.75, for input
+    [b, C, H, W].
 
     The window is cut at the first and last channel; alpha multiplies the sum, not the mean.
     Source: tf.nn.lrn as TensorFlow's CIFAR-10 tutorial calls it (bias 1, beta 0.75).
@@ -31,7 +34,8 @@ class LocalResponseNorm(nn.Module):
         super().__init__()
         index = torch.arange(channels)
         band = ((index[:, None] - index).abs() <= radius) * alpha
-        # The band is a constant of the layer and no part of the network's state, so it is not persistent.
+        # The band is a constant of the layer and no part of the network's state, so it is not
+        # persistent.
         self.register_buffer("band", band.float()[:, :, None, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,11 +51,15 @@ class Dense(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int] | None = None) -> Tensor:
-    """Return relu(max_pool(conv(x))), input and result [b, C, H, W]; `pool` is (size, stride), or None for no pool.
+def conv_relu(
+    x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int] | None = None
+) -> Tensor:
+    """Return relu(max_pool(conv(x))), input and result [b, C, H, W]; `pool` is (size, stride), or
+    None for no pool.
 
-    The last windows of the pool may reach over the edge. The convolution has stride 1 and a bias. A forward hook of
-    `relu` receives the ReLU of the whole, unpooled output, which is computed for the hook alone.
+    The last windows of the pool may reach over the edge. The convolution has stride 1 and a bias. A
+    forward hook of `relu` receives the ReLU of the whole, unpooled output, which is computed for
+    the hook alone.
     """
     if relu._forward_hooks:
         with torch.no_grad():
@@ -59,12 +67,15 @@ def conv_relu(x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int]
     assert conv.bias is not None
     rows, columns = (int(n) for n in conv.padding)
     # The weights may have a wider dtype than the activations: see `Network` for float16 on a CPU.
-    y = fused.conv_relu(x.to(conv.weight.dtype), conv.weight, conv.bias, (columns, columns, rows, rows), pool)
+    y = fused.conv_relu(
+        x.to(conv.weight.dtype), conv.weight, conv.bias, (columns, columns, rows, rows), pool
+    )
     return y.to(x.dtype)
 
 
 def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
-    """Fill the bias with `bias`, the weights from a normal distribution cut at two standard deviations.
+    """Fill the bias with `bias`, the weights from a normal distribution cut at two standard
+    deviations.
 
     Values outside are drawn again, not rescaled.
 
@@ -77,7 +88,9 @@ def truncated_normal(layer: _Layer, std: float, bias: float) -> _Layer:
 
 
 def glorot_uniform(layer: _Layer) -> _Layer:
-    """Fill the weights as in Glorot and Bengio (2010), the bias with 0. Source: the default of tf.layers."""
+    """Fill the weights as in Glorot and Bengio (2010), the bias with 0. Source: the default of
+    tf.layers.
+    """
     assert layer.bias is not None
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -85,21 +98,25 @@ def glorot_uniform(layer: _Layer) -> _Layer:
 
 
 class Whitening(nn.Module):
-    """The base of networks whose first layer whitens patches of `patch_px` pixels a side, at every `stride`-th pixel.
+    """The base of networks whose first layer whitens patches of `patch_px` pixels a side, at every
+    `stride`-th pixel.
 
-    The filters of that layer are the principal directions of the training images' patches, set by `whiten`, and the
-    opposite directions, because the activation suppresses negative values. Of the directions, `most` have a filter.
+    The filters of that layer are the principal directions of the training images' patches, set by
+    `whiten`, and the opposite directions, because the activation suppresses negative values. Of the
+    directions, `most` have a filter.
     """
 
     whitening: Tensor
     whitening_bias: Tensor
 
-    def __init__(self, channels: int, patch_px: int, stride: int = 1, most: int = MAX_WIDTH) -> None:
+    def __init__(
+        self, channels: int, patch_px: int, stride: int = 1, most: int = MAX_WIDTH
+    ) -> None:
         super().__init__()
         self.stride = stride
         values = channels * patch_px**2
-        # Constants: buffers, so part of the state, and not trained. The bias keeps its random initial values, so that
-        # each filter uses another part of the activation function.
+        # Constants: buffers, so part of the state, and not trained. The bias keeps its random
+        # initial values, so that each filter uses another part of the activation function.
         filters = torch.eye(values)[:most].view(-1, channels, patch_px, patch_px)
         self.register_buffer("whitening", torch.cat((filters, -filters)))
         reach = values**-0.5
@@ -110,13 +127,18 @@ class Whitening(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor) -> None:
-        """Set the filters from training images, float32 [n, C, h, w]. Call it once, before training.
+        """Set the filters from training images, float32 [n, C, h, w]. Call it once, before
+        training.
 
-        They are the principal directions of all patches with the greatest deviation, each divided by the deviation.
+        They are the principal directions of all patches with the greatest deviation, each divided
+        by the deviation.
         """
         patches = functional.unfold(images, self.whitening.shape[-1]).transpose(1, 2).flatten(0, 1)
-        variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))  # the greatest one is last
-        filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(-1, *self.whitening.shape[1:])
+        # the greatest one is last
+        variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(
+            -1, *self.whitening.shape[1:]
+        )
         filters = filters[-(len(self.whitening) // 2) :]
         self.whitening.copy_(torch.cat((filters, -filters)))
 
@@ -127,13 +149,17 @@ class Whitening(nn.Module):
 
 
 def as_identity(weight: Tensor) -> None:
-    """Let the first filters of a convolution start as the identity, so that their input passes unchanged."""
+    """Let the first filters of a convolution start as the identity, so that their input passes
+    unchanged.
+    """
     with torch.no_grad():
         nn.init.dirac_(weight[: min(weight.shape[:2])])
 
 
 def unscaled_norm(width: int) -> nn.BatchNorm2d:
-    """Return a batch norm without a scale. Its running averages follow the last few steps, which suits short runs."""
+    """Return a batch norm without a scale. Its running averages follow the last few steps, which
+    suits short runs.
+    """
     layer = nn.BatchNorm2d(width, momentum=0.4)
     layer.weight.requires_grad_(False)
     return layer
@@ -146,10 +172,15 @@ def largest(x: Tensor) -> Tensor:
 
 
 def require_widths(widths: Sequence[int], least: int, most: int) -> None:
-    """Raise a LockstepError unless the option `widths` of a model has `least` to `most` numbers of channels."""
-    if not least <= len(widths) <= most or not all(isinstance(one, int) and 1 <= one <= MAX_WIDTH for one in widths):
+    """Raise a LockstepError unless the option `widths` of a model has `least` to `most` numbers of
+    channels.
+    """
+    if not least <= len(widths) <= most or not all(
+        isinstance(one, int) and 1 <= one <= MAX_WIDTH for one in widths
+    ):
         raise LockstepError(
-            f"model_options.widths: got {widths!r}: give {least} to {most} whole numbers from 1 to {MAX_WIDTH}"
+            f"model_options.widths: got {widths!r}: give {least} to {most} whole numbers from 1 to "
+            f"{MAX_WIDTH}"
         )
 
 
@@ -157,7 +188,9 @@ def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:
     """Raise a LockstepError if a side of the images [C, H, W] has fewer than `pixels` pixels."""
     if min(shape[1:]) < pixels:
         height, width = shape[1:]
-        raise LockstepError(f"model {model} takes images of {pixels}x{pixels} pixels or more, got {height}x{width}")
+        raise LockstepError(
+            f"model {model} takes images of {pixels}x{pixels} pixels or more, got {height}x{width}"
+        )
 
 
 def flatten_hwc(x: Tensor) -> Tensor:

@@ -1,29 +1,45 @@
-"""A residual network for images of any content and size, in plain torch: the network of the recipe `folder`."""
+"""A residual network for images of any content and size, in plain torch: the network of the recipe
+`folder`.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lockstep.models.modules import Whitening, as_identity, at_least, largest, require_widths, unscaled_norm
+from lockstep.models.modules import (
+    Whitening,
+    as_identity,
+    at_least,
+    largest,
+    require_widths,
+    unscaled_norm,
+)
 
 _MIN_SIDE = 4  # of the last stage's input, so that its pool leaves 2x2 positions
 _STEM_DIRECTIONS = 32
 
 
 class Residual(Whitening):
-    """A whitening stem, stages that each halve the image, a maximum over all positions, and the logits.
+    """A whitening stem, stages that each halve the image, a maximum over all positions, and the
+    logits.
 
-    A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its input. The images
-    may have any side of `min_px` or more, so training can begin with small images.
-    Source: He et al. 2016 (residuals); Page 2018 and Jordan 2024, arXiv:2404.00498 (whitening, short training).
+    A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its
+    input. The images may have any side of `min_px` or more, so training can begin with small
+    images.
+    Source: He et al. 2016 (residuals); Page 2018 and Jordan 2024, arXiv:2404.00498 (whitening,
+    short training).
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], stride: int) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], stride: int
+    ) -> None:
         super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
         self.activation = nn.SiLU()
-        self.stages = nn.ModuleList(_Stage(before, width) for before, width in pairwise([len(self.whitening), *widths]))
+        self.stages = nn.ModuleList(
+            _Stage(before, width) for before, width in pairwise([len(self.whitening), *widths])
+        )
         self.logits = nn.Linear(widths[-1], classes, bias=False)
         nn.init.normal_(self.logits.weight)
 
@@ -58,11 +74,14 @@ def _convolution(inputs: int, width: int) -> nn.Conv2d:
     return layer
 
 
-def build(shape: tuple[int, int, int], classes: int, widths: Sequence[int] | None = None) -> nn.Module:
-    """Return the network for images [C, H, W] of 16 pixels a side or more; 1.5 million parameters up to 64 pixels.
+def build(
+    shape: tuple[int, int, int], classes: int, widths: Sequence[int] | None = None
+) -> nn.Module:
+    """Return the network for images [C, H, W] of 16 pixels a side or more; 1.5 million parameters
+    up to 64 pixels.
 
-    widths: the number of channels of each stage. Default: 64, 192 and 256; images of 128 pixels or more get a stage of
-    64 channels before these.
+    widths: the number of channels of each stage. Default: 64, 192 and 256; images of 128 pixels or
+    more get a stage of 64 channels before these.
     """
     at_least(shape, 16, "residual")
     side = min(shape[1:])

@@ -1,16 +1,25 @@
-"""The network of TensorFlow's CIFAR-10 tutorial: 1 068 298 parameters for 24x24 RGB and 10 classes."""
+"""The network of TensorFlow's CIFAR-10 tutorial: 1 068 298 parameters for 24x24 RGB and 10
+classes.
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.models.modules import Dense, LocalResponseNorm, conv_relu, flatten_hwc, truncated_normal
+from lockstep.models.modules import (
+    Dense,
+    LocalResponseNorm,
+    conv_relu,
+    flatten_hwc,
+    truncated_normal,
+)
 
 
 class Tutorial(nn.Module):
     """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits.
 
-    In the second block the norm comes before the pool. The 3x3 pools with stride 2 pad below and right only, as
-    TensorFlow's SAME does for even sizes. Source: inference() of TensorFlow's tutorials/image/cifar10/cifar10.py.
+    In the second block the norm comes before the pool. The 3x3 pools with stride 2 pad below and
+    right only, as TensorFlow's SAME does for even sizes. Source: inference() of TensorFlow's
+    tutorials/image/cifar10/cifar10.py.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
@@ -22,7 +31,9 @@ class Tutorial(nn.Module):
         self.local3 = truncated_normal(Dense(64 * pooled, 384), std=0.04, bias=0.1)
         self.local4 = truncated_normal(Dense(384, 192), std=0.04, bias=0.1)
         self.softmax_linear = truncated_normal(Dense(192, classes), std=1 / 192, bias=0.0)
-        self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "local3", "local4")})
+        self.activations = nn.ModuleDict(
+            {name: nn.ReLU() for name in ("conv1", "conv2", "local3", "local4")}
+        )
         self.norm = LocalResponseNorm(64, radius=4, alpha=0.001 / 9.0)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -37,5 +48,7 @@ class Tutorial(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Return the network for images [C, H, W]. If both sides are multiples of 4, pooling equals TensorFlow's."""
+    """Return the network for images [C, H, W]. If both sides are multiples of 4, pooling equals
+    TensorFlow's.
+    """
     return Tutorial(shape, classes)

@@ -1,6 +1,14 @@
-"""Optimizers and their settings. Every process updates its own copy of the weights; no optimizer knows of towers."""
+"""Optimizers and their settings. Every process updates its own copy of the weights; no optimizer
+knows of towers.
+"""
 
-from lockstep.optim.optimizers import EMA as EMA, SGD as SGD, Adam as Adam, AdamW as AdamW, Muon as Muon
+from lockstep.optim.optimizers import (
+    EMA as EMA,
+    SGD as SGD,
+    Adam as Adam,
+    AdamW as AdamW,
+    Muon as Muon,
+)
 from lockstep.schema import kinds
 
 # To add an optimizer, write its settings class and add the class to this union.

@@ -1,8 +1,10 @@
-"""Settings of the optimizers and of the average of the weights. Needs no torch until something is built.
+"""Settings of the optimizers and of the average of the weights. Needs no torch until something is
+built.
 
-Each optimizer has one settings class, which builds the optimizer that it describes. The learning rate is no setting
-here: `State.apply` sets it before every step, times the group's `scale` if the group has one. Weight decay has one
-coefficient for each parameter group. It is the gradient of coefficient / 2 * ||w||^2, except in AdamW.
+Each optimizer has one settings class, which builds the optimizer that it describes. The learning
+rate is no setting here: `State.apply` sets it before every step, times the group's `scale` if the
+group has one. Weight decay has one coefficient for each parameter group. It is the gradient of
+coefficient / 2 * ||w||^2, except in AdamW.
 """
 
 import inspect
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
     AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
-ParameterGroup = dict[str, Any]  # torch's form: "params", and the values that hold for these parameters
+# torch's form: "params", and the values that hold for these parameters
+ParameterGroup = dict[str, Any]
 
 DEFAULT = "default"  # the key of weight_decay that stands for all matrices it does not name
 
@@ -32,7 +35,8 @@ class OptimizerSettings(Settings):
 
     Attributes:
         decays_in_loss: True if weight decay is the gradient of a term of the loss.
-        decays_by_default: numbers of dimensions of the parameters that `weight_decay.default` is for.
+        decays_by_default: numbers of dimensions of the parameters that `weight_decay.default` is
+            for.
     """
 
     decays_in_loss: ClassVar[bool] = True
@@ -40,7 +44,9 @@ class OptimizerSettings(Settings):
 
 
 class SGD(OptimizerSettings):
-    """Gradient descent, with momentum if `momentum` is not 0; `nesterov` selects Nesterov's form of it."""
+    """Gradient descent, with momentum if `momentum` is not 0; `nesterov` selects Nesterov's form of
+    it.
+    """
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(0.0, ge=0, lt=1)
@@ -56,7 +62,9 @@ class SGD(OptimizerSettings):
         """Return the optimizer of the parameter `groups`."""
         from torch.optim import SGD
 
-        return eager(SGD)(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True)
+        return eager(SGD)(
+            groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov, fused=True
+        )
 
 
 class Adam(OptimizerSettings):
@@ -72,11 +80,14 @@ class Adam(OptimizerSettings):
         from torch import optim
 
         kind = optim.Adam if self.decays_in_loss else optim.AdamW
-        return eager(kind)(groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+        return eager(kind)(
+            groups, lr=0.0, betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True
+        )
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: each update first multiplies a parameter by 1 - learning rate * coefficient.
+    """Adam with decoupled weight decay: each update first multiplies a parameter by 1 - learning
+    rate * coefficient.
 
     The decay is no term of the loss. Source: Loshchilov and Hutter, 2019 (arXiv:1711.05101).
     """
@@ -87,11 +98,13 @@ class AdamW(Adam):
 
 
 class Muon(OptimizerSettings):
-    """Muon for the filters of convolutions, gradient descent for all other parameters, both with Nesterov's momentum.
+    """Muon for the filters of convolutions, gradient descent for all other parameters, both with
+    Nesterov's momentum.
 
-    The recipe's learning rate applies to filters. Vectors (biases) take `vector_scale` times the learning rate, and
-    matrices (dense layers) take `matrix_scale` times it. Weight decay is for vectors and matrices only, because Muon
-    keeps the norm of each filter constant. Source: Jordan et al. 2024, with the settings of airbench94_muon.
+    The recipe's learning rate applies to filters. Vectors (biases) take `vector_scale` times the
+    learning rate, and matrices (dense layers) take `matrix_scale` times it. Weight decay is for
+    vectors and matrices only, because Muon keeps the norm of each filter constant. Source: Jordan
+    et al. 2024, with the settings of airbench94_muon.
     """
 
     decays_by_default: ClassVar[range] = range(2, 3)
@@ -103,12 +116,17 @@ class Muon(OptimizerSettings):
     matrix_scale: float = Field(1.0, gt=0)
 
     def build(self, groups: list[ParameterGroup]) -> "Optimizer":
-        """Return the optimizer of the parameter `groups`. Raises: LockstepError if a filter has weight decay."""
+        """Return the optimizer of the parameter `groups`. Raises: LockstepError if a filter has
+        weight decay.
+        """
         from lockstep.optim.muon import Muon
 
-        if any(group["weight_decay"] and any(p.ndim > 2 for p in group["params"]) for group in groups):
+        if any(
+            group["weight_decay"] and any(p.ndim > 2 for p in group["params"]) for group in groups
+        ):
             raise LockstepError(
-                "weight_decay names a filter, but optimizer muon keeps the norm of filters constant: "
+                "weight_decay names a filter, but optimizer muon keeps the norm of filters "
+                "constant: "
                 "name only vectors and matrices, or choose optimizer.kind=sgd"
             )
         kinds = (
@@ -133,27 +151,33 @@ class Muon(OptimizerSettings):
 class EMA(Settings):
     """The exponential moving average of the parameters, usually the better classifier.
 
-    After each update: average <- d * average + (1 - d) * parameter. The average starts as the initial parameters.
-    d is `decay`; with `warmup`, d is min(decay, (1 + n) / (10 + n)) after n updates, so that the average forgets
-    early weights. Source: tf.train.ExponentialMovingAverage with num_updates.
+    After each update: average <- d * average + (1 - d) * parameter. The average starts as the
+    initial parameters. d is `decay`; with `warmup`, d is min(decay, (1 + n) / (10 + n)) after n
+    updates, so that the average forgets early weights. Source: tf.train.ExponentialMovingAverage
+    with num_updates.
     """
 
     decay: float = Field(0.9999, ge=0, lt=1)
     warmup: bool = True
 
     def decay_after(self, updates: int) -> float:
-        """Return d for the average that is taken after update number `updates` (1 for the first)."""
+        """Return d for the average that is taken after update number `updates` (1 for the
+        first).
+        """
         return min(self.decay, (1 + updates) / (10 + updates)) if self.warmup else self.decay
 
 
 def decay_by_name(
     parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], optimizer: OptimizerSettings
 ) -> dict[str, float]:
-    """Return the weight-decay coefficient of each parameter that has one, by name, in the order of `decay`.
+    """Return the weight-decay coefficient of each parameter that has one, by name, in the order of
+    `decay`.
 
-    DEFAULT in `decay` is for the `parameters` with `optimizer.decays_by_default` dimensions which `decay` does not
-    name. They come last, in the model's order. A parameter that the model marks as not trainable is not one of them.
-    Raises: LockstepError if `decay` names a parameter that the model does not have, or does not train.
+    DEFAULT in `decay` is for the `parameters` with `optimizer.decays_by_default` dimensions which
+    `decay` does not name. They come last, in the model's order. A parameter that the model marks as
+    not trainable is not one of them.
+    Raises: LockstepError if `decay` names a parameter that the model does not have, or does not
+    train.
     """
     named = {name: coefficient for name, coefficient in decay.items() if name != DEFAULT}
     for name in named:
@@ -162,34 +186,49 @@ def decay_by_name(
                 f"for a model with other names: {option('settings', 'weight_decay={}')}, and "
                 f"{option('settings', 'weight_decay.default=C')} for decay"
             )
-            raise LockstepError(f"{unknown('parameter in weight_decay', name, parameters)} ({hint})")
+            raise LockstepError(
+                f"{unknown('parameter in weight_decay', name, parameters)} ({hint})"
+            )
         if not parameters[name].requires_grad:
-            raise LockstepError(f"weight_decay names {name}, which the model marks as not trainable: leave it out")
+            raise LockstepError(
+                f"weight_decay names {name}, which the model marks as not trainable: leave it out"
+            )
     dimensions = optimizer.decays_by_default if DEFAULT in decay else ()
-    others = [n for n, p in parameters.items() if n not in named and p.requires_grad and p.ndim in dimensions]
+    others = [
+        n
+        for n, p in parameters.items()
+        if n not in named and p.requires_grad and p.ndim in dimensions
+    ]
     return named | dict.fromkeys(others, decay.get(DEFAULT, 0.0))
 
 
 def parameter_groups(
     parameters: "Mapping[str, Tensor]", decay: Mapping[str, float], factors: Mapping[str, float]
 ) -> list[ParameterGroup]:
-    """Return one group for each weight decay and factor on the learning rate (`scale`), in the model's order.
+    """Return one group for each weight decay and factor on the learning rate (`scale`), in the
+    model's order.
 
-    `decay` and `factors` are by name. A parameter with factor 0 is in no group, so nothing moves it.
+    `decay` and `factors` are by name. A parameter with factor 0 is in no group, so nothing moves
+    it.
     """
     kinds = {name: (decay.get(name, 0.0), factors.get(name, 1.0)) for name in parameters}
     return [
-        {"params": [p for n, p in parameters.items() if kinds[n] == (c, f)], "weight_decay": c, "scale": f}
+        {
+            "params": [p for n, p in parameters.items() if kinds[n] == (c, f)],
+            "weight_decay": c,
+            "scale": f,
+        }
         for c, f in sorted(set(kinds.values()))
         if f
     ]
 
 
 def eager(kind: "type[AnyOptimizer]") -> "type[AnyOptimizer]":
-    """Return the optimizer class `kind` without torch's guards against being compiled; its bits are the same.
+    """Return the optimizer class `kind` without torch's guards against being compiled; its bits are
+    the same.
 
-    The guards import the compiler, which takes a second of every start. One of the guards turns off gradients during
-    `step`, so call `step` under `torch.no_grad`, as `State.apply` does.
+    The guards import the compiler, which takes a second of every start. One of the guards turns off
+    gradients during `step`, so call `step` under `torch.no_grad`, as `State.apply` does.
     """
     unguarded = {name: inspect.unwrap(getattr(kind, name)) for name in _GUARDED}
     return type(kind.__name__, (kind,), unguarded)

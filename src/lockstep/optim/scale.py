@@ -1,4 +1,6 @@
-"""The dynamic loss scale of float16 (Micikevicius et al., 2018, Mixed Precision Training, section 3.2)."""
+"""The dynamic loss scale of float16 (Micikevicius et al., 2018, Mixed Precision Training, section
+3.2).
+"""
 
 _SMALLEST, _INITIAL, _LARGEST = 0, 15, 24  # log2 of the scale, for a loss that is a mean
 _GROW_AFTER = 1000  # steps, as in TensorFlow's tf_cnn_benchmarks
@@ -7,16 +9,18 @@ _GROW_AFTER = 1000  # steps, as in TensorFlow's tf_cnn_benchmarks
 class LossScale:
     """The factor of the loss that keeps small gradients above zero in float16.
 
-    A step whose loss or gradients are not finite is skipped and halves the scale. After 1 000 applied steps in a row
-    the scale doubles. The scale is always a power of two, so dividing by it changes no bit. Updated from the reduced
-    flag, so every process takes the same decision.
+    A step whose loss or gradients are not finite is skipped and halves the scale. After 1 000
+    applied steps in a row the scale doubles. The scale is always a power of two, so dividing by it
+    changes no bit. Updated from the reduced flag, so every process takes the same decision.
 
     examples: the number of examples that the loss is a sum over.
     """
 
     def __init__(self, examples: int) -> None:
         down = (examples - 1).bit_length()
-        self.least, self.value, self._largest = (2.0 ** (power - down) for power in (_SMALLEST, _INITIAL, _LARGEST))
+        self.least, self.value, self._largest = (
+            2.0 ** (power - down) for power in (_SMALLEST, _INITIAL, _LARGEST)
+        )
         self.clean = 0  # applied steps since the scale last changed
 
     def skipped(self) -> None:

@@ -1,4 +1,6 @@
-"""The images whose labels are doubtful, as lines and as a page. The record is that of jobs/labels.py."""
+"""The images whose labels are doubtful, as lines and as a page. The record is that of
+jobs/labels.py.
+"""
 
 from pathlib import Path
 
@@ -18,21 +20,36 @@ def lines_of(record: Record) -> list[str]:
 
 
 def page(record: Record) -> str:
-    """Return a page with the pictures of the most doubtful labels. Raises: LockstepError if one cannot be read."""
+    """Return a page with the pictures of the most doubtful labels. Raises: LockstepError if one
+    cannot be read.
+    """
     pictures = []
     for one in record["doubtful"][:_PICTURES]:
         source = address(decode_image(Path(record["folder"], one["path"]), _PICTURE_PX))
-        pictures.append(Picture(source, ", ".join([one["path"], *_both(one)]), [*_both(one), one["path"]]))
-    return render(record["folder"], [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)])
+        pictures.append(
+            Picture(source, ", ".join([one["path"], *_both(one)]), [*_both(one), one["path"]])
+        )
+    return render(
+        record["folder"],
+        [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)],
+    )
 
 
 def _both(one: Record) -> list[str]:
     """Return the label and the class that fits better, with their probabilities."""
     label, better = one["label"], one["better"]
-    return [f"labelled {label} ({one['probability']:.1%})", f"rather {better} ({one['probability_of_better']:.1%})"]
+    return [
+        f"labelled {label} ({one['probability']:.1%})",
+        f"rather {better} ({one['probability_of_better']:.1%})",
+    ]
 
 
 def _summary(record: Record, most: int) -> str:
     count = len(record["doubtful"])
-    text = f"doubtful labels: {count:,} of {plural(record['images'], 'image')}, by classifiers that did not see them"
-    return f"{text}; the {most} most doubtful are shown, and --json has all" if count > most else text
+    text = (
+        f"doubtful labels: {count:,} of {plural(record['images'], 'image')}, by classifiers "
+        f"that did not see them"
+    )
+    return (
+        f"{text}; the {most} most doubtful are shown, and --json has all" if count > most else text
+    )

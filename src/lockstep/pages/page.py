@@ -1,4 +1,6 @@
-"""A page: one HTML file that needs no other one and makes no request. The template is templates/page.html.jinja."""
+"""A page: one HTML file that needs no other one and makes no request. The template is
+templates/page.html.jinja.
+"""
 
 import base64
 import io
@@ -25,14 +27,17 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure: an SVG element, and what it shows with its main numbers, below it and for readers who do not see it."""
+    """A figure: an SVG element, and what it shows with its main numbers, below it and for readers
+    who do not see it.
+    """
 
     svg: str
     caption: str
 
 
 class Picture(NamedTuple):
-    """An image: its `data:` address, what it is, and the lines below it, of which the first is emphasised.
+    """An image: its `data:` address, what it is, and the lines below it, of which the first is
+    emphasised.
 
     `evidence` is the address of `spotlit` for it, beside it; "": there is none.
     """
@@ -44,7 +49,9 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of a page. `folded`: the words in place of the table until the reader unfolds it; "": it is shown."""
+    """A part of a page. `folded`: the words in place of the table until the reader unfolds it; "":
+    it is shown.
+    """
 
     title: str
     texts: Sequence[str] = ()
@@ -56,39 +63,60 @@ class Section(NamedTuple):
 
 
 class Headline(NamedTuple):
-    """What a page says first: a figure such as "99.15 %", a sentence about it, and facts (name, value)."""
+    """What a page says first: a figure such as "99.15 %", a sentence about it, and facts (name,
+    value).
+    """
 
     figure: str
     text: str
     facts: Sequence[tuple[str, str]] = ()
 
 
-def render(title: str, sections: Sequence[Section], headline: Headline | None = None, notes: Sequence[str] = ()) -> str:
+def render(
+    title: str,
+    sections: Sequence[Section],
+    headline: Headline | None = None,
+    notes: Sequence[str] = (),
+) -> str:
     """Return the page. `notes` say what it lacks."""
-    return template("lockstep.pages").render(title=title, headline=headline, notes=notes, sections=sections)
+    return template("lockstep.pages").render(
+        title=title, headline=headline, notes=notes, sections=sections
+    )
 
 
 def template(package: str) -> "Template":
-    """Return the template of the page of a package. Texts in it may hold any characters: they are escaped."""
+    """Return the template of the page of a package. Texts in it may hold any characters: they are
+    escaped.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=lambda value: printable(value) if type(value) is str else value,
-    ).get_template("page.html.jinja")  # fmt: skip
+        loader=PackageLoader(package),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    ).get_template("page.html.jinja")
 
 
 def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return an image uint8 [H, W, 1 or 3], bright where `evidence` [h, w] speaks for its class, and dark elsewhere."""
+    """Return an image uint8 [H, W, 1 or 3], bright where `evidence` [h, w] speaks for its class,
+    and dark elsewhere.
+    """
     from PIL import Image
 
     share = evidence.clip(0) / max(evidence.max(), 1e-9)
-    light = Image.fromarray((255 * share).astype(np.uint8)).resize(pixels.shape[1::-1], Image.Resampling.BICUBIC)
+    light = Image.fromarray((255 * share).astype(np.uint8)).resize(
+        pixels.shape[1::-1], Image.Resampling.BICUBIC
+    )
     return (pixels * (_DARK + (1 - _DARK) * np.asarray(light)[..., None] / 255)).astype(np.uint8)
 
 
 def address(pixels: NDArray[np.uint8], kind: str = "") -> str:
-    """Return an image uint8 [H, W, 1 or 3] as a `data:` address, by default a small one as PNG, a large one as JPEG."""
+    """Return an image uint8 [H, W, 1 or 3] as a `data:` address, by default a small one as PNG, a
+    large one as JPEG.
+    """
     from PIL import Image
 
     kind, file = kind or ("PNG" if max(pixels.shape) <= _PIXELATED else "JPEG"), io.BytesIO()

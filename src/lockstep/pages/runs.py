@@ -10,21 +10,40 @@ from lockstep.text import duration, gpu_text, loss_text, plural
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
-_SURE = "Answers are sure from the probability at which enough answers on held-out training images are right."
-_NOT_SURE = "Which answers are sure is known only of a complete run of a linear head with 50 training images or more."
-_EVIDENCE = "Beside each image, light shows where it speaks for the class that was found (the parts of its logit)."
-_NO_EVIDENCE = "Which pixels decided is known only of a linear head on averages over places, as in recipe photos."
+_SURE = (
+    "Answers are sure from the probability at which enough answers on held-out training "
+    "images "
+    "are right."
+)
+_NOT_SURE = (
+    "Which answers are sure is known only of a complete run of a linear head with 50 "
+    "training images or more."
+)
+_EVIDENCE = (
+    "Beside each image, light shows where it speaks for the class that was found (the "
+    "parts of its logit)."
+)
+_NO_EVIDENCE = (
+    "Which pixels decided is known only of a linear head on averages over places, as "
+    "in "
+    "recipe photos."
+)
 
 
 def page(run: Run, record: Record | None = None, lacking: str | None = None) -> str:
     """Return the page of the `run`.
 
-    `record` is that of the report job; None if it could not be computed, as `lacking` then says. Raises: LockstepError.
+    `record` is that of the report job; None if it could not be computed, as `lacking` then says.
+    Raises: LockstepError.
     """
     result = run.result()
     notes = [] if lacking is None else [lacking]
     if result is None:
-        notes.insert(0, f"This run is not complete: its newest checkpoint is after {plural(max(run.steps), 'step')}.")
+        notes.insert(
+            0,
+            f"This run is not complete: its newest checkpoint is after "
+            f"{plural(max(run.steps), 'step')}.",
+        )
     else:
         notes += result.get("warnings", [])
     judged = [] if record is None else [confusion(record), calibration(record), *pictures(record)]
@@ -37,7 +56,9 @@ def headline(run: Run, record: Record | None) -> Headline:
     recipe, result = run.recipe(), run.result()
     facts = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
-        facts.append(("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}"))
+        facts.append(
+            ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}")
+        )
     if recipe.left_out:
         facts.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
@@ -59,11 +80,23 @@ def training(run: Run) -> Section:
     tested = [*run.judged().values()]
     drawn = []
     for key in ("loss", "accuracy"):
-        lines = [Line("batches", [(row["step"], row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]])]
+        lines = [
+            Line(
+                "batches",
+                [(row["step"], row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]],
+            )
+        ]
         if key == "accuracy" and tested:
-            lines.append(Line(f"{tested[0]['split']} images", [(row["step"], row["accuracy"]) for row in tested]))
+            lines.append(
+                Line(
+                    f"{tested[0]['split']} images",
+                    [(row["step"], row["accuracy"]) for row in tested],
+                )
+            )
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
-        drawn.append(Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}"))
+        drawn.append(
+            Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}")
+        )
     return Section("Training", figures=drawn)
 
 
@@ -71,25 +104,40 @@ def confusion(record: Record) -> Section:
     """Return the confusion matrix, and the pairs of classes that are confused most often."""
     names, counts = [one["name"] for one in record["classes"]], record["confusion"]
     pairs = sorted(
-        ((count, y, x) for y, row in enumerate(counts) for x, count in enumerate(row) if x != y and count),
+        (
+            (count, y, x)
+            for y, row in enumerate(counts)
+            for x, count in enumerate(row)
+            if x != y and count
+        ),
         key=lambda pair: (-pair[0], *pair[1:]),
     )
     texts = [
-        f"{names[y]} is taken for {names[x]}: {plural(count, 'image')}, {count / sum(counts[y]):.1%} of its class."
+        f"{names[y]} is taken for {names[x]}: {plural(count, 'image')}, "
+        f"{count / sum(counts[y]):.1%} of its class."
         for count, y, x in pairs[:_PAIRS]
     ]
     if lost := record["examples"] - sum(map(sum, counts)):
-        texts.append(f"The logits of {plural(lost, 'image')} are not finite, so they have no class and count as wrong.")
-    text = f"Confusion matrix: a row for each label, a column for each prediction, {plural(len(names), 'class')}"
+        texts.append(
+            f"The logits of {plural(lost, 'image')} are not finite, so they have no class and "
+            f"count as wrong."
+        )
+    text = (
+        f"Confusion matrix: a row for each label, a column for each prediction, "
+        f"{plural(len(names), 'class')}"
+    )
     return Section(
-        "Confusion", texts or ["No image is misclassified."], [Figure(figures.heat_map(counts, names), text)]
+        "Confusion",
+        texts or ["No image is misclassified."],
+        [Figure(figures.heat_map(counts, names), text)],
     )
 
 
 def calibration(record: Record) -> Section:
     """Return the expected calibration error, and how many answers are sure."""
     text = (
-        f"Expected calibration error: {record['calibration']:.2%}, the mean distance between the probability of the "
+        f"Expected calibration error: {record['calibration']:.2%}, the mean distance between the "
+        f"probability of the "
         "predicted class and the share of correct images, over 15 bins (Guo et al. 2017)."
     )
     if None in record["sure"]:
@@ -112,7 +160,10 @@ def pictures(record: Record) -> list[Section]:
     return [
         Section(
             "Worst mistakes",
-            ["Misclassified images, the most certain first.", _EVIDENCE if explained else _NO_EVIDENCE],
+            [
+                "Misclassified images, the most certain first.",
+                _EVIDENCE if explained else _NO_EVIDENCE,
+            ],
             pictures=[_picture(one) for one in record["mistakes"]],
         )
     ]
@@ -122,25 +173,51 @@ def _picture(one: Record) -> Picture:
     found = one["top"][0][0] if one["top"] else "no class"
     ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
     text = f"{one['name']}, labelled {one['label']}, classified as {found}"
-    return Picture(one["picture"], text, [f"labelled {one['label']}", *ranked, one["name"]], one["evidence"] or "")
+    return Picture(
+        one["picture"],
+        text,
+        [f"labelled {one['label']}", *ranked, one["name"]],
+        one["evidence"] or "",
+    )
 
 
 def provenance(run: Run) -> Section:
-    """Return recipe, environment and digests, and the commands that reproduce and verify the run."""
-    recipe, session, result, folder = run.recipe(), (run.sessions() or [{}])[-1], run.result(), run.path
+    """Return recipe, environment and digests, and the commands that reproduce and verify the
+    run.
+    """
+    recipe, session, result, folder = (
+        run.recipe(),
+        (run.sessions() or [{}])[-1],
+        run.result(),
+        run.path,
+    )
     facts = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
-        **{f"data, {name}": f"sha256 {sha}" for name, sha in (run.facts().get("data_sha256") or {}).items()},
+        **{
+            f"data, {name}": f"sha256 {sha}"
+            for name, sha in (run.facts().get("data_sha256") or {}).items()
+        },
         "device": session.get("device", ""),
         "GPUs": gpu_text(result or {}),
-        "versions": ", ".join(f"{name} {version}" for name, version in session.get("versions", {}).items()),
-        **{name: str(value) for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()},
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in session.get("versions", {}).items()
+        ),
+        **{
+            name: str(value)
+            for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()
+        },
     }
     rows = [[name, value] for name, value in facts.items() if value]
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
-    texts = [f"The first command trains it again, {same}. The second computes its last steps again and compares them."]
-    commands = [recipe.command("train", folder, "--name", f"{folder.name}-again"), recipe.command("verify", folder)]
+    texts = [
+        f"The first command trains it again, {same}. The second computes its last steps again and "
+        f"compares them."
+    ]
+    commands = [
+        recipe.command("train", folder, "--name", f"{folder.name}-again"),
+        recipe.command("verify", folder),
+    ]
     return Section(
         "How it was made",
         texts,
@@ -152,4 +229,6 @@ def provenance(run: Run) -> Section:
 
 def _ends(line: Line) -> list[str]:
     """Return the first and the last value of a line; of a point, the only one."""
-    return ["" if y is None else f"{y:.4g}" for _, y in dict.fromkeys([line.points[0], line.points[-1]])]
+    return [
+        "" if y is None else f"{y:.4g}" for _, y in dict.fromkeys([line.points[0], line.points[-1]])
+    ]

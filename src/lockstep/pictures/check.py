@@ -12,27 +12,36 @@ from lockstep.files import Record
 from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
 
-# Two hashes are alike if they differ in at most this share of the bits that are set in either. Copies of photos at half
-# the size or as JPEG of quality 20 mostly have 0.03, photos that were taken one after the other up to 0.25, and others
-# 0.33 or more.
+# Two hashes are alike if they differ in at most this share of the bits that are set in either.
+# Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
+# taken one after the other up to 0.25, and others 0.33 or more.
 _ALIKE = 0.25
 _LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, are equal too often.
 _PLAIN = 16  # Two hashes with fewer set bits are never alike.
 
 
 def record_of(found: Survey) -> Record:
-    """Return everything that is known of the folder, as JSON values. "shorter_side" is the median, in pixels."""
+    """Return everything that is known of the folder, as JSON values. "shorter_side" is the median,
+    in pixels.
+    """
     scan = found.scan
     splits = {
-        name: Counter(photo.class_name for photo in found.splits[name]) for name in SPLITS if name in found.splits
+        name: Counter(photo.class_name for photo in found.splits[name])
+        for name in SPLITS
+        if name in found.splits
     }
     readable = [photo for photo in scan.photos if not photo.cause]
     return {
         "folder": str(scan.root),
         "images": len(scan.photos),
         "splits": {split: counts.total() for split, counts in splits.items()},
-        "classes": {name: {split: counts[name] for split, counts in splits.items()} for name in found.classes},
-        "shorter_side": median([min(photo.width, photo.height) for photo in readable]) if readable else None,
+        "classes": {
+            name: {split: counts[name] for split, counts in splits.items()}
+            for name in found.classes
+        },
+        "shorter_side": median([min(photo.width, photo.height) for photo in readable])
+        if readable
+        else None,
         "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": found.duplicates(),
@@ -47,7 +56,8 @@ def record_of(found: Survey) -> Record:
 
 
 def near_duplicates(found: Survey) -> list[list[str]]:
-    """Return pairs of paths [in one split, in a later one] of images that look alike but differ in bytes.
+    """Return pairs of paths [in one split, in a later one] of images that look alike but differ in
+    bytes.
 
     Each image of the later split is compared with its most similar one.
     """
@@ -60,7 +70,10 @@ def near_duplicates(found: Survey) -> list[list[str]]:
     for known, others in combinations(filter(None, large), 2):
         dhashes = _dhashes(known)
         for photo, dhash in zip(others, _dhashes(others), strict=True):
-            differing, either = np.bitwise_count(dhashes ^ dhash).sum(1), np.bitwise_count(dhashes | dhash).sum(1)
+            differing, either = (
+                np.bitwise_count(dhashes ^ dhash).sum(1),
+                np.bitwise_count(dhashes | dhash).sum(1),
+            )
             shares = np.where(either < _PLAIN, 1.0, differing / either.clip(1))
             nearest = known[shares.argmin()]
             if shares.min() <= _ALIKE and nearest.sha256 != photo.sha256:
@@ -69,22 +82,41 @@ def near_duplicates(found: Survey) -> list[list[str]]:
 
 
 def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:
-    return np.frombuffer(bytes.fromhex("".join(photo.dhash for photo in photos)), np.uint64).reshape(-1, 2)
+    return np.frombuffer(
+        bytes.fromhex("".join(photo.dhash for photo in photos)), np.uint64
+    ).reshape(-1, 2)
 
 
 def lines_of(record: Record) -> list[str]:
     """Return the record as the lines of a report."""
     total = ", ".join(f"{number:,} {split}" for split, number in record["splits"].items())
-    lines = [f"{record['folder']}: {record['images']:,} images" + (f" ({total})" if total else ""), ""]
+    lines = [
+        f"{record['folder']}: {record['images']:,} images" + (f" ({total})" if total else ""),
+        "",
+    ]
     width = max([5, *map(len, record["classes"])])
     if record["classes"]:
-        lines.append(f"  {'class':{width}}" + "".join(f"  {split:>10}" for split in record["splits"]))
+        lines.append(
+            f"  {'class':{width}}" + "".join(f"  {split:>10}" for split in record["splits"])
+        )
     for name, counts in record["classes"].items():
         lines.append(f"  {name:{width}}" + "".join(f"  {number:10,}" for number in counts.values()))
-    lines += ["", "  formats     " + ", ".join(f"{number:,} {name}" for name, number in record["formats"].items())]
+    lines += [
+        "",
+        "  formats     "
+        + ", ".join(f"{number:,} {name}" for name, number in record["formats"].items()),
+    ]
     if record["shorter_side"]:
-        lines.append(f"  size        {record['shorter_side']:g} pixels on the shorter side (median)")
-    lines.append(f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json lists all)")
-    lines.append(f"  alike       {len(record['near_duplicates']):,} (images that look like one of another split)")
+        lines.append(
+            f"  size        {record['shorter_side']:g} pixels on the shorter side (median)"
+        )
+    lines.append(
+        f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json "
+        f"lists all)"
+    )
+    lines.append(
+        f"  alike       {len(record['near_duplicates']):,} (images that look like one of another "
+        f"split)"
+    )
     lines += [f"note: {note}" for note in record["notes"]]
     return lines

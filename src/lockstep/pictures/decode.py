@@ -1,7 +1,8 @@
-"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of pictures.
+"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of
+pictures.
 
-Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of them. Pillow is
-imported on first use, because it is not needed to print a help text.
+Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of
+them. Pillow is imported on first use, because it is not needed to print a help text.
 """
 
 import contextlib
@@ -26,30 +27,36 @@ if TYPE_CHECKING:
 
 Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal sides becomes a square
 
-# In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but cannot decode them.
+# In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but
+# cannot decode them.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF", "PPM")
-_MARGIN = 128  # the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+# the grey of fit=pad: about 0 after normalisation, like the padding of a network's convolutions
+_MARGIN = 128
 PIXEL_LIMIT = 100_000_000
 FILE_LIMIT = 1 << 30  # bytes. The largest image has PIXEL_LIMIT pixels of 8 bytes.
 RULES = 3  # the version of the rules in `decode_image`; another version may give other pixels
 
-_REDUCING_GAP = 2.0  # the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+# the coarse first shrinking keeps at least this many times `image_px`; the filter does the rest
+_REDUCING_GAP = 2.0
 _TEXT_LIMIT = 1 << 27  # bytes of all texts and the colour profile of a PNG
 _ORIENTATION = 0x0112  # the EXIF tag
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
 _FAINT = 16  # levels. What differs from white by no more cannot be seen on it.
 # How a file begins that is not read -> what it is, and what to do.
 _OTHERS = {
-    rb"\s*<(!doctype )?html|\s*<(head|body)": "an HTML page, not an image: download the image itself",
+    rb"\s*<(!doctype )?html|\s*<(head|body)": "an HTML page, not an image: download the image "
+    "itself",
     rb"version https://git-lfs": "a Git LFS pointer, not the image: fetch it with git lfs pull",
     rb"\S*/annex/objects/": "a git-annex pointer, not the image: fetch it with git annex get",
     rb".{128}DICM": "a DICOM file: convert it to PNG, of 16 bits if it has more than 256 levels",
     rb"\xff\n|\0\0\0\fJXL ": "a JPEG XL image, which is not read: convert it to PNG",
     rb"\xff\x4f\xff\x51|\0\0\0\fjP  ": "a JPEG 2000 image, which is not read: convert it to PNG",
     rb"8BPS": "a Photoshop file, which is not read: export it as PNG",
-    rb"\s*(<\?xml.*)?<svg|%!PS|\xc5\xd0\xd3\xc6": "a vector graphic, which is not read: export it as PNG",
+    rb"\s*(<\?xml.*)?<svg|%!PS|\xc5\xd0\xd3\xc6": "a vector graphic, which is not read: export it "
+    "as PNG",
     rb"%PDF": "a PDF file, not an image: export its pages as PNG",
-    rb"....ftyp(?!avif|mif1|he[iv])|RIFF....AVI": "a video, or an image that is not read: save it as PNG",
+    rb"....ftyp(?!avif|mif1|he[iv])|RIFF....AVI": "a video, or an image that is not read: save it "
+    "as PNG",
     rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!": "an archive, not an image: unpack it",
     rb"\x93NUMPY|\x89HDF|SIMPLE  =": "an array of numbers, not an image: save it as PNG",
     rb"\0\x05\x16\x07": "a file of macOS about an image, not the image: remove it",
@@ -60,48 +67,70 @@ _NO_IMAGE = "not a JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF or PPM image"
 _TEXT = re.compile(rb"[^\0-\x08\x0e-\x1f]+")
 _HEAD = 1024  # bytes that tell what a file is
 _SIXTEEN_BIT = re.compile(r"I;16[BLN]?")
-_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)  # in Pillow's messages
+# in Pillow's messages
+_TRUNCATED = re.compile("truncated|not enough image data|unexpected end", re.IGNORECASE)
 # mode -> the mode that the image is resized in. Images of other modes are resized as they are.
 _RESIZED_AS = {
-    "1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB", "YCbCr": "RGB",
+    "1": "L",
+    "P": "RGB",
+    "PA": "RGBA",
+    "La": "LA",
+    "RGBa": "RGBA",
+    "RGBX": "RGB",
+    "CMYK": "RGB",
+    "YCbCr": "RGB",
     "HSV": "RGB",
-}  # fmt: skip
-_UNSUPPORTED_MODES = {"I": "32-bit integer pixels", "F": "floating-point pixels", "LAB": "CIE Lab colours"}
+}
+_UNSUPPORTED_MODES = {
+    "I": "32-bit integer pixels",
+    "F": "floating-point pixels",
+    "LAB": "CIE Lab colours",
+}
 
 
 class UnreadableImageError(LockstepError):
-    """An image that cannot be decoded. The message is the cause in a few words, as in "truncated"."""
+    """An image that cannot be decoded. The message is the cause in a few words, as in
+    "truncated".
+    """
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause, DATA)
 
 
 def decode_image(
-    source: "Path | str | bytes | Image | NDArray[np.uint8]", image_px: int, grey: bool = False, fit: Fit = "crop"
+    source: "Path | str | bytes | Image | NDArray[np.uint8]",
+    image_px: int,
+    grey: bool = False,
+    fit: Fit = "crop",
 ) -> NDArray[np.uint8]:
-    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes and the arguments.
+    """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes
+    and the arguments.
 
-    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1], [H, W, 3] (RGB) or
-    [H, W, 4] (RGB and alpha).
+    `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1],
+    [H, W, 3] (RGB) or [H, W, 4] (RGB and alpha).
 
-    1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not by name; of several
-       frames the first, of HEIC the primary one. An image of more than 100 megapixels is refused before it is decoded.
-       The texts and the colour profile of a PNG are ignored, and take up to 128 MiB.
-    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on the shorter side.
-    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is taken. CMYK and YCbCr
-       become RGB without a colour profile. 32-bit, floating-point and Lab images are refused.
-    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter with antialiasing, in
-       one call, which first averages whole blocks of pixels if the square is 4 `image_px` wide or more. With "squash",
-       it is the whole image, whose proportions change. With "pad", the whole image keeps its proportions, and grey
-       margins of equal width make it a square.
-    5. Transparency is laid on white; on black where nothing could be seen on white, as with white ink. Grey is copied
-       to red, green and blue.
+    1. JPEG, PNG, WebP, BMP, GIF, TIFF, HEIC, AVIF and PPM (PBM, PGM) are read, by content and not
+       by name; of several frames the first, of HEIC the primary one. An image of more than 100
+       megapixels is refused before it is decoded. The texts and the colour profile of a PNG are
+       ignored, and take up to 128 MiB.
+    2. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than 2 `image_px` on
+    the shorter side.
+    3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is
+       taken. CMYK and YCbCr become RGB without a colour profile. 32-bit, floating-point and Lab
+       images are refused.
+    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter
+       with antialiasing, in one call, which first averages whole blocks of pixels if the square is
+       4 `image_px` wide or more. With "squash", it is the whole image, whose proportions change.
+       With "pad", the whole image keeps its proportions, and grey margins of equal width make it a
+       square.
+    5. Transparency is laid on white; on black where nothing could be seen on white, as with white
+       ink. Grey is copied to red, green and blue.
     6. The EXIF orientation is applied. Unreadable EXIF data counts as none.
     7. With `grey`, the result is [image_px, image_px, 1]: Pillow's luminance of the three colours.
 
-    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2.
-    May be called from several threads. In this process, Pillow's warnings are silenced, and its limit of the texts of a
-    PNG is raised.
+    A Pillow image that was opened but not loaded is loaded at its full size, without rule 2. May be
+    called from several threads. In this process, Pillow's warnings are silenced, and its limit of
+    the texts of a PNG is raised.
     Raises: UnreadableImageError, or LockstepError if the host has too little memory.
     """
     if isinstance(source, Path | str):
@@ -110,12 +139,16 @@ def decode_image(
         pixels = _decode(source, image_px, fit)[0]
     else:
         with _one_error_type():
-            pixels = _square(_from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit)
+            pixels = _square(
+                _from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit
+            )
     return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
 
 
 def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
-    """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data counts as none."""
+    """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data
+    counts as none.
+    """
     from PIL import Image, ImageOps
 
     plain = Image.fromarray(np.array(pixels))
@@ -127,12 +160,13 @@ def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
 class Metadata(NamedTuple):
     """What is known of an image file.
 
-    format: in Pillow's words.
-    width, height: as stored, in pixels.
-    grey: whether red, green and blue are equal in every pixel of the square in the middle.
-    dhash: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
-        whether the place below is. Source: N. Krawetz, "Kind of like that", The Hacker Factor Blog, 2013.
-    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are equal.
+    format: in Pillow's words. width, height: as stored, in pixels. grey: whether red, green and
+    blue are equal in every pixel of the square in the middle. dhash: a difference hash of it, 128
+    bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
+        whether the place below is. Source: N. Krawetz, "Kind of like that", The Hacker Factor Blog,
+            2013.
+    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are
+    equal.
     """
 
     format: str
@@ -152,7 +186,9 @@ def inspect_image(data: bytes) -> Metadata:
 
     pixels, format, (width, height) = _decode(data, 32, "crop")
     small = _from_array(pixels).convert("L")
-    right, below = (np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9)))
+    right, below = (
+        np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9))
+    )
     dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
     grey = bool((pixels == pixels[..., :1]).all())
     seen = "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
@@ -160,13 +196,17 @@ def inspect_image(data: bytes) -> Metadata:
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
-    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError beyond `limit`."""
+    """Return how many pixels are decoded of a file, by its header. Raises: UnreadableImageError
+    beyond `limit`.
+    """
     with _opened(data) as image:
         return _require_size(image, limit)
 
 
 def decoder_versions() -> dict[str, str | None]:
-    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may give other pixels."""
+    """Return the versions of Pillow and of the libraries that it decodes with. Other versions may
+    give other pixels.
+    """
     import pillow_heif
     from PIL import features
 
@@ -183,7 +223,9 @@ def decoder_versions() -> dict[str, str | None]:
 
 
 def read_image(path: Path) -> bytes:
-    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too little memory."""
+    """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too
+    little memory.
+    """
     try:
         return read_bytes(path, FILE_LIMIT)
     except ValueError:
@@ -195,11 +237,15 @@ def read_image(path: Path) -> bytes:
 
 
 def _no_memory() -> LockstepError:
-    return LockstepError("not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT)
+    return LockstepError(
+        "not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT
+    )
 
 
 def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
-    """Return the pixels, the format and the stored size of a file's bytes. Raises: UnreadableImageError."""
+    """Return the pixels, the format and the stored size of a file's bytes. Raises:
+    UnreadableImageError.
+    """
     with _opened(data) as image:
         format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
         pixels = _square(image, image_px, fit, draft=True)
@@ -208,7 +254,9 @@ def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], st
 
 @contextlib.contextmanager
 def _opened(data: bytes) -> "Iterator[Image]":
-    """Open a file's bytes, of which Pillow reads the header. An error within the context is an UnreadableImageError."""
+    """Open a file's bytes, of which Pillow reads the header. An error within the context is an
+    UnreadableImageError.
+    """
     from PIL import Image
 
     if not data:
@@ -219,10 +267,11 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
 @cache
 def _load_plugins() -> None:
-    """Import Pillow's plugins, which it finds by a file's name otherwise, raise its limits, and silence its warnings.
+    """Import Pillow's plugins, which it finds by a file's name otherwise, raise its limits, and
+    silence its warnings.
 
-    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC files are ignored: they
-    have other pixels than the picture.
+    It warns of damaged EXIF blocks, and of sizes that are limited here. Thumbnails within HEIC
+    files are ignored: they have other pixels than the picture.
     """
     from PIL import Image, PngImagePlugin
 
@@ -237,7 +286,8 @@ def _load_plugins() -> None:
 
 @contextlib.contextmanager
 def _one_error_type(data: bytes = b"") -> Iterator[None]:
-    """Turn all that Pillow raises for an image, of a file with `data`, into an UnreadableImageError.
+    """Turn all that Pillow raises for an image, of a file with `data`, into an
+    UnreadableImageError.
 
     A MemoryError says nothing about the file, so it becomes an error of the host.
     """
@@ -252,7 +302,8 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
         raise UnreadableImageError(_what(data[:_HEAD])) from None
     except MemoryError:
         raise _no_memory() from None
-    except Exception as error:  # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+    # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
+    except Exception as error:
         text = str(error) or type(error).__name__
         truncated = isinstance(error, EOFError) or _TRUNCATED.search(text)
         raise UnreadableImageError("truncated" if truncated else f"damaged ({text})") from None
@@ -269,7 +320,9 @@ def _what(head: bytes) -> str:
 
 
 def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDArray[np.uint8]:
-    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which changes `image`."""
+    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which
+    changes `image`.
+    """
     from PIL import Image
 
     _require_size(image, PIXEL_LIMIT)
@@ -288,12 +341,15 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDA
     # The margins of fit=pad; at least one pixel of the image remains.
     free = image_px / 2 if fit == "pad" else 0
     across, down = (
-        min(round(free - free * part / max(width, height)), (image_px - 1) // 2) for part in (width, height)
+        min(round(free - free * part / max(width, height)), (image_px - 1) // 2)
+        for part in (width, height)
     )
     small = _eight_bit(image).resize(
-        (image_px - 2 * across, image_px - 2 * down), Image.Resampling.BICUBIC,
-        box if fit == "crop" else (0, 0, width, height), reducing_gap=_REDUCING_GAP,
-    )  # fmt: skip
+        (image_px - 2 * across, image_px - 2 * down),
+        Image.Resampling.BICUBIC,
+        box if fit == "crop" else (0, 0, width, height),
+        reducing_gap=_REDUCING_GAP,
+    )
     if small.mode in ("LA", "RGBA"):
         small = _opaque(small.convert("RGBA"))
     square = Image.new("RGB", (image_px, image_px), (_MARGIN,) * 3)
@@ -312,7 +368,9 @@ def _opaque(image: "Image") -> "Image":
 
 
 def _require_size(image: "Image", limit: int) -> int:
-    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be larger."""
+    """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be
+    larger.
+    """
     width, height = image.size
     tags = getattr(image, "tag_v2", {})
     pixels: int = max(width * height, tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0))
@@ -324,7 +382,9 @@ def _require_size(image: "Image", limit: int) -> int:
 
 
 def _eight_bit(image: "Image") -> "Image":
-    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is not supported."""
+    """Return a loaded image in mode L, LA, RGB or RGBA. Raises: UnreadableImageError if its mode is
+    not supported.
+    """
     from PIL import Image
 
     if _SIXTEEN_BIT.fullmatch(image.mode) or (image.format, image.mode) == ("PPM", "I"):
@@ -348,6 +408,9 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
         raise UnreadableImageError(
-            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]"
+            f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] "
+            f"or [H, W, 4]"
         )
-    return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
+    return Image.fromarray(
+        np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array)
+    )

@@ -1,7 +1,9 @@
-"""Groups: what a regular expression finds in paths, computed by a process that may take a limited time.
+"""Groups: what a regular expression finds in paths, computed by a process that may take a limited
+time.
 
-The expression may come from a stranger with a recipe, and the search for some takes longer than anybody waits. This
-module is a program: it reads [pattern, paths] as JSON, and prints the name of each path's group, "" if it has none.
+The expression may come from a stranger with a recipe, and the search for some takes longer than
+anybody waits. This module is a program: it reads [pattern, paths] as JSON, and prints the name of
+each path's group, "" if it has none.
 """
 
 import json
@@ -20,7 +22,9 @@ def main() -> None:
     except (re.error, RecursionError, OverflowError) as error:
         sys.exit(str(error))
     matches = map(expression.search, paths)
-    json.dump([(match[min(expression.groups, 1)] or "") if match else "" for match in matches], sys.stdout)
+    json.dump(
+        [(match[min(expression.groups, 1)] or "") if match else "" for match in matches], sys.stdout
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Photos: the images of a folder, what is known of each, and their splits.
 
-`scan.py` lists the files. Each file is read and decoded once, and an index in the user's cache keeps what that tells.
-A later start compares sizes and times only, and reads the files that differ.
+`scan.py` lists the files. Each file is read and decoded once, and an index in the user's cache
+keeps what that tells. A later start compares sizes and times only, and reads the files that differ.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
 
 ALL = "all"  # the split of all images, where a run is evaluated on others than it was trained on
-_USUAL = ("", "train", "val", "valid", "validation", "test")  # folders of splits that are read without a note
+# folders of splits that are read without a note
+_USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 _KINDS = 3  # of other files that are named
 
@@ -42,12 +43,14 @@ class Survey:
     Attributes:
         scan: what the folder holds; each photo in it has been read.
         classes: the classes of "train", sorted by code point. The position is the label.
-        splits: split -> its images, sorted by label and SHA-256. So names, times and the order on the disk do not
-            matter. Files that cannot be decoded are in no split.
+        splits: split -> its images, sorted by label and SHA-256. So names, times and the order on
+            the disk do not matter. Files that cannot be decoded are in no split.
         problems: what makes training impossible, one sentence each.
         notes: what a user should know, one sentence each.
-        units: the SHA-256 of an image that can be read -> the key of what a division keeps on one side, hexadecimal:
-            without groups the SHA-256 itself, with groups the same key for all images of groups that share an image.
+        units: the SHA-256 of an image that can be read -> the key of what a division keeps on one
+            side, hexadecimal:
+            without groups the SHA-256 itself, with groups the same key for all images of groups
+                that share an image.
     """
 
     scan: Scan
@@ -61,7 +64,11 @@ class Survey:
         """Return this survey. Raises: LockstepError with all problems if there are any."""
         if self.problems:
             several = len(self.problems) > 1
-            text = "".join(f"\n- {problem}" for problem in self.problems) if several else f" {self.problems[0]}"
+            text = (
+                "".join(f"\n- {problem}" for problem in self.problems)
+                if several
+                else f" {self.problems[0]}"
+            )
             what = "evaluated" if ALL in self.splits else "trained on"
             raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
@@ -72,14 +79,17 @@ class Survey:
         return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
 
     def digest(self, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
-        """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels, files and labels."""
+        """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
+        files and labels.
+        """
         digest = hashlib.sha256(json.dumps([RULES, image_px, self.classes, grey, fit]).encode())
         digest.update(self.labels(split).tobytes())
         digest.update(bytes.fromhex("".join(photo.sha256 for photo in self.splits[split])))
         return digest.hexdigest()
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
-        """Return the paths of images with the same bytes, or what else `same` names, that `differ` in a value.
+        """Return the paths of images with the same bytes, or what else `same` names, that `differ`
+        in a value.
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
@@ -87,7 +97,11 @@ class Survey:
         for photo in self.scan.photos:
             if not photo.cause and getattr(photo, same):
                 groups[getattr(photo, same)].append(photo)
-        several = (group for group in groups.values() if len({getattr(photo, differ) for photo in group}) > 1)
+        several = (
+            group
+            for group in groups.values()
+            if len({getattr(photo, differ) for photo in group}) > 1
+        )
         return [[photo.path for photo in group] for group in several]
 
 
@@ -100,19 +114,22 @@ def survey(
     fit: Fit = "crop",
     left_out: Collection[str] = (),
 ) -> Survey:
-    """Return the examples under `root`, but not those whose paths are `left_out`. Problems are collected, not raised.
+    """Return the examples under `root`, but not those whose paths are `left_out`. Problems are
+    collected, not raised.
 
-    `fit` is how images become squares, for the notes.
-    The regular expression `group` names the group of each image: its first capture group, or else all that it matches,
-    in the path below `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
+    `fit` is how images become squares, for the notes. The regular expression `group` names the
+    group of each image: its first capture group, or else all that it matches, in the path below
+    `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
 
-    With the `classes` of a run, all images are in one split, "all". They need no groups, and may be of fewer classes.
+    With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
+    of fewer classes.
 
-    A folder without splits, or with "train" alone, is divided: a file is a test image if the first 8 bytes of its
-    SHA-256, as a big-endian share of 2^64, are below `test_share`. So no file changes sides when others are added,
-    renamed or removed, and equal files are on one side. Each class has at least one image on each side: if it would
-    have none, its image with the smallest hash becomes a test image, or the one with the largest a training image, if
-    possible one that no other class has. With groups, the SHA-256 of a group's name takes the place of the file's, so
+    A folder without splits, or with "train" alone, is divided: a file is a test image if the first
+    8 bytes of its SHA-256, as a big-endian share of 2^64, are below `test_share`. So no file
+    changes sides when others are added, renamed or removed, and equal files are on one side. Each
+    class has at least one image on each side: if it would have none, its image with the smallest
+    hash becomes a test image, or the one with the largest a training image, if possible one that no
+    other class has. With groups, the SHA-256 of a group's name takes the place of the file's, so
     that a group is on one side.
     Raises: LockstepError if `root` is no folder.
     """
@@ -130,7 +147,10 @@ def survey(
     known = tuple(found.classes.get(training, ()) if classes is None else classes)
     readable = [photo for photo in found.photos if not photo.cause and photo.class_name in known]
     readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
-    splits = {split or "train": [photo for photo in readable if photo.split == split] for split in found.folders}
+    splits = {
+        split or "train": [photo for photo in readable if photo.split == split]
+        for split in found.folders
+    }
     units = _units(readable)
     if classes is not None:
         splits = {ALL: readable}
@@ -144,7 +164,8 @@ def survey(
         splits["test"] = splits["validation"]
         notes.append("there is no test folder, so the validation images are the test images too")
     problems += [
-        f"{'it' if split == ALL else split} holds no folder with an image that can be read: fill it, or move it away"
+        f"{'it' if split == ALL else split} holds no folder with an image that can be read: fill "
+        f"it, or move it away"
         for split, members in splits.items()
         if not problems and not members
     ]
@@ -153,16 +174,28 @@ def survey(
     return result
 
 
-def _class_problems(found: Scan, training: str, classes: Sequence[str], readable: list[Photo]) -> list[str]:
-    """Return what is wrong with the classes. `training` is the split that defines them, in the scan's words."""
+def _class_problems(
+    found: Scan, training: str, classes: Sequence[str], readable: list[Photo]
+) -> list[str]:
+    """Return what is wrong with the classes. `training` is the split that defines them, in the
+    scan's words.
+    """
     prefix = f"{training}: " if training else ""
     lists = sorted(UNREAD_TABLES & found.others.keys())
-    table = f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file and label"
+    table = (
+        f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file "
+        f"and "
+        f"label"
+    )
     if not classes:
         folder = found.folders[training]
         images = sum(photo.path.startswith(folder) for photo in found.loose)
         loose = f", but {plural(images, 'image')} in no class" if images else ""
-        split = f". If {folder} is a class, give it a name without the word of a split" if training else ""
+        split = (
+            f". If {folder} is a class, give it a name without the word of a split"
+            if training
+            else ""
+        )
         give = f"give each class a folder with its images, or {table}{split}"
         return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
@@ -170,25 +203,33 @@ def _class_problems(found: Scan, training: str, classes: Sequence[str], readable
     unread = _unread(found)
     if empty := [name for name in classes if name not in full]:
         problems.append(
-            f"{prefix}{plural(len(empty), 'class')} without an image that can be read, {few(empty)}: remove or "
+            f"{prefix}{plural(len(empty), 'class')} without an image that can be read, "
+            f"{few(empty)}: remove or "
             f"fill them{f'. There are {unread}' if unread else ''}"
         )
     if len(classes) == 1:
-        inner = "" if training else f". If the folders in it are the classes, give {found.root / classes[0]}"
+        inner = (
+            ""
+            if training
+            else f". If the folders in it are the classes, give {found.root / classes[0]}"
+        )
         give = table if lists else f"give each of at least two a folder{inner}"
         remedy = f"name at least two in {found.table}" if found.table else give
         problems.append(f"{prefix}only one class, {classes[0]}: {remedy}")
     for split, names in found.classes.items():
         if unknown := [name for name in names if name not in classes]:
             problems.append(
-                f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: rename or remove them"
+                f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: "
+                f"rename or remove them"
             )
     return problems
 
 
 def _unread(found: Scan) -> str:
     """Return which files are not read as images, or ""."""
-    kinds = ", ".join(f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix)
+    kinds = ", ".join(
+        f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix
+    )
     return kinds and f"files that are not read as images: {kinds}"
 
 
@@ -197,14 +238,23 @@ def _unreadable(photos: list[Photo]) -> list[str]:
     lines = [f"{photo.path}: {photo.cause}" for photo in photos if photo.cause]
     if not lines:
         return []
-    rest = [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"] if len(lines) > _LISTED else []
+    rest = (
+        [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"]
+        if len(lines) > _LISTED
+        else []
+    )
     text = "".join(f"\n  {line}" for line in [*lines[:_LISTED], *rest])
-    remedy = f"Repair or remove what is named here, or train without them: add {option('skip_damaged', True)}"
+    remedy = (
+        f"Repair or remove what is named here, or train without them: add "
+        f"{option('skip_damaged', True)}"
+    )
     return [f"{plural(len(lines), 'image')} cannot be read. {remedy}:{text}"]
 
 
 def _name_groups(found: Scan, pattern: str | None) -> list[str]:
-    """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return the problems."""
+    """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return
+    the problems.
+    """
     if pattern is None:
         return []
     program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
@@ -216,13 +266,20 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     )
     if done.returncode:
         problem = done.stderr.strip() or "the search takes too long"
-        raise LockstepError(f"{option('group', pattern)}: {problem}: give a regular expression, as in (patient[0-9]+)_")
+        raise LockstepError(
+            f"{option('group', pattern)}: {problem}: give a regular expression, as in "
+            f"(patient[0-9]+)_"
+        )
     found.photos = [
-        photo._replace(group=name) for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
+        photo._replace(group=name)
+        for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
     ]
     unmatched = [photo.path for photo in found.photos if not photo.group]
     return noted(
-        unmatched, "image", "without a group", f"give a {option('group')} that matches every path, unlike {pattern}"
+        unmatched,
+        "image",
+        "without a group",
+        f"give a {option('group')} that matches every path, unlike {pattern}",
     )
 
 
@@ -242,7 +299,9 @@ def _units(photos: list[Photo]) -> dict[str, str]:
 
 
 def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
-    """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the problems."""
+    """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the
+    problems.
+    """
     contents = defaultdict[str, set[str]](set)  # class -> the units of its images
     classes = defaultdict[str, set[str]](set)  # unit -> the classes that have it
     every = splits["train"]
@@ -268,8 +327,14 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
 
 
 def _notes(found: Survey, fit: Fit) -> list[str]:
-    """Return what a user should know of the folder, besides its problems, if images become squares by `fit`."""
-    unusual = [f"{path} is read as {split}" for split, path in found.scan.folders.items() if path.lower() not in _USUAL]
+    """Return what a user should know of the folder, besides its problems, if images become squares
+    by `fit`.
+    """
+    unusual = [
+        f"{path} is read as {split}"
+        for split, path in found.scan.folders.items()
+        if path.lower() not in _USUAL
+    ]
 
     def equal(differ: str, same: str = "sha256") -> list[str]:
         return [" = ".join(paths) for paths in found.duplicates(differ, same)]
@@ -281,7 +346,11 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
     ]
     photos = [photo for photo in found.scan.photos if not photo.cause]
     plain = [photo.path for photo in photos if not photo.seen]
-    long = [photo.path for photo in photos if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)]
+    long = [
+        photo.path
+        for photo in photos
+        if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)
+    ]
     torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
     notes = [
         *([f"the images of a group stay together: {listed(sides)}"] if sides else []),
@@ -290,7 +359,9 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
         *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
         *noted(found.scan.links, "link", "to a folder within a class, not followed"),
         *filter(None, [_unread(found.scan)]),
-        *noted(equal("class_name"), "image", "in several classes: the labels contradict each other"),
+        *noted(
+            equal("class_name"), "image", "in several classes: the labels contradict each other"
+        ),
         *noted(equal("split"), "image", "in several splits: the accuracy will be too high"),
         *noted(equal("path"), "image", "in several files"),
         *noted(equal("sha256", "seen"), "image", "of equal pixels in files that differ"),
@@ -311,16 +382,20 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
 
 
 def read(found: Scan) -> list[Photo]:
-    """Return the photos of a scan with what is known of each. Files that are new or changed are read, by threads.
+    """Return the photos of a scan with what is known of each. Files that are new or changed are
+    read, by threads.
 
-    Of several programs at once, one reads the files and the others wait for it. An index that is damaged or was written
-    with another decoder is ignored. Without a place for it, the next start reads all files again.
+    Of several programs at once, one reads the files and the others wait for it. An index that is
+    damaged or was written with another decoder is ignored. Without a place for it, the next start
+    reads all files again.
     """
     root, photos, path = found.root, found.photos, index_file(found.root)
     with ExitStack() as held:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(files.locked(path.with_suffix(".lock"), f"reading the images in {root}"))
+            held.enter_context(
+                files.locked(path.with_suffix(".lock"), f"reading the images in {root}")
+            )
         known = _load(path, photos)
         unknown = [photo for photo in photos if photo.path not in known]
 
@@ -350,7 +425,9 @@ def _examined(root: Path, photo: Photo) -> Photo:
 
 
 def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
-    """Return path -> photo, of those that have not changed: none if the index is damaged, or of another decoder."""
+    """Return path -> photo, of those that have not changed: none if the index is damaged, or of
+    another decoder.
+    """
     known = {}
     with suppress(OSError):
         digest, _, text = path.read_bytes().partition(b"\n")
@@ -363,13 +440,19 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
 
 
 def _save(path: Path, photos: dict[str, Photo]) -> None:
-    """Write the index, without files that cannot be read, as the cause may be this host's: a missing permission."""
-    text = json.dumps({photo.path: photo[4:] for photo in photos.values() if not photo.cause}).encode()
+    """Write the index, without files that cannot be read, as the cause may be this host's: a
+    missing permission.
+    """
+    text = json.dumps(
+        {photo.path: photo[4:] for photo in photos.values() if not photo.cause}
+    ).encode()
     with suppress(OSError):
         files.replace(path, _checksum(text) + b"\n" + text)
 
 
 def _checksum(text: bytes) -> bytes:
-    """Return the first line of an index with this text. It also says which decoder and which fields the photos have."""
+    """Return the first line of an index with this text. It also says which decoder and which fields
+    the photos have.
+    """
     header = json.dumps([RULES, decoder_versions(), Photo._fields])
     return hashlib.sha256(header.encode() + text).hexdigest().encode()

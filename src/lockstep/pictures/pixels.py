@@ -1,8 +1,10 @@
-"""Pixels: images of one shape, or their features, as rows of a file that all processes of a host map.
+"""Pixels: images of one shape, or their features, as rows of a file that all processes of a host
+map.
 
-Rows are only ever added, each once under its own id, so one picture more costs one row. The files are in the user's
-cache: NAME.rows has the rows, and NAME.ids an entry for each, its id and its checksum. An entry is written after its
-row. So what a killed program or a power failure leaves incomplete has no entry, or a wrong checksum, and is made again.
+Rows are only ever added, each once under its own id, so one picture more costs one row. The files
+are in the user's cache: NAME.rows has the rows, and NAME.ids an entry for each, its id and its
+checksum. An entry is written after its row. So what a killed program or a power failure leaves
+incomplete has no entry, or a wrong checksum, and is made again.
 """
 
 import hashlib
@@ -48,7 +50,9 @@ class Rows:
     """
 
     def __init__(self, key: str, shape: Shape) -> None:
-        """Open the file of the rows (H, W, C) of `shape` that `key` decides. Without a file there are no rows."""
+        """Open the file of the rows (H, W, C) of `shape` that `key` decides. Without a file there
+        are no rows.
+        """
         self._shape, self._row_bytes = shape, int(np.prod(shape))
         self._path = folder() / f"{hashlib.sha256(f'{key} {shape}'.encode()).hexdigest()[:32]}.rows"
         self._open()
@@ -57,7 +61,9 @@ class Rows:
         images, entries = np.empty((0, *self._shape), np.uint8), np.empty(0, _ENTRY)
         try:
             data = self._path.with_suffix(".ids").read_bytes()
-            if count := min(len(data) // _ENTRY.itemsize, self._path.stat().st_size // self._row_bytes):
+            if count := min(
+                len(data) // _ENTRY.itemsize, self._path.stat().st_size // self._row_bytes
+            ):
                 entries = np.frombuffer(data, _ENTRY, count)
                 # "c" maps the pages privately: torch warns of arrays that cannot be written to.
                 images = np.memmap(self._path, np.uint8, "c", shape=(count, *self._shape))
@@ -65,48 +71,73 @@ class Rows:
             pass
         except OSError as error:
             raise LockstepError(
-                f"{self._path} cannot be read ({error.strerror}): allow it, or let XDG_CACHE_HOME name another folder",
+                f"{self._path} cannot be read ({error.strerror}): allow it, or let XDG_CACHE_HOME "
+                f"name another folder",
                 ENVIRONMENT,
             ) from None
-        self.images, self.ids, self._checksums = torch.from_numpy(images), entries["id"].tolist(), entries["checksum"]
+        self.images, self.ids, self._checksums = (
+            torch.from_numpy(images),
+            entries["id"].tolist(),
+            entries["checksum"],
+        )
 
     def find(self, ids: Sequence[bytes], first: int = 0) -> Tensor:
-        """Return the row of each of `ids`, int64 [N]; -1 if there is none from row `first` on, or it is damaged."""
+        """Return the row of each of `ids`, int64 [N]; -1 if there is none from row `first` on, or
+        it is damaged.
+        """
         last = {each: row for row, each in enumerate(self.ids[first:], first)}
         rows = np.array([last.get(each, -1) for each in ids], np.int64)
         images = self.images.numpy()
 
         def damaged(part: NDArray[np.int64]) -> list[bool]:
-            return [row >= 0 and _checksum(self.ids[row], images[row]) != self._checksums[row] for row in part.tolist()]
+            return [
+                row >= 0 and _checksum(self.ids[row], images[row]) != self._checksums[row]
+                for row in part.tolist()
+            ]
 
         with ThreadPoolExecutor(hardware.cores()) as pool:
-            found = np.concatenate([*pool.map(damaged, np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME))])
+            found = np.concatenate(
+                [*pool.map(damaged, np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME))]
+            )
         if found.any():
-            logger.warning(f"{self._path}: {plural(int(found.sum()), 'row')} damaged and made again")
+            logger.warning(
+                f"{self._path}: {plural(int(found.sum()), 'row')} damaged and made again"
+            )
         return torch.from_numpy(np.where(found, -1, rows))
 
     def find_or_make(self, ids: Sequence[bytes], make: Callable[[int], Bytes], what: str) -> Tensor:
         """Return the row of each of `ids`, int64 [N]. Rows that are missing are made and added.
 
-        `make` returns the row (H, W, C) of a position in `ids`. Threads call it at the same time. `what` names the rows
-        for messages. Of several programs at once, one writes and the others wait for it.
+        `make` returns the row (H, W, C) of a position in `ids`. Threads call it at the same time.
+        `what` names the rows for messages. Of several programs at once, one writes and the others
+        wait for it.
         Raises: LockstepError, also of `make`; the rows made before it are kept.
         """
         rows = self.find(ids)
         if (rows < 0).any():
-            missing, seen = {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0}, len(self.ids)
+            missing, seen = (
+                {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0},
+                len(self.ids),
+            )
             with _writing(what, len(missing) * self._row_bytes):
                 self._open()
-                others = self.find([*missing], seen)  # Another program may have added them, while this one waited.
-                if new := [each for each, row in zip(missing.items(), others, strict=True) if row < 0]:
+                # Another program may have added them, while this one waited.
+                others = self.find([*missing], seen)
+                if new := [
+                    each for each, row in zip(missing.items(), others, strict=True) if row < 0
+                ]:
                     self._add(new, make, what)
             self._open()
             rows = self.find(ids)
             if (rows < 0).any():
-                raise LockstepError(f"{self._path} does not keep what is written to it: check the disk", ENVIRONMENT)
+                raise LockstepError(
+                    f"{self._path} does not keep what is written to it: check the disk", ENVIRONMENT
+                )
         return rows
 
-    def _add(self, missing: Sequence[tuple[bytes, int]], make: Callable[[int], Bytes], what: str) -> None:
+    def _add(
+        self, missing: Sequence[tuple[bytes, int]], make: Callable[[int], Bytes], what: str
+    ) -> None:
         """Add the row of each (id, position). Raises: OSError; what `make` raises."""
         first, row_bytes = len(self.ids), self._row_bytes
         with (
@@ -137,7 +168,8 @@ def _checksum(own: bytes, row: Bytes) -> int:
 
 @contextmanager
 def _writing(what: str, needed: int) -> Iterator[None]:
-    """Let no other program of the host write into `folder` within the context; one that wants to waits.
+    """Let no other program of the host write into `folder` within the context; one that wants to
+    waits.
 
     `what` names what is written, and it takes `needed` bytes. Raises: LockstepError for an OSError.
     """
@@ -146,9 +178,12 @@ def _writing(what: str, needed: int) -> Iterator[None]:
         with locked(folder() / ".lock", f"writing images to {folder()}"):
             yield
     except OSError as error:
-        problem = "the disk has no room for them" if no_room(error) else error.strerror or str(error)
+        problem = (
+            "the disk has no room for them" if no_room(error) else error.strerror or str(error)
+        )
         raise LockstepError(
-            f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. Free some space, or let "
+            f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. Free "
+            f"some space, or let "
             f"XDG_CACHE_HOME name a folder on another disk",
             ENVIRONMENT,
         ) from None

@@ -1,8 +1,9 @@
 """The images of a folder, by split and class. Nothing is read but names, sizes and times.
 
-Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may have other usual names,
-such as training_set or seg_test, and may hold a folder of the same name that holds the classes. In a third layout,
-tables of labels name the class of each image. What can be read in two ways is a problem, until the user has chosen.
+Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may
+have other usual names, such as training_set or seg_test, and may hold a folder of the same name
+that holds the classes. In a third layout, tables of labels name the class of each image. What can
+be read in two ways is a problem, until the user has chosen.
 """
 
 import os
@@ -27,26 +28,75 @@ _SPLIT = re.compile(
     "(?<![a-z])(?i:(train(?:ing|val)?)|(val(?:id|idation)?)|(test(?:ing)?))(?i:set|data|images|imgs)?(?![a-z])"
 )
 SUFFIXES = {
-    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "heic", "heif", "hif", "avif",
-    "ppm", "pgm", "pbm", "pnm",
-}  # fmt: skip
+    "jpg",
+    "jpeg",
+    "jpe",
+    "jfif",
+    "png",
+    "webp",
+    "bmp",
+    "dib",
+    "gif",
+    "tif",
+    "tiff",
+    "heic",
+    "heif",
+    "hif",
+    "avif",
+    "ppm",
+    "pgm",
+    "pbm",
+    "pnm",
+}
 # Suffixes of images that cannot be read.
 UNSUPPORTED = {
-    "jxl", "jp2", "svg", "psd", "raw", "dng", "cr2", "cr3", "nef", "arw", "raf", "orf", "rw2",
-}  # fmt: skip
+    "jxl",
+    "jp2",
+    "svg",
+    "psd",
+    "raw",
+    "dng",
+    "cr2",
+    "cr3",
+    "nef",
+    "arw",
+    "raf",
+    "orf",
+    "rw2",
+}
 # How the files of images begin.
 _BEGINS = re.compile(
-    rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s", re.DOTALL
+    rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s",
+    re.DOTALL,
 )
 _BEGIN_BYTES = 16
 # Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
 _IGNORED = {
-    "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "recycled", "found.000",
-    "system volume information", "lost+found", "network trash folder", "temporary items", "__pycache__",
-    "#recycle", "#snapshot", "@eadir", "@recycle", "@recently-snapshot", "@tmp", "@sharebin", "icon\r",
-}  # fmt: skip
+    "__macosx",
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "$recycle.bin",
+    "recycler",
+    "recycled",
+    "found.000",
+    "system volume information",
+    "lost+found",
+    "network trash folder",
+    "temporary items",
+    "__pycache__",
+    "#recycle",
+    "#snapshot",
+    "@eadir",
+    "@recycle",
+    "@recently-snapshot",
+    "@tmp",
+    "@sharebin",
+    "icon\r",
+}
 _WORD = "(?:masks?|gt|ground[ _-]?truths?|seg(?:mentations?)?|annotations?|labels?)"
-# What the path of a mask has besides that of its image: a folder, or a part of the name as in 7_mask_1.png.
+# What the path of a mask has besides that of its image: a folder, or a part of the name as in
+# 7_mask_1.png.
 _MASK = re.compile(
     rf"(?<![^/])(?:[^/]*[ _-]masks?|segmentation\w*|{_WORD})/"
     rf"|(?<![^/]){_WORD}[ _.-]+(?=[^/]*$)|[ _.-]+{_WORD}(?:[ _.-]?\d+)?(?=\.\w+$)",
@@ -56,13 +106,15 @@ _BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
 
 
 class Photo(NamedTuple):
-    """An image file that has a class, and what reading it once told; the defaults mean that it was not read.
+    """An image file that has a class, and what reading it once told; the defaults mean that it was
+    not read.
 
-    path: relative to the scanned folder, with "/".
-    split: as in `Scan.folders`.
-    group: the name of the images that it stays together with where a split is divided, or "".
-    stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program can
-        set st_mtime_ns to any time, so only the last one shows that another file of equal size took its place.
+    path: relative to the scanned folder, with "/". split: as in `Scan.folders`. group: the name of
+    the images that it stays together with where a split is divided, or "". stamps: size,
+    st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program
+    can
+        set st_mtime_ns to any time, so only the last one shows that another file of equal size took
+            its place.
     sha256: of the file's bytes, in hex; "" if they cannot be read.
     format, width, height, grey, dhash, seen: see `decode.Metadata`.
     cause: why the file cannot be decoded; "" if it can.
@@ -89,7 +141,8 @@ class Scan:
 
     Attributes:
         root: the folder.
-        folders: split -> its folder relative to the root, for those of SPLITS that exist; {"": ""} without splits.
+        folders: split -> its folder relative to the root, for those of SPLITS that exist; {"": ""}
+            without splits.
         classes: split -> the sorted names of its classes, also of those without images.
         photos: the images that have a class, sorted by split, class and path.
         loose: images that are in no class.
@@ -113,11 +166,12 @@ class Scan:
 
 
 def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
-    """List the images under `root`. `reading` says how, where the folder can be read in several ways.
+    """List the images under `root`. `reading` says how, where the folder can be read in several
+    ways.
 
-    Names that begin with a dot, and those of systems, are ignored. A class may be a link to a folder. The name of a
-    class is its folder's name in Unicode's composed form (NFC), so that macOS and Linux agree on it. A folder that is
-    `partial` may lack training images.
+    Names that begin with a dot, and those of systems, are ignored. A class may be a link to a
+    folder. The name of a class is its folder's name in Unicode's composed form (NFC), so that macOS
+    and Linux agree on it. A folder that is `partial` may lack training images.
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
     require_folder(root)
@@ -128,7 +182,9 @@ def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
             _add_split(result, split, path)
         result = _with_tables(result, reading, partial)
     except OSError as error:
-        raise LockstepError(f"{error.filename or root} cannot be read: {error.strerror}", DATA) from None
+        raise LockstepError(
+            f"{error.filename or root} cannot be read: {error.strerror}", DATA
+        ) from None
     if reading.layout is None:
         result.problems += _doubts(result)
     return result
@@ -141,15 +197,19 @@ def require_folder(path: Path) -> None:
     problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
     if path.is_symlink() and not path.exists():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
-    raise LockstepError(f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA)
+    raise LockstepError(
+        f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA
+    )
 
 
 def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
-    """Return the splits as in `Scan`; none, and add to `result.problems`, if the names leave a doubt.
+    """Return the splits as in `Scan`; none, and add to `result.problems`, if the names leave a
+    doubt.
 
-    The folders are splits if the names of all say so. Several folders of one split, such as steam_train and
-    freight_train, are classes, unless they hold folders of equal names. Beside other folders, one that is named like a
-    split is a class too, if it has no folder's name in common with another one, and is not called "train".
+    The folders are splits if the names of all say so. Several folders of one split, such as
+    steam_train and freight_train, are classes, unless they hold folders of equal names. Beside
+    other folders, one that is named like a split is a class too, if it has no folder's name in
+    common with another one, and is not called "train".
     """
     root, names = result.root, _folders(result.root)
     by_split: dict[str, list[str]] = {}
@@ -168,14 +228,20 @@ def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
         return {"": ""}
     if others:
         result.problems.append(
-            f"the folder {alike[0]} is beside {listed(others[:5])}. If {alike[0]} is a split, move all away but the "
-            "splits; if it is a class, give it a name without the word of a split, or put its images directly into it"
+            f"the folder {alike[0]} is beside {listed(others[:5])}. If {alike[0]} is a split, move "
+            f"all away but the "
+            "splits; if it is a class, give it a name without the word of a split, or put its "
+            "images directly into it"
         )
     result.problems += [
-        f"{' and '.join(same)} are the same split: keep one of them" for same in by_split.values() if len(same) > 1
+        f"{' and '.join(same)} are the same split: keep one of them"
+        for same in by_split.values()
+        if len(same) > 1
     ]
     if "train" not in by_split and not partial:
-        result.problems.append(f"there is {listed(named)}, but no train: name the folder of the training images train")
+        result.problems.append(
+            f"there is {listed(named)}, but no train: name the folder of the training images train"
+        )
     if result.problems:
         return {}
     for folder in ["", *(name for name in named if paths[name] != name)]:
@@ -190,12 +256,15 @@ def _split_of(name: str) -> str:
 
 
 def _nested(root: Path, name: str) -> str:
-    """Return the path of the split's folder `name` below `root`, or of the one in it that is named like the same split.
+    """Return the path of the split's folder `name` below `root`, or of the one in it that is named
+    like the same split.
 
     Archives such as seg_train/seg_train/<class> have it, as their only folder.
     """
     inner = _folders(root / name)
-    return f"{name}/{inner[0]}" if len(inner) == 1 and _split_of(inner[0]) == _split_of(name) else name
+    return (
+        f"{name}/{inner[0]}" if len(inner) == 1 and _split_of(inner[0]) == _split_of(name) else name
+    )
 
 
 def _add_split(result: Scan, split: str, path: str) -> None:
@@ -206,9 +275,13 @@ def _add_split(result: Scan, split: str, path: str) -> None:
     for name in _folders(result.root / path):
         class_name = unicodedata.normalize("NFC", name)
         if any("\ud800" <= c <= "\udfff" for c in name):  # as Python decodes other bytes
-            result.problems.append(f"the name of the folder {prefix}{name!a} is not UTF-8: rename it")
+            result.problems.append(
+                f"the name of the folder {prefix}{name!a} is not UTF-8: rename it"
+            )
         elif class_name in folders:
-            result.problems.append(f"{prefix}{name} and {prefix}{folders[class_name]!a} are the same name: rename one")
+            result.problems.append(
+                f"{prefix}{name} and {prefix}{folders[class_name]!a} are the same name: rename one"
+            )
         else:
             folders[class_name] = name
     result.classes[split] = sorted(folders)
@@ -217,19 +290,24 @@ def _add_split(result: Scan, split: str, path: str) -> None:
 
 
 def _add(result: Scan, split: str, class_name: str, path: str) -> None:
-    """Add the files in the folder `path` of the root, and those in the folders in it. Without a class, add the first.
+    """Add the files in the folder `path` of the root, and those in the folders in it. Without a
+    class, add the first.
 
     A pipe counts as another file than an image: reading it would wait for its writer.
     """
 
     def unreadable(error: OSError) -> None:
-        result.problems.append(f"{os.path.relpath(error.filename, result.root)} cannot be read: {error.strerror}")
+        result.problems.append(
+            f"{os.path.relpath(error.filename, result.root)} cannot be read: {error.strerror}"
+        )
 
     photos: list[Photo] = []
     for folder, folders, names in os.walk(result.root / path, onerror=unreadable):
         folders[:] = _visible(folders) if class_name else []
         below = os.path.relpath(folder, result.root)
-        result.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
+        result.links += [
+            f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")
+        ]
         for name in _visible(names):
             own = os.path.normpath(f"{below}/{name}")
             place = f"{folder}/{name}"
@@ -250,7 +328,8 @@ def _add(result: Scan, split: str, class_name: str, path: str) -> None:
 
 
 def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
-    """Return what the tables say that name the images; `found` if there are none, or they say the same.
+    """Return what the tables say that name the images; `found` if there are none, or they say the
+    same.
 
     Tables and folders that name different classes are a problem, if `reading` does not choose.
     """
@@ -263,7 +342,11 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
         return found
     by_folder = by_folder and reading.layout != "table" and not reading.label_column
     names, tables, errors = Names(found.root, [*own]), list[Table](), list[str]()
-    otherwise = f"add {option('layout', 'folders')}" if by_folder else "give each class a folder with its images"
+    otherwise = (
+        f"add {option('layout', 'folders')}"
+        if by_folder
+        else "give each class a folder with its images"
+    )
     for path in places:
         try:
             if table := read_table(path, names, reading, by_folder):
@@ -287,7 +370,8 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
             if class_name := rows[path].class_name:
                 said, other = f"says {class_name}", option("layout", "table")
             found.problems.append(
-                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: choose with "
+                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: "
+                f"choose with "
                 f"{option('layout', 'folders')} or {other}"
             )
         if found.problems or not any(row.split or row.group for row in rows.values()):
@@ -296,12 +380,19 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     return _labelled(found, titles, rows, problems, partial)
 
 
-def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool) -> Scan:
-    """Return the images with what their rows say. Folders may still be splits. Those without a row are in no class."""
+def _labelled(
+    found: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool
+) -> Scan:
+    """Return the images with what their rows say. Folders may still be splits. Those without a row
+    are in no class.
+    """
     found.table = titles
     found.others -= Counter(map(_suffix, found.tables))
     unknown = sorted({row.split for row in rows.values() if row.split and not _split_of(row.split)})
-    found.problems += [*problems, *noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")]
+    found.problems += [
+        *problems,
+        *noted(unknown, "name", f"of a split in {titles}", "call it train, val or test"),
+    ]
     if found.problems:
         return found
     photos = list[Photo]()
@@ -311,8 +402,13 @@ def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str
             loose.append(photo)
             continue
         _, class_name, split, group = rows[photo.path]
-        photos.append(photo._replace(split=_split_of(split) or photo.split, class_name=class_name, group=group))
-    if not all(photo.split for photo in photos):  # Some lie in no split's folder, so no folder is a split.
+        photos.append(
+            photo._replace(
+                split=_split_of(split) or photo.split, class_name=class_name, group=group
+            )
+        )
+    # Some lie in no split's folder, so no folder is a split.
+    if not all(photo.split for photo in photos):
         photos = [photo._replace(split="") for photo in photos]
     found.loose = loose
     found.photos = sorted(photos, key=lambda photo: (photo.split, photo.class_name, photo.path))
@@ -322,7 +418,9 @@ def _labelled(found: Scan, titles: str, rows: dict[str, Row], problems: list[str
     found.folders = {split: "" for split in ("", *SPLITS) if split in classes}
     found.classes = {split: sorted(names) for split, names in classes.items()}
     if not partial and not {"", "train"} & classes.keys():
-        found.problems.append(f"{titles} has no split train: call the split of the training images train")
+        found.problems.append(
+            f"{titles} has no split train: call the split of the training images train"
+        )
     return found
 
 
@@ -330,10 +428,13 @@ def _doubts(found: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
     alike = defaultdict[str, list[str]](list)
     for name in sorted({name for names in found.classes.values() for name in names}):
-        alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(repr(name))
+        alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(
+            repr(name)
+        )
     layout = "table" if found.table else "folders"
     problems = [
-        f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or add "
+        f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or "
+        f"add "
         f"{option('layout', layout)} to keep them apart"
         for same in alike.values()
         if len(same) > 1
@@ -341,18 +442,33 @@ def _doubts(found: Scan) -> list[str]:
     if found.table:
         return problems
     for split, root in found.folders.items():
-        parents = [photo.path[len(root) :].strip("/").split("/")[:-1] for photo in found.photos if photo.split == split]
+        parents = [
+            photo.path[len(root) :].strip("/").split("/")[:-1]
+            for photo in found.photos
+            if photo.split == split
+        ]
         classes = {outer for outer, *_ in parents}
-        inner = {"/".join(parts[:2]) for parts in parents if len(parts) > 1 and parts[1] in classes - {parts[0]}}
-        remedy = f"move it away, or add {option('layout', 'folders')} to count its images to the class around it"
-        problems += noted(sorted(inner), "folder", "within a class, with the name of another class", remedy)
+        inner = {
+            "/".join(parts[:2])
+            for parts in parents
+            if len(parts) > 1 and parts[1] in classes - {parts[0]}
+        }
+        remedy = (
+            f"move it away, or add {option('layout', 'folders')} to count its images to the "
+            f"class around it"
+        )
+        problems += noted(
+            sorted(inner), "folder", "within a class, with the name of another class", remedy
+        )
     masks = _masks([photo.path for photo in found.photos])
     remedy = f"move the masks away, or add {option('layout', 'folders')} to train on them too"
     return problems + noted(masks, "image", "named like masks of others", remedy)
 
 
 def _masks(paths: Sequence[str]) -> list[str]:
-    """Return which of `paths` are masks by their folder or name, and have their image among the others."""
+    """Return which of `paths` are masks by their folder or name, and have their image among the
+    others.
+    """
     masks = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
     images = {Path(path).stem for path in paths if path not in masks}
     return [path for path, own in masks.items() if Path(own).stem in images]

@@ -1,6 +1,8 @@
-"""A table of labels: a CSV whose columns name the file and the class of each image, and perhaps its split and group.
+"""A table of labels: a CSV whose columns name the file and the class of each image, and perhaps its
+split and group.
 
-Names of columns count without case, spaces, dashes and underscores. Commas, semicolons and tabs are read as delimiters.
+Names of columns count without case, spaces, dashes and underscores. Commas, semicolons and tabs are
+read as delimiters.
 """
 
 import codecs
@@ -43,7 +45,9 @@ PLAIN = Reading()
 
 
 class Row(NamedTuple):
-    """What a table says of an image: the cell that names its file, its class, and its split and group or ""."""
+    """What a table says of an image: the cell that names its file, its class, and its split and
+    group or "".
+    """
 
     file: str
     class_name: str
@@ -64,7 +68,9 @@ class Table(NamedTuple):
 
 
 class Names:
-    """The images of a folder by what a table may call them: any end of the path, with or without suffix."""
+    """The images of a folder by what a table may call them: any end of the path, with or without
+    suffix.
+    """
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
@@ -78,9 +84,11 @@ class Names:
                 self._ends[end.rpartition(".")[0]].append(path)
 
     def find(self, cell: str, folder: str) -> list[str]:
-        """Return the paths that `cell` may mean in a table in `folder`: the path from there, else the end of a path.
+        """Return the paths that `cell` may mean in a table in `folder`: the path from there, else
+        the end of a path.
 
-        An absolute path may be another computer's: then the longest end of it that an image has counts.
+        An absolute path may be another computer's: then the longest end of it that an image has
+        counts.
         """
         cell = cell.replace("\\", "/")
         end = cell.lstrip("./")
@@ -91,7 +99,9 @@ class Names:
         return self._ends.get(end, [])
 
     def are_in(self, cells: Sequence[str], folder: str) -> bool:
-        """Return whether the `cells` name images: half of them do, or as many as half of the images."""
+        """Return whether the `cells` name images: half of them do, or as many as half of the
+        images.
+        """
         count = sum(bool(self.find(cell, folder)) for cell in cells)
         return count > 0 and 2 * count >= min(len(cells), self._images)
 
@@ -99,7 +109,8 @@ class Names:
 def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Table | None:
     """Return the table of labels `path`, relative to the scanned folder. None: it names no images.
 
-    A table in that folder must name them, and all must name classes, unless these are known `by_folder`.
+    A table in that folder must name them, and all must name classes, unless these are known
+    `by_folder`.
     Raises: LockstepError if the table cannot be read, or leaves a doubt.
     """
     folder, name = os.path.split(os.path.normpath(f"{names.root.name}/{path}"))
@@ -111,35 +122,49 @@ def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Ta
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header = [cell.strip() for cell in next(lines, [])]
-        numbered = ((lines.line_num, [cell.strip() for cell in line]) for line in lines if any(line))
+        numbered = (
+            (lines.line_num, [cell.strip() for cell in line]) for line in lines if any(line)
+        )
         sample = [*islice(numbered, _SAMPLE)]
         naming = []
         for place, title in enumerate(header):
             cells = [line[place] for _, line in sample if place < len(line)]
             # Numbers are often something else than names of files, unless the column is called so.
-            if names.are_in(cells, folder) and (_plain(title) in _FILE or not all(map(str.isdigit, cells))):
+            if names.are_in(cells, folder) and (
+                _plain(title) in _FILE or not all(map(str.isdigit, cells))
+            ):
                 naming.append(place)
         if not naming and (by_folder or path.startswith("../")):
             return None
         places = _places(name, header, reading, naming, by_folder)
         for number, line in chain(sample, numbered):
-            if len(line) != len(header) or not all(line[place] for place in places if place is not None):
-                raise LockstepError(f"{name}: line {number} lacks a value, or has one too many: correct it")
+            if len(line) != len(header) or not all(
+                line[place] for place in places if place is not None
+            ):
+                raise LockstepError(
+                    f"{name}: line {number} lacks a value, or has one too many: correct it"
+                )
             rows.append(Row(*("" if place is None else line[place] for place in places)))
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
-        raise LockstepError(f"{name}: line {number} is not in UTF-8: save it as CSV in UTF-8") from None
+        raise LockstepError(
+            f"{name}: line {number} is not in UTF-8: save it as CSV in UTF-8"
+        ) from None
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise LockstepError(f"{name} cannot be read ({why}): save it as CSV in UTF-8") from None
     return Table(f"{name} ({', '.join(header[:_SHOWN])})", folder, rows)
 
 
-def _places(name: str, header: list[str], reading: Reading, naming: list[int], by_folder: bool) -> list[int | None]:
-    """Return the positions of the columns for the fields of a row, in the table `name`; None for one that is absent.
+def _places(
+    name: str, header: list[str], reading: Reading, naming: list[int], by_folder: bool
+) -> list[int | None]:
+    """Return the positions of the columns for the fields of a row, in the table `name`; None for
+    one that is absent.
 
-    It is the column that the user states, or that has a usual name. The contents of those at `naming` decide between
-    several that may name the files, or none. Raises: LockstepError if a needed one is absent, or several are left.
+    It is the column that the user states, or that has a usual name. The contents of those at
+    `naming` decide between several that may name the files, or none. Raises: LockstepError if a
+    needed one is absent, or several are left.
     """
     places = list[int | None]()
     for what, words, stated in (
@@ -148,15 +173,25 @@ def _places(name: str, header: list[str], reading: Reading, naming: list[int], b
         ("split", ("split",), reading.split_column),
         ("group", ("group",), reading.group_column),
     ):
-        found = [place for place, cell in enumerate(header) if (cell == stated if stated else _plain(cell) in words)]
+        found = [
+            place
+            for place, cell in enumerate(header)
+            if (cell == stated if stated else _plain(cell) in words)
+        ]
         if what == "file" and len(found) != 1:
             found = [place for place in naming if place in found] or found or naming
         needed = stated or what == "file" or (what == "class" and not by_folder)
         if len(found) > 1 or (needed and not found):
             shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
             several = f"{listed([repr(header[place]) for place in found])} may each name"
-            which = several if found else f"none called {stated!r} names" if stated else "none names"
-            other = "" if what == "file" else f", or give its name as {option(words[0] + '_column', 'NAME')}"
+            which = (
+                several if found else f"none called {stated!r} names" if stated else "none names"
+            )
+            other = (
+                ""
+                if what == "file"
+                else f", or give its name as {option(words[0] + '_column', 'NAME')}"
+            )
             call = f"call one {listed(words[:5], 'or')}{other}"
             raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
         places.append(found[0] if found else None)
@@ -167,7 +202,9 @@ def _plain(name: str) -> str:
     return re.sub("[ _-]", "", name.lower())
 
 
-def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tuple[dict[str, Row], list[str]]:
+def matched(
+    tables: Sequence[Table], names: Names, paths: Iterable[str]
+) -> tuple[dict[str, Row], list[str]]:
     """Return the row of each of `paths`, and what does not fit, a sentence each."""
     rows: dict[str, Row] = {}
     absent, doubtful, differing = list[str](), list[str](), list[str]()
@@ -181,7 +218,9 @@ def matched(tables: Sequence[Table], names: Names, paths: Iterable[str]) -> tupl
     title = listed([table.title for table in tables])
     return rows, [
         *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
-        *noted(doubtful, "row", f"of {title} with several images of that name", "give the path of each"),
+        *noted(
+            doubtful, "row", f"of {title} with several images of that name", "give the path of each"
+        ),
         *noted(
             [path for path in paths if path not in rows],
             "image",

@@ -14,7 +14,8 @@ def in_threads(
     work: Callable[[range], None],
     count: int,
 ) -> None:
-    """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the progress.
+    """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the
+    progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.
     """

@@ -5,9 +5,18 @@ from pathlib import Path
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
 from lockstep.files import near
-from lockstep.recipes.built_in import cifar10, cifar10_tutorial, digits, folder, mnist, photos, photos_tuned
+from lockstep.recipes.built_in import (
+    cifar10,
+    cifar10_tutorial,
+    digits,
+    folder,
+    mnist,
+    photos,
+    photos_tuned,
+)
 
-# To add a recipe, write its function and add it to these. Its name has dashes in place of underscores.
+# To add a recipe, write its function and add it to these. Its name has dashes in place of
+# underscores.
 _FUNCTIONS = (digits, cifar10, cifar10_tutorial, mnist, folder, photos, photos_tuned)
 RECIPES = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
 
@@ -15,6 +24,8 @@ RECIPES = {function.__name__.replace("_", "-"): function for function in _FUNCTI
 def get_recipe(name: str) -> Recipe:
     """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
-        others = f"{near(Path(name))}or give a .toml file, the folder of a run, or a folder of images"
+        others = (
+            f"{near(Path(name))}or give a .toml file, the folder of a run, or a folder of images"
+        )
         raise LockstepError(f"{unknown('recipe', name, RECIPES)}; {others}")
     return RECIPES[name]()

@@ -1,4 +1,6 @@
-"""The built-in recipes: functions that return a `Recipe`. Each docstring states the measured result."""
+"""The built-in recipes: functions that return a `Recipe`. Each docstring states the measured
+result.
+"""
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant, Progressive, Staircase, Triangle
@@ -9,10 +11,11 @@ _HALF = (0.5, 0.5, 0.5)  # The weights were trained on pixels in [-1, 1].
 
 
 def digits() -> Recipe:
-    """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no download.
+    """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no
+    download.
 
-    Measured: 99.38 % in 9.7 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median, 7.9 s of it training, on
-    2 cores of an AMD EPYC. `python -m benchmarks.measure seeds digits`
+    Measured: 99.38 % in 9.7 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median, 7.9
+    s of it training, on 2 cores of an AMD EPYC. `python -m benchmarks.measure seeds digits`
     """
     return Recipe(
         name="digits",
@@ -26,7 +29,12 @@ def digits() -> Recipe:
         lr=0.2,
         schedule=Triangle(start=0.1, warmup=0.2),
         arithmetic="portable",
-        weight_decay={"conv1.weight": 5e-4, "conv2.weight": 5e-4, "conv3.weight": 5e-4, "logits.weight": 5e-4},
+        weight_decay={
+            "conv1.weight": 5e-4,
+            "conv2.weight": 5e-4,
+            "conv3.weight": 5e-4,
+            "logits.weight": 5e-4,
+        },
         ema=EMA(decay=0.98),
         eval_batch=355,
     )
@@ -35,8 +43,9 @@ def digits() -> Recipe:
 def cifar10() -> Recipe:
     """Trains in minutes on two CPU cores: small images first, a whitened first layer, Muon.
 
-    Measured: 94.07 % in 9 minutes. This is the mean (94.02 to 94.12 over 5 seeds; 93.14 % by each image alone), in
-    515.6 s, 495.3 s of them training (medians of 2), on 2 cores of an AMD EPYC. `lockstep train cifar10`
+    Measured: 94.07 % in 9 minutes. This is the mean (94.02 to 94.12 over 5 seeds; 93.14 % by each
+    image alone), in 515.6 s, 495.3 s of them training (medians of 2), on 2 cores of an AMD EPYC.
+    `lockstep train cifar10`
     """
     return Recipe(
         name="cifar10",
@@ -53,9 +62,11 @@ def cifar10() -> Recipe:
         optimizer=Muon(momentum=0.6, other_momentum=0.85, vector_scale=265.0, matrix_scale=3350.0),
         lr=0.2,
         schedule=Triangle(start=1.0, warmup=0.0),
-        # Of the biases and the logits: Muon keeps the norm of all other parameters constant. Source: airbench94_muon,
-        # converted from a loss that is a sum to one that is a mean.
-        weight_decay={f"groups.{group}.norms.{i}.bias": 3.8e-5 for group in range(3) for i in range(2)}
+        # Of the biases and the logits: Muon keeps the norm of all other parameters constant.
+        # Source: airbench94_muon, converted from a loss that is a sum to one that is a mean.
+        weight_decay={
+            f"groups.{group}.norms.{i}.bias": 3.8e-5 for group in range(3) for i in range(2)
+        }
         | {"logits.weight": 3e-6},
         precision="auto",
         eval_batch=250,
@@ -63,12 +74,14 @@ def cifar10() -> Recipe:
 
 
 def cifar10_tutorial() -> Recipe:
-    """TensorFlow's CIFAR-10 tutorial: its network, distortions, loss, schedule and average, with the same constants.
+    """TensorFlow's CIFAR-10 tutorial: its network, distortions, loss, schedule and average, with
+    the same constants.
 
-    Measured: 86.21 % after 100,000 steps, which take hours. By averaged weights 81.09 % after 10,000, 83.36 % after
-    20,000, 84.58 % after 30,000, 85.87 % after 60,000, 86.21 % after 100,000 steps; by raw weights 82.42 % then; with
-    4 towers 85.26 % after 30,000 (one seed, bfloat16, one process on an Intel Xeon).
-    `lockstep train cifar10-tutorial --precision bfloat16 --eval-every 5000`
+    Measured: 86.21 % after 100,000 steps, which take hours. By averaged weights 81.09 % after
+    10,000, 83.36 % after 20,000, 84.58 % after 30,000, 85.87 % after 60,000, 86.21 % after 100,000
+    steps; by raw weights 82.42 % then; with 4 towers 85.26 % after 30,000 (one seed, bfloat16, one
+    process on an Intel Xeon). `lockstep train cifar10-tutorial --precision bfloat16 --eval-every
+    5000`
     """
     return Recipe(
         name="cifar10-tutorial",
@@ -114,7 +127,8 @@ def folder() -> Recipe:
     The image size, channels, mirror images and length follow the images, unless you set them.
 
     Measured: 92.62 % on the 50,000 images of CIFAR-10. As JPEG files (quality 95); on the first
-    5,000 of them 81.50 % (one seed, bfloat16, 2 cores of an Intel Xeon). `python -m benchmarks.measure folder 50000`
+    5,000 of them 81.50 % (one seed, bfloat16, 2 cores of an Intel Xeon). `python -m
+    benchmarks.measure folder 50000`
     """
     return Recipe(
         name="folder",
@@ -140,11 +154,11 @@ def folder() -> Recipe:
 def photos() -> Recipe:
     """A new last layer for EfficientNet-lite0 on a folder of photos of your own: in seconds.
 
-    Measured: 94.77 % of ants and bees, in seconds. Hymenoptera, 2 classes: 94.77 %; flowers, 5: 92.17 %; apples, 5:
-    81.45 %; grocery, 43: 82.05 % (mean of 5 seeds), with calibration errors of 2.24 %, 2.23 %, 6.12 % and 1.76 %. All
-    classes are trained alike, however unequal, by priors in the loss: these were better than weights in the loss
-    (benchmarks/lab-notes.md).
-    `python -m benchmarks.measure photos DIR`
+    Measured: 94.77 % of ants and bees, in seconds. Hymenoptera, 2 classes: 94.77 %; flowers, 5:
+    92.17 %; apples, 5: 81.45 %; grocery, 43: 82.05 % (mean of 5 seeds), with calibration errors of
+    2.24 %, 2.23 %, 6.12 % and 1.76 %. All classes are trained alike, however unequal, by priors in
+    the loss: these were better than weights in the loss (benchmarks/lab-notes.md). `python -m
+    benchmarks.measure photos DIR`
     """
     return Recipe(
         name="photos",
@@ -174,9 +188,8 @@ def photos_tuned() -> Recipe:
 
     The last blocks learn at the full rate, the others at a tenth of it.
 
-    Measured: 95.42 % of ants and bees, in minutes. Hymenoptera: 95.42 % after 94.77 % of `photos`; flowers: 94.70 %
-    after 92.26 % (one seed).
-    `python -m benchmarks.measure photos-tuned DIR`
+    Measured: 95.42 % of ants and bees, in minutes. Hymenoptera: 95.42 % after 94.77 % of `photos`;
+    flowers: 94.70 % after 92.26 % (one seed). `python -m benchmarks.measure photos-tuned DIR`
     """
     return photos().replace(
         name="photos-tuned",
@@ -189,8 +202,10 @@ def photos_tuned() -> Recipe:
         min_steps=150,
         optimizer=Adam(),
         lr=3e-4,
-        lr_factors={"_conv_stem": 0.1, "_bn0": 0.1, "_blocks": 0.1} | {f"_blocks.{i}": 1.0 for i in range(11, 16)},
+        lr_factors={"_conv_stem": 0.1, "_bn0": 0.1, "_blocks": 0.1}
+        | {f"_blocks.{i}": 1.0 for i in range(11, 16)},
         weight_decay={},
-        precision="float32",  # The backward pass of its convolutions takes 1.8 times as long in bfloat16 without AMX.
+        # The backward pass of its convolutions takes 1.8 times as long in bfloat16 without AMX.
+        precision="float32",
         eval_batch=50,
     )

@@ -14,29 +14,42 @@ if TYPE_CHECKING:
 
 PHOTOS, FOLDER = "photos", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
-_SMALL_PX = 32  # Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
-# Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones, and a narrower network
-# learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12 %) in less than a third of the time.
+_SMALL_PX = (
+    32  # Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
+)
+# Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones,
+# and a narrower network learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12
+# %) in less than a third of the time.
 _LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
-# The weight decay at which the probabilities of `photos` are right falls with the number of classes, and with the root
-# of the number of training images. Measured on 2, 5, 5, 10 and 43 classes, with 244 to 6,000 images.
+# The weight decay at which the probabilities of `photos` are right falls with the number of
+# classes, and with the root of the number of training images. Measured on 2, 5, 5, 10 and 43
+# classes, with 244 to 6,000 images.
 _DECAY = 2.0
 _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
-_GREY = {"augmentation.mean": [0.449], "augmentation.std": [0.226]}  # the means of ImageNet's three values
-_MOVED = 0.1  # the share of test images that would need another class to have the shares of the training images
+# the means of ImageNet's three values
+_GREY = {"augmentation.mean": [0.449], "augmentation.std": [0.226]}
+# the share of test images that would need another class to have the shares of the training images
+_MOVED = 0.1
 # Settings of the user that may depend on three channels.
 _NEED_COLOUR = {"model", "augmentation", "augmentation.kind", *_GREY}
 
 
 def _equal_shares(found: "Survey") -> bool:
-    """Return whether the user has given test images, and these have the classes in the shares of the training images.
+    """Return whether the user has given test images, and these have the classes in the shares of
+    the training images.
 
-    They then show how frequent each class is in use. Test images that Lockstep has taken from all images do not.
+    They then show how frequent each class is in use. Test images that Lockstep has taken from all
+    images do not.
     """
-    train, test = (Counter(photo.class_name for photo in found.splits[name]) for name in ("train", "test"))
-    moved = sum(abs(train[name] / train.total() - test[name] / test.total()) for name in found.classes) / 2
+    train, test = (
+        Counter(photo.class_name for photo in found.splits[name]) for name in ("train", "test")
+    )
+    moved = (
+        sum(abs(train[name] / train.total() - test[name] / test.total()) for name in found.classes)
+        / 2
+    )
     return bool({"test", "validation"} & found.scan.folders.keys()) and moved < _MOVED
 
 
@@ -55,28 +68,44 @@ class Fit(NamedTuple):
 
     def note(self) -> str:
         """Return the choice and its cause in one line."""
-        chosen = [f"{name}={str(value).lower()}" for name, value in self.settings.items() if name not in _GREY]
+        chosen = [
+            f"{name}={str(value).lower()}"
+            for name, value in self.settings.items()
+            if name not in _GREY
+        ]
         settings = f" with {listed(chosen)}" if chosen else ""
-        other = command("train", "folder", "--data", "DIR") if self.recipe == PHOTOS else option("settings")
+        other = (
+            command("train", "folder", "--data", "DIR")
+            if self.recipe == PHOTOS
+            else option("settings")
+        )
         return f"recipe {self.recipe}{settings}, because {self.why}; choose others with {other}"
 
 
 def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
-    """Return what fits the images in `found`. The user has `stated` settings, which stay, and may name the recipe.
+    """Return what fits the images in `found`. The user has `stated` settings, which stay, and may
+    name the recipe.
 
-    Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others get the recipe
-    `folder`, whose size, channels, mirror images and length follow the images. The weight decay of `photos` follows
-    the number of classes, so that its probabilities are right. It is not `balanced` if the user's test images show the
-    classes in the shares of the training images.
+    Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
+    get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
+    weight decay of `photos` follows the number of classes, so that its probabilities are right. It
+    is not `balanced` if the user's test images show the classes in the shares of the training
+    images.
     """
     used = [photo for photos in found.splits.values() for photo in photos]
-    side, grey = median(min(photo.width, photo.height) for photo in used), all(photo.grey for photo in used)
+    side, grey = (
+        median(min(photo.width, photo.height) for photo in used),
+        all(photo.grey for photo in used),
+    )
     count = len(found.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
-    own_network = "model" in stated and "head" not in stated  # trained whole: the head of `photos` is not its head
+    # trained whole: the head of `photos` is not its head
+    own_network = "model" in stated and "head" not in stated
     one_channel = stated.get("grey") is True  # which the network of `photos` does not take
-    if recipe == PHOTOS or (recipe is None and side >= _PHOTO_PX and not own_network and not one_channel):
+    if recipe == PHOTOS or (
+        recipe is None and side >= _PHOTO_PX and not own_network and not one_channel
+    ):
         classes = f"there are {len(found.classes)} classes and {count:,} training images"
         decay = {"weight_decay.default": float(f"{_DECAY / (len(found.classes) * count**0.5):.2g}")}
         if recipe is None:
@@ -98,7 +127,14 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     if epochs < _EPOCHS and not {"epochs", "steps"} & stated.keys():
         settings["epochs"] = epochs
         why += f"; there are {count:,} training images"
-    # A stated group, such as augmentation=plain, stands for all settings in it. Another model has other options.
-    taken = {name.removesuffix(".kind") for name in stated} | ({"model_options"} if "model" in stated else set())
-    free = {name: value for name, value in settings.items() if not {name, name.partition(".")[0]} & taken}
+    # A stated group, such as augmentation=plain, stands for all settings in it. Another model has
+    # other options.
+    taken = {name.removesuffix(".kind") for name in stated} | (
+        {"model_options"} if "model" in stated else set()
+    )
+    free = {
+        name: value
+        for name, value in settings.items()
+        if not {name, name.partition(".")[0]} & taken
+    }
     return Fit(FOLDER, free, why)

@@ -1,1 +1,3 @@
-"""Runs: the folder of a run on the disk, and nothing else. Nothing here computes or communicates."""
+"""Runs: the folder of a run on the disk, and nothing else. Nothing here computes or
+communicates.
+"""

@@ -1,7 +1,8 @@
-"""The folder of a run: `Run` reads it, and needs no torch. `Folder` is the one that process 0 trains.
+"""The folder of a run: `Run` reads it, and needs no torch. `Folder` is the one that process 0
+trains.
 
-recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json, and the pages of
-`lockstep report`: report.html
+recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json,
+and the pages of `lockstep report`: report.html
 """
 
 import contextlib
@@ -35,10 +36,17 @@ from lockstep.files import (
     remove_abandoned,
     replace,
     unreadable,
-)  # fmt: skip
+)
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
-from lockstep.runs.statefile import Entries, StateFile, Tensors, checkpoints_in, facts_if_valid, file_name
+from lockstep.runs.statefile import (
+    Entries,
+    StateFile,
+    Tensors,
+    checkpoints_in,
+    facts_if_valid,
+    file_name,
+)
 from lockstep.schema import validated
 
 _NONE: Tensors = MappingProxyType({})
@@ -108,14 +116,20 @@ class Run:
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
         path = given(path)
         if not path.is_dir():
-            raise LockstepError(f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1")
+            raise LockstepError(
+                f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1"
+            )
         if not (path / "recipe.json").is_file():
             raise LockstepError(f"{path} is not a run: it has no recipe.json")
         return cls(path)
 
     def __repr__(self) -> str:
         try:
-            text = self.state if self.accuracy is None else f"{self.state}, accuracy {self.accuracy:.2%}"
+            text = (
+                self.state
+                if self.accuracy is None
+                else f"{self.state}, accuracy {self.accuracy:.2%}"
+            )
         except LockstepError as error:
             text = str(error)
         return f"<Run {self.path}: {text}>"
@@ -127,14 +141,17 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Return "complete", "training" (by some program, now) or "stopped" (`resume` continues the run)."""
+        """Return "complete", "training" (by some program, now) or "stopped" (`resume` continues the
+        run).
+        """
         if self.complete:
             return "complete"
         return "training" if self.is_held() else "stopped"
 
     @property
     def accuracy(self) -> float | None:
-        """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None before it.
+        """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None
+        before it.
 
         The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
         Raises: LockstepError if the result is damaged.
@@ -144,7 +161,8 @@ class Run:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Return the names of the classes in order of label; None if the run has no checkpoint yet that has them.
+        """Return the names of the classes in order of label; None if the run has no checkpoint yet
+        that has them.
 
         Raises: LockstepError if the file that has them is damaged.
         """
@@ -156,7 +174,9 @@ class Run:
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no file."""
+        """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no
+        file.
+        """
         return [*reversed(checkpoints_in(self.checkpoints))]
 
     def recipe(self) -> Recipe:
@@ -166,55 +186,73 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
-        The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20 and so on
-        (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20
+        and so on (`log_every`), and of each evaluation. docs/usage.md lists the keys.
         Raises: LockstepError if the file cannot be read.
         """
         return [row for line in read_lines(self.metrics_path) if (row := _row(line)) is not None]
 
     def judged(self) -> dict[int, dict[str, Any]]:
-        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by step.
+        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights,
+        by step.
 
         Raises: LockstepError if recipe.json is damaged.
         """
         recipe = self.recipe()
-        kind = {"kind": "evaluation", "split": recipe.evaluated_split, "weights": recipe.own_weights}
+        kind = {
+            "kind": "evaluation",
+            "split": recipe.evaluated_split,
+            "weights": recipe.own_weights,
+        }
         return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
     def last_loss(self) -> float | None:
-        """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is none."""
-        rows = (row for row in reversed(self.metrics()) if row["kind"] == "step" and not row.get("skipped"))
+        """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is
+        none.
+        """
+        rows = (
+            row
+            for row in reversed(self.metrics())
+            if row["kind"] == "step" and not row.get("skipped")
+        )
         return next((row.get("loss") for row in rows), None)
 
     @property
     def newest(self) -> Path | None:
         """Return the newest checkpoint whose facts can be read, or None."""
-        return next(filter(facts_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None)
+        return next(
+            filter(facts_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the facts in the newest checkpoint that is not damaged, {} if there is none."""
         return facts_if_valid(newest) if (newest := self.newest) else {}
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Return the entries of environment.json, one for each session, [] if there are none. Raises: LockstepError."""
+        """Return the entries of environment.json, one for each session, [] if there are none.
+        Raises: LockstepError.
+        """
         return list(self.read("environment.json", _Session, each=True) or ())
 
     def data(self) -> Path | None:
         """Return the data folder that the last session was given, or None.
 
-        The run may be somebody else's, and name any folder of this host. So a job that reads this folder without having
-        got it from the user says in a message which one it reads.
+        The run may be somebody else's, and name any folder of this host. So a job that reads this
+        folder without having got it from the user says in a message which one it reads.
         """
         known = (self.sessions() or [{}])[-1].get("data")
         return Path(known) if known else None
 
     def result(self) -> dict[str, Any] | None:
-        """Return the final record, or None if the run is not complete. Raises: LockstepError if it is damaged."""
+        """Return the final record, or None if the run is not complete. Raises: LockstepError if it
+        is damaged.
+        """
         result: Record | None = self.read("result.json", _Result)
         return result
 
     def read(self, name: str, entries: type[Entries] = Entries, each: bool = False) -> Any:
-        """Return the JSON object in the file `name`, or with `each` the list of them; None if there is no file.
+        """Return the JSON object in the file `name`, or with `each` the list of them; None if there
+        is no file.
 
         Raises: LockstepError, also if an object does not have the `entries`.
         """
@@ -232,7 +270,8 @@ class Run:
             raise unreadable(path, error) from None
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
-        """Return the checkpoint after `which` updates, or the best one; by default the newest valid one.
+        """Return the checkpoint after `which` updates, or the best one; by default the newest valid
+        one.
 
         Raises: LockstepError if there is none, or it is damaged.
         """
@@ -243,13 +282,17 @@ class Run:
         if not (there := sorted(self.steps)):
             raise self.no_checkpoint()
         available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
-        known = {step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there}
+        known = {
+            step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there
+        }
         if which == "best" and not known:
             raise LockstepError(
-                f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in training: {available}. "
+                f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in "
+                f"training: {available}. "
                 f"Train with {option('eval_every')} N to know the best"
             )
-        step = max(known, key=known.__getitem__) if which == "best" else which  # the first of equals
+        # the first of equals
+        step = max(known, key=known.__getitem__) if which == "best" else which
         try:
             return statefile.read(self.checkpoints / file_name(step))
         except FileNotFoundError:
@@ -262,7 +305,8 @@ class Run:
         return LockstepError(f"{self.path} has no checkpoint yet", DATA)
 
     def is_held(self) -> bool:
-        """Return whether a program is training here now. In a copy of a run without a lock file, none is.
+        """Return whether a program is training here now. In a copy of a run without a lock file,
+        none is.
 
         Raises: LockstepError if the lock is not a file that can be read.
         """
@@ -279,7 +323,8 @@ class Run:
 
 
 class Folder(Run):
-    """The folder of a run as process 0 trains it: locked, and every file in it is written by this program alone.
+    """The folder of a run as process 0 trains it: locked, and every file in it is written by this
+    program alone.
 
     Attributes:
         checkpoint: the checkpoint that a resumed run continues from, or None.
@@ -292,7 +337,10 @@ class Folder(Run):
         self.checkpoint: StateFile | None = None
         self.earlier: list[Record] = []
         self.saver = saver.Saver(
-            self.checkpoints, keep=placement.keep, every_s=placement.save_every_s, fence=self.require_lock
+            self.checkpoints,
+            keep=placement.keep,
+            every_s=placement.save_every_s,
+            fence=self.require_lock,
         )
         self._lock: IO[str] | None = None
         self._token = ""
@@ -305,7 +353,8 @@ class Folder(Run):
         numbered: bool = False,
         frozen: Tensors = _NONE,
     ) -> "Folder":
-        """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the next free number.
+        """Make a new folder at `path`, and lock it; if it exists and the name is `numbered`, at the
+        next free number.
 
         `frozen` is the layers before a head, which all checkpoints share.
         Raises: LockstepError if a run is there, or the folder cannot be written.
@@ -322,7 +371,9 @@ class Folder(Run):
                         refuse_existing(path)
                         break
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
-            for new in made:  # Else a power failure could take the whole run, whose files are flushed.
+            for (
+                new
+            ) in made:  # Else a power failure could take the whole run, whose files are flushed.
                 flush(new.parent)
         except OSError as error:
             raise folder_error(path, error) from None
@@ -352,13 +403,15 @@ class Folder(Run):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other programs from writing here until `close`, until an error in the context, or until this one ends.
+        """Keep other programs from writing here until `close`, until an error in the context, or
+        until this one ends.
 
         Raises: LockstepError if another program holds the lock, or the folder cannot be written.
         """
         try:
             self._lock = os.fdopen(open_to_write(self.path / ".lock"), "r+")
-            if self.is_held():  # Perhaps `eval --watch` only tests the lock now, and frees it at once.
+            # Perhaps `eval --watch` only tests the lock now, and frees it at once.
+            if self.is_held():
                 time.sleep(0.1)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._token = uuid.uuid4().hex
@@ -377,33 +430,40 @@ class Folder(Run):
             raise
 
     def require_lock(self) -> None:
-        """Raise a LockstepError if another program has locked the run since this one did; OSError if that is unknown.
+        """Raise a LockstepError if another program has locked the run since this one did; OSError
+        if that is unknown.
 
-        On the hosts of a network file system, a lock may not keep out the other hosts. A process that was cut off from
-        its run then finds the token of the program that has taken over.
+        On the hosts of a network file system, a lock may not keep out the other hosts. A process
+        that was cut off from its run then finds the token of the program that has taken over.
         """
         if (self.path / ".lock").read_bytes() != self._token.encode():
             raise LockstepError(
-                f"another program has continued {self.path}, so this one must not write there any more: it ends",
+                f"another program has continued {self.path}, so this one must not write there any "
+                f"more: it ends",
                 ENVIRONMENT,
             )
 
     def write(self, name: str, record: Any) -> None:
         """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
-        replace(self.path / name, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        replace(
+            self.path / name,
+            (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode(),
+        )
 
     def begin(self, step: int, session: Record, evaluation: bool) -> None:
         """Record the `session` that continues after `step` updates, and delete what it will repeat.
 
-        That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step` updates if it is due.
-        Damaged lines, as the last one of a killed run, go too.
+        That is: later checkpoints, metrics of later steps, and of the `evaluation` after `step`
+        updates if it is due. Damaged lines, as the last one of a killed run, go too.
         """
         saver.clear_ahead(self.checkpoints, step)
         remove_abandoned(self.path)
         if lines := read_lines(self.metrics_path):
             rows = [*map(_row, lines)]
             if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:
-                logger.warning(f"{self.metrics_path}: damaged and deleted: line {', '.join(damaged)}")
+                logger.warning(
+                    f"{self.metrics_path}: damaged and deleted: line {', '.join(damaged)}"
+                )
             kept = [
                 line + b"\n"
                 for line, row in zip(lines, rows, strict=True)
@@ -413,7 +473,9 @@ class Folder(Run):
         self.write("environment.json", [*self.earlier, {"step": step, **session}])
 
     def finish(self, result: Record, tensors: Tensors, facts: Record) -> None:
-        """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes the run."""
+        """Write model.safetensors from `tensors` and `facts`, and then result.json, which completes
+        the run.
+        """
         self.require_lock()
         statefile.write(self.model, statefile.copied(tensors), facts)
         self.write("result.json", result)
@@ -437,29 +499,38 @@ def _row(line: bytes) -> Record | None:
 
 def folder_error(path: Path, error: OSError) -> LockstepError:
     """Return the error for a run's folder `path` that cannot be written."""
-    return LockstepError(f"cannot write the run folder {path}: {error.strerror or error}", ENVIRONMENT)
+    return LockstepError(
+        f"cannot write the run folder {path}: {error.strerror or error}", ENVIRONMENT
+    )
 
 
 def is_begun(path: Path) -> bool:
-    """Return whether anything is at `path` but the folder of a program that ended before it wrote recipe.json."""
+    """Return whether anything is at `path` but the folder of a program that ended before it wrote
+    recipe.json.
+    """
     if not path.is_dir() or path.is_symlink():
         return os.path.lexists(path)
     return any(not member.name.startswith(".") for member in path.iterdir())
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise a LockstepError if a run, or anything else, is at `path`, or a program is making one."""
+    """Raise a LockstepError if a run, or anything else, is at `path`, or a program is making
+    one.
+    """
     if os.path.lexists(path) and (is_begun(path) or Run(path).is_held()):
         raise _exists(path)
 
 
 def _exists(path: Path) -> LockstepError:
     return LockstepError(
-        f"{path} exists, and a run is never overwritten: continue it with {option('resume', True)}, or choose another "
+        f"{path} exists, and a run is never overwritten: continue it with "
+        f"{option('resume', True)}, or choose another "
         f"{option('name')} than {path.name}"
     )
 
 
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
-    return next(path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists())
+    return next(
+        path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists()
+    )

@@ -1,6 +1,8 @@
-"""Provenance: everything besides the recipe that decides a run's bits, and how it differs from what was recorded.
+"""Provenance: everything besides the recipe that decides a run's bits, and how it differs from what
+was recorded.
 
-environment.json has an entry for each session, and each checkpoint has the digests of data and source.
+environment.json has an entry for each session, and each checkpoint has the digests of data and
+source.
 """
 
 import hashlib
@@ -24,23 +26,31 @@ from lockstep.files import Record, sha256
 from lockstep.schema import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
-_VARIABLES = re.compile(r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE")
+_VARIABLES = re.compile(
+    r"(ONEDNN|DNNL|MKL|OMP|OPENBLAS|CUBLAS|CUDNN)_\w+|ATEN_CPU_CAPABILITY|NVIDIA_TF32_OVERRIDE"
+)
 
-_KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}  # else "environment"
+# else "environment"
+_KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}
 _PACKAGES = ("lockstep", "torch", "numpy", "safetensors", "pillow")
 _OF_MODELS = ("timm", "torchvision")  # They count if the model's code has imported them.
 _NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its files were
 _SHA256_DIGITS = 8  # that a message shows
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_INSTALLED = re.compile(r"/lib/python3[^/]*/|/(site|dist)-packages/")  # of this Python, and of other environments
+# of this Python, and of other environments
+_INSTALLED = re.compile(r"/lib/python3[^/]*/|/(site|dist)-packages/")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to print."""
+    """An entry that is not what was recorded. Its text is `name: before -> after`, and is safe to
+    print.
+    """
 
-    kind: str  # "source" (of the user's code), "data", "classes", "probe", "decoder" or "environment"
+    kind: (
+        str  # "source" (of the user's code), "data", "classes", "probe", "decoder" or "environment"
+    )
     name: str  # of the entry: a source file, a split, or a dotted name as in versions.torch
     # before, after: the recorded value and the value now; None if there is none
     before: Any
@@ -54,10 +64,11 @@ class Difference:
 
 
 def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of states, or parts.
+    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of
+    states, or parts.
 
-    What only one of them states is ignored; but an environment variable that only one has counts, and so does a source
-    file. Changed source files come first.
+    What only one of them states is ignored; but an environment variable that only one has counts,
+    and so does a source file. Changed source files come first.
     """
     common = [name for name in now if name in recorded and name not in _NOT_COMPARED]
     found = []
@@ -65,17 +76,21 @@ def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
         common.remove("model_source")
         before, after = recorded["model_source"], now["model_source"]
         both = before.keys() & after.keys()
-        # If all files that both have are equal, so are their imports: one process has only imported more of the folder.
+        # If all files that both have are equal, so are their imports: one process has only imported
+        # more of the folder.
         if not both or any(before[name] != after[name] for name in both):
             found = [
-                Difference("source", name, before.get(name), after.get(name)) for name in sorted({*before, *after})
+                Difference("source", name, before.get(name), after.get(name))
+                for name in sorted({*before, *after})
             ]
     old, new = (dotted({name: entry[name] for name in common}) for entry in (recorded, now))
     for name in {**new, **old}:
         if name.startswith("environment.") or (name in old and name in new):
             entry, _, part = name.partition(".")
             kind = _KINDS.get(entry, "environment")
-            found.append(Difference(kind, part if kind == "data" else name, old.get(name), new.get(name)))
+            found.append(
+                Difference(kind, part if kind == "data" else name, old.get(name), new.get(name))
+            )
     return [difference for difference in found if difference.before != difference.after]
 
 
@@ -85,13 +100,16 @@ def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
 
 
 def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> Record:
-    """Return everything besides the recipe that decides a run's bits. Equal bits are promised only if all is equal.
+    """Return everything besides the recipe that decides a run's bits. Equal bits are promised only
+    if all is equal.
 
     `decoder` is the versions of the image decoder, if the dataset is decoded from image files.
     """
     libraries = torch.__config__.show()
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else hardware.processor(),
         "cpu": hardware.cpu(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         **({"gpu": _gpu(device)} if device.type == "cuda" else {}),
@@ -101,7 +119,11 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
         },
         "versions": {
             **versions(),
-            **{name: found[1] for name, pattern in _LIBRARIES.items() if (found := re.search(pattern, libraries))},
+            **{
+                name: found[1]
+                for name, pattern in _LIBRARIES.items()
+                if (found := re.search(pattern, libraries))
+            },
             **(decoder or {}),
         },
     }
@@ -109,7 +131,9 @@ def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None =
 
 def versions() -> dict[str, str]:
     """Return the versions of the code that trains, and the SHA-256 of Lockstep's own."""
-    imported = {name: str(sys.modules[name].__version__) for name in _OF_MODELS if name in sys.modules}
+    imported = {
+        name: str(sys.modules[name].__version__) for name in _OF_MODELS if name in sys.modules
+    }
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in _PACKAGES},
@@ -119,13 +143,16 @@ def versions() -> dict[str, str]:
 
 
 def releases() -> dict[str, str]:
-    """Return `versions` without the parts that name a build, as +cpu. All processes of a run must have the same."""
+    """Return `versions` without the parts that name a build, as +cpu. All processes of a run must
+    have the same.
+    """
     return {name: text.partition("+")[0] for name, text in versions().items()}
 
 
 @cache
 def code_sha256(package: Path) -> str:
-    """Return the SHA-256, in hex, of the relative paths and contents of all Python files below `package`.
+    """Return the SHA-256, in hex, of the relative paths and contents of all Python files below
+    `package`.
 
     An editable install and a wheel of one commit have the same.
     """
@@ -138,10 +165,12 @@ def code_sha256(package: Path) -> str:
 
 
 def sources(function: str) -> dict[str, str]:
-    """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a built-in name.
+    """Return the SHA-256 of each source file of the imported `package.module:function`; {} for a
+    built-in name.
 
-    The files are the function's module, and all modules of its folder or package that this process has imported. For an
-    installed package it is the module alone: the package's version covers the rest.
+    The files are the function's module, and all modules of its folder or package that this process
+    has imported. For an installed package it is the module alone: the package's version covers the
+    rest.
     """
     name = function.partition(":")[0] if ":" in function else ""
     path = _file(sys.modules.get(name))
@@ -150,19 +179,29 @@ def sources(function: str) -> dict[str, str]:
     root = path.parents[name.count(".") + (path.name == "__init__.py")]
     files = {path}
     if not _is_installed(path):
-        found = {_file(module) for other, module in list(sys.modules.items()) if other != "__main__"}
-        files |= {file for file in found if file and file.is_relative_to(root) and not _is_installed(file)}
+        found = {
+            _file(module) for other, module in list(sys.modules.items()) if other != "__main__"
+        }
+        files |= {
+            file for file in found if file and file.is_relative_to(root) and not _is_installed(file)
+        }
     return {str(file.relative_to(root)): sha256(file) for file in sorted(files)}
 
 
 def describe_custom_code(recipe: Recipe) -> str:
     """Return in words which code of the user the recipe names, as in "model mynet:build"."""
-    return " and ".join(f"{name} {value}" for name, value in recipe.custom_code.items()) or f"model {recipe.model}"
+    return (
+        " and ".join(f"{name} {value}" for name, value in recipe.custom_code.items())
+        or f"model {recipe.model}"
+    )
 
 
 def _file(module: object) -> Path | None:
-    """Return the file that `module` was imported from, without symbolic links, or None if it is not from a file."""
-    name = getattr(module, "__dict__", {}).get("__file__")  # Some modules import others when an attribute is asked for.
+    """Return the file that `module` was imported from, without symbolic links, or None if it is not
+    from a file.
+    """
+    # Some modules import others when an attribute is asked for.
+    name = getattr(module, "__dict__", {}).get("__file__")
     return Path(os.path.realpath(name)) if isinstance(name, str) and os.path.isfile(name) else None
 
 

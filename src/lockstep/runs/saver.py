@@ -1,4 +1,6 @@
-"""Saver: writes checkpoints in a thread while training continues, and deletes those that are not kept."""
+"""Saver: writes checkpoints in a thread while training continues, and deletes those that are not
+kept.
+"""
 
 import contextlib
 import threading
@@ -15,13 +17,16 @@ from lockstep.runs.statefile import DamagedError, Tensors, checkpoints_in, file_
 class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
-    The thread first copies the state, while the towers compute the next step; only an update waits for the copy. Then
-    the thread writes the copy, and deletes all checkpoints but the `keep` newest and the best one. If `every_s` is
-    above 0, `due` requests checkpoints so often that a crash costs at most `every_s` seconds of training. `fence`
-    raises a LockstepError if another program has taken over the run.
+    The thread first copies the state, while the towers compute the next step; only an update waits
+    for the copy. Then the thread writes the copy, and deletes all checkpoints but the `keep` newest
+    and the best one. If `every_s` is above 0, `due` requests checkpoints so often that a crash
+    costs at most `every_s` seconds of training. `fence` raises a LockstepError if another program
+    has taken over the run.
     """
 
-    def __init__(self, folder: Path, *, keep: int, every_s: float, fence: Fence = lambda: None) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int, every_s: float, fence: Fence = lambda: None
+    ) -> None:
         self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
         self._verified = set[Path]()
         self._thread: threading.Thread | None = None
@@ -39,17 +44,26 @@ class Saver:
             logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
 
     def due(self) -> bool:
-        """Return True if the state must be saved after this step, because the next step would be too late."""
+        """Return True if the state must be saved after this step, because the next step would be
+        too late.
+        """
         if not self._every_s or (self._thread is not None and self._thread.is_alive()):
             return False
-        # The next chance comes a step later, which may take longer than this one, and the write takes time too.
-        return time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s >= self._every_s
+        # The next chance comes a step later, which may take longer than this one, and the write
+        # takes time too.
+        return (
+            time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s
+            >= self._every_s
+        )
 
-    def save(self, tensors: Tensors, facts: Record, update_lock: threading.Lock, best: int | None = None) -> None:
-        """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best` updates is kept.
+    def save(
+        self, tensors: Tensors, facts: Record, update_lock: threading.Lock, best: int | None = None
+    ) -> None:
+        """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best`
+        updates is kept.
 
-        Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a thread that holds it
-        while it changes them never changes half of a checkpoint.
+        Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a
+        thread that holds it while it changes them never changes half of a checkpoint.
         """
 
         def write() -> None:
@@ -61,9 +75,12 @@ class Saver:
                     update_lock.release()
                 self._write(copies, facts, best)
                 self._state_time, self._write_s = began, time.monotonic() - began
-            except Exception as error:  # A thread has no caller to raise to; the main thread reports it.
+            except (
+                Exception
+            ) as error:  # A thread has no caller to raise to; the main thread reports it.
                 self._error = error
-                self._state_time = time.monotonic()  # The next attempt is due after another `every_s` seconds.
+                # The next attempt is due after another `every_s` seconds.
+                self._state_time = time.monotonic()
 
         self.wait()
         update_lock.acquire()
@@ -71,7 +88,9 @@ class Saver:
         self._thread.start()
 
     def _write(self, tensors: Tensors, facts: Record, best: int | None) -> None:
-        """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and try once more."""
+        """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and
+        try once more.
+        """
         try:
             path = save(self._folder, tensors, facts, self._fence)
         except OSError as error:
@@ -88,13 +107,17 @@ class Saver:
             self._thread.join()
 
     def require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be saved."""
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be
+        saved.
+        """
         self.wait()
         if (problem := self.problem()) is not None:
             raise LockstepError(problem, ENVIRONMENT)
 
     def problem(self) -> str | None:
-        """Return the last failure to save, once, or None. Raises: an error that is not of the disk or the files."""
+        """Return the last failure to save, once, or None. Raises: an error that is not of the disk
+        or the files.
+        """
         error, self._error = self._error, None
         if isinstance(error, OSError):
             return f"could not save a checkpoint in {self._folder}: {error.strerror or error}"
@@ -104,7 +127,8 @@ class Saver:
 
 
 def save(folder: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> Path:
-    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return its path.
+    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return
+    its path.
 
     The tensors are as `statefile.copied` returns them.
     Raises: as `statefile.write`; nothing is left behind then.
@@ -117,7 +141,9 @@ def save(folder: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: N
 
 
 def clear_ahead(folder: Path, step: int) -> None:
-    """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run redoes those steps."""
+    """Rename checkpoints after `step` to `damaged-...`; delete unfinished ones. A resumed run
+    redoes those steps.
+    """
     for later, path in checkpoints_in(folder).items():
         if later > step:
             _set_aside(path)
@@ -127,13 +153,14 @@ def clear_ahead(folder: Path, step: int) -> None:
 def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> None:
     """Delete all checkpoints but the `keep` newest valid ones and the one after `best` updates.
 
-    A checkpoint that is not among the `verified` ones is read before it counts: it is added to them, or renamed if it
-    is damaged.
+    A checkpoint that is not among the `verified` ones is read before it counts: it is added to
+    them, or renamed if it is damaged.
     """
     kept = 0
     for step, path in reversed(checkpoints_in(folder).items()):
         if kept < keep:
-            with contextlib.suppress(FileNotFoundError, LockstepError):  # Or this user may not read it.
+            # Or this user may not read it.
+            with contextlib.suppress(FileNotFoundError, LockstepError):
                 try:
                     if path not in verified:
                         statefile.read(path)
@@ -142,7 +169,8 @@ def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> Non
                 except DamagedError:
                     _set_aside(path)
         elif step != best:
-            with contextlib.suppress(OSError):  # A file that cannot be deleted costs disk space, not the run.
+            # A file that cannot be deleted costs disk space, not the run.
+            with contextlib.suppress(OSError):
                 path.unlink()
 
 

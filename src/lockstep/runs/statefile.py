@@ -1,12 +1,14 @@
-"""State files: the checkpoints of a run, and its model. One format, and nothing in it can execute code.
+"""State files: the checkpoints of a run, and its model. One format, and nothing in it can execute
+code.
 
-    checkpoints/step-000001000.safetensors   the state after 1000 updates, the tensors of State.named()
-    checkpoints/frozen.safetensors           those of them before a head, which no update changes: once for all steps
+    checkpoints/step-000001000.safetensors   the state after 1000 updates, as State.named() gives it
+    checkpoints/frozen.safetensors           its tensors before a head, once for all steps
     model.safetensors                        a classifier's weights
 
-A state file is a safetensors file. The entry "lockstep" of its metadata is JSON of its facts: what the run knew when it
-wrote the file, and the SHA-256 of the tensors and of the facts themselves, so that a changed bit is noticed. Nothing in
-it depends on the number of processes. Reading the facts alone needs no torch.
+A state file is a safetensors file. The entry "lockstep" of its metadata is JSON of its facts: what
+the run knew when it wrote the file, and the SHA-256 of the tensors and of the facts themselves, so
+that a changed bit is noticed. Nothing in it depends on the number of processes. Reading the facts
+alone needs no torch.
 """
 
 import contextlib
@@ -23,7 +25,15 @@ from typing import IO, TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lockstep.errors import DATA, LockstepError
-from lockstep.files import Fence, Record, make_folder, open_to_read, parse_json, replace, require_permission
+from lockstep.files import (
+    Fence,
+    Record,
+    make_folder,
+    open_to_read,
+    parse_json,
+    replace,
+    require_permission,
+)
 from lockstep.messages import logger
 
 if TYPE_CHECKING:
@@ -42,7 +52,9 @@ _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in mem
 
 
 class Entries(BaseModel):
-    """The types of those entries of a JSON object that Lockstep reads. The object may have others."""
+    """The types of those entries of a JSON object that Lockstep reads. The object may have
+    others.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -111,7 +123,8 @@ def file_name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files do not count.
+    """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files
+    do not count.
 
     Raises: LockstepError if this user may not read the folder.
     """
@@ -136,7 +149,9 @@ def facts_of(path: Path) -> Record:
 
 
 def facts_if_valid(path: Path) -> Record:
-    """Return the facts in a state file; {} if it is damaged or does not exist. Raises: LockstepError, as `read`."""
+    """Return the facts in a state file; {} if it is damaged or does not exist. Raises:
+    LockstepError, as `read`.
+    """
     try:
         return facts_of(path)
     except (DamagedError, FileNotFoundError):
@@ -148,8 +163,8 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
     `content` is that of the file, if the caller has read it.
     With `foreign`, a safetensors file of another program is read too; it has no facts.
-    Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not exist, LockstepError if
-    this user may not read it.
+    Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not
+    exist, LockstepError if this user may not read it.
     """
     try:
         with open_to_read(path) if content is None else io.BytesIO(content) as file:
@@ -161,8 +176,12 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
         if facts.get("frozen") and path.name != _FROZEN_FILE:
             tensors |= {f"{FROZEN}{name}": tensor for name, tensor in _frozen_beside(path).items()}
         if contents_sha256(facts, tensors) != facts[SHA256]:
-            raise ValueError("it is not the file that was written: the sha256 of its contents differs")
-        if facts.get("step") is not None and ("step" not in tensors or tensors["step"].tolist() != facts["step"]):
+            raise ValueError(
+                "it is not the file that was written: the sha256 of its contents differs"
+            )
+        if facts.get("step") is not None and (
+            "step" not in tensors or tensors["step"].tolist() != facts["step"]
+        ):
             raise ValueError("its tensors are of another step")
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
@@ -170,15 +189,20 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
 
 def _frozen_beside(path: Path) -> "dict[str, Tensor]":
-    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they may not be missing."""
+    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they
+    may not be missing.
+    """
     try:
         return read(path.with_name(_FROZEN_FILE)).tensors
     except FileNotFoundError as error:
-        raise DamagedError(f"{error}, so {path.name} has no layers before its head: copy both") from None
+        raise DamagedError(
+            f"{error}, so {path.name} has no layers before its head: copy both"
+        ) from None
 
 
 def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
-    """Make the `folder` of checkpoints, and write the frozen `tensors` of all, if there are any. Raises: as `write`.
+    """Make the `folder` of checkpoints, and write the frozen `tensors` of all, if there are any.
+    Raises: as `write`.
 
     A valid file stays if there are checkpoints, which need its bits.
     """
@@ -193,9 +217,10 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
 def latest(folder: Path) -> StateFile | None:
     """Return the newest checkpoint in `folder` that verifies, or None if there is none at all.
 
-    Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the read is not damaged:
-    a newer one exists, so the search starts again.
-    Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read the newest.
+    Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the
+    read is not damaged: a newer one exists, so the search starts again.
+    Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read
+    the newest.
     """
     damaged = set[Path]()
     while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
@@ -207,7 +232,9 @@ def latest(folder: Path) -> StateFile | None:
             logger.warning(f"{error}: trying the one before it")
             damaged.add(paths[-1])
     if damaged:
-        raise LockstepError(f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA)
+        raise LockstepError(
+            f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA
+        )
     return None
 
 
@@ -228,7 +255,9 @@ def _stated(file: IO[bytes]) -> Record | None:
 
 
 def _checked(path: Path, facts: Record | None) -> Record:
-    """Return `facts`. Raises: ValueError if they have other types, or are of another step than the file's name."""
+    """Return `facts`. Raises: ValueError if they have other types, or are of another step than the
+    file's name.
+    """
     if facts is None:
         raise ValueError("it has no facts of Lockstep")
     _Facts.check(facts)
@@ -245,21 +274,27 @@ def _damaged(path: Path, error: Exception) -> Exception:
 
 
 def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
-    """Return the tensors of any safetensors file, or of its content, by name. Raises: ValueError if it is damaged."""
+    """Return the tensors of any safetensors file, or of its content, by name. Raises: ValueError if
+    it is damaged.
+    """
     from safetensors.torch import load, load_file
 
     try:
         return load(file) if isinstance(file, bytes) else load_file(file)
-    except Exception as error:  # The library raises many kinds, for types that torch does not have among others.
+    except (
+        Exception
+    ) as error:  # The library raises many kinds, for types that torch does not have among others.
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> None:
-    """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the disk, or not at all.
+    """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the
+    disk, or not at all.
 
-    The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256 is of all.
-    It is written under another name, flushed and renamed. `fence` is called before it gets its name, and raises an
-    error if this program may no longer write there. Raises: OSError, or the error of `fence`.
+    The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256
+    is of all. It is written under another name, flushed and renamed. `fence` is called before it
+    gets its name, and raises an error if this program may no longer write there. Raises: OSError,
+    or the error of `fence`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -271,20 +306,26 @@ def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: No
 
     def save(name: Path) -> None:
         try:
-            save_file(own, name, header)  # Not save(), which holds Python's lock: the training loop would wait.
+            # Not save(), which holds Python's lock: the training loop would wait.
+            save_file(own, name, header)
         except SafetensorError as error:
             number = _SYSTEM_ERROR.search(str(error))
-            raise (OSError(int(number[1]), os.strerror(int(number[1]))) if number else error) from None
+            raise (
+                OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
+            ) from None
 
     replace(path, save, fence)
 
 
 def copied(tensors: Tensors) -> "dict[str, Tensor]":
-    """Return copies on the CPU, without gaps, each in memory of its own: safetensors writes no other tensors."""
+    """Return copies on the CPU, without gaps, each in memory of its own: safetensors writes no
+    other tensors.
+    """
     from torch import contiguous_format
 
     return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=contiguous_format) for name, tensor in tensors.items()
+        name: tensor.detach().to("cpu", copy=True, memory_format=contiguous_format)
+        for name, tensor in tensors.items()
     }
 
 

@@ -1,8 +1,10 @@
-"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest exact one is used.
+"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest
+exact one is used.
 
-A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high slices and `mixed`
-the sum of both products of a high and a low slice. Both are exact integers, each rounded once to float32, and so is
-their sum. The products of a convolution are short enough for float32 sums, in which oneDNN adds on CPUs with AMX.
+A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high
+slices and `mixed` the sum of both products of a high and a low slice. Both are exact integers, each
+rounded once to float32, and so is their sum. The products of a convolution are short enough for
+float32 sums, in which oneDNN adds on CPUs with AMX.
 """
 
 import math
@@ -20,17 +22,28 @@ from torch.backends import mkldnn
 from torch.nn import functional
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
-from lockstep.kernels.portable.integers import MOST_INT32_TERMS, MOST_TERMS, Slices, assembled, scaled
+from lockstep.kernels.portable.integers import (
+    MOST_INT32_TERMS,
+    MOST_TERMS,
+    Slices,
+    assembled,
+    scaled,
+)
 
-MOST_CONVOLUTION_TERMS = 1 << 11  # of products of at most 127 * 64, where one slice has its offset: below 2**24
-_MOST_JOINED_TERMS = 1 << 5  # of a high slice with a whole filter (64 * 8028) and of a low with a high one: below 2**24
-_INSIDE = range(-64, 65)  # powers of two by which no sum of an int32 product leaves the range of float32
+# of products of at most 127 * 64, where one slice has its offset: below 2**24
+MOST_CONVOLUTION_TERMS = 1 << 11
+# of a high slice with a whole filter (64 * 8028) and of a low with a high one: below 2**24
+_MOST_JOINED_TERMS = 1 << 5
+# powers of two by which no sum of an int32 product leaves the range of float32
+_INSIDE = range(-64, 65)
 _HIGH, _LOW = attrgetter("high"), attrgetter("low")
 _ZERO = torch.zeros((), dtype=torch.float64)
 
 
 class Geometry(NamedTuple):
-    """The numbers of a two-dimensional convolution: stride, padding and dilation along (rows, columns), and groups."""
+    """The numbers of a two-dimensional convolution: stride, padding and dilation along (rows,
+    columns), and groups.
+    """
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -38,19 +51,27 @@ class Geometry(NamedTuple):
     groups: int = 1
 
     @staticmethod
-    def of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> "Geometry":
+    def of(
+        stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+    ) -> "Geometry":
         """Return the geometry from torch's numbers, of which one may stand for both directions."""
         stride, padding, dilation = (tuple([*n, *n][:2]) for n in (stride, padding, dilation))
         return Geometry(stride, padding, dilation, groups)
 
     def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
-        """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C / groups, h, w]."""
+        """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C /
+        groups, h, w].
+        """
         numbers = zip(images[2:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
-        return [(n + 2 * pad - step * (side - 1) - 1) // stride + 1 for n, side, stride, pad, step in numbers]
+        return [
+            (n + 2 * pad - step * (side - 1) - 1) // stride + 1
+            for n, side, stride, pad, step in numbers
+        ]
 
 
 class Int8:
-    """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also without VNNI.
+    """8-bit integers with 32-bit or float32 sums, by oneDNN. Slices of 7 bits never saturate, also
+    without VNNI.
 
     The operators are torch's, for quantised networks: with a scale of 1 they compute integers.
     """
@@ -63,17 +84,23 @@ class Int8:
         return torch._int_mm(_dense(a), _dense(b))
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
+        2**power.
+        """
         terms, inside = math.prod(weight.parts.shape[2:]), power if power in _INSIDE else 0
         assert terms <= MOST_CONVOLUTION_TERMS
-        weight = weight.once("int8", lambda signed: signed)  # It serves all products, and keeps what is made of it.
+        # It serves all products, and keeps what is made of it.
+        weight = weight.once("int8", lambda signed: signed)
         if max(at.padding):
-            # The border is made here: oneDNN's own is wrong for some grouped convolutions with an offset.
+            # The border is made here: oneDNN's own is wrong for some grouped convolutions with an
+            # offset.
             (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
             padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
             x, at = replace(x, parts=padded.permute(0, 1, 4, 2, 3)), at._replace(padding=(0, 0))
         if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
-            mixed = self._convolved(torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside)
+            mixed = self._convolved(
+                torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside
+            )
         else:  # Each product is exact in float32, so their sum is rounded once.
             mixed = self._convolved(x.high, x.offset, weight, _LOW, at, inside)
             mixed.add_(self._convolved(x.low, x.offset, weight, _HIGH, at, inside))
@@ -81,13 +108,23 @@ class Int8:
         return scaled(high.add_(mixed), power - inside)
 
     def _convolved(
-        self, x: Tensor, offset: int, weight: Slices, part: Callable[[Slices], Tensor], at: Geometry, power: int
+        self,
+        x: Tensor,
+        offset: int,
+        weight: Slices,
+        part: Callable[[Slices], Tensor],
+        at: Geometry,
+        power: int,
     ) -> Tensor:
-        """Return the convolution of uint8 `x` with an `offset` by one `part` of the int8 `weight`, times 2**power."""
+        """Return the convolution of uint8 `x` with an `offset` by one `part` of the int8 `weight`,
+        times 2**power.
+        """
         shape, one = (at.stride, at.padding, at.dilation, at.groups), torch.ones(1)
         packed = weight.once(
             (part, at, offset, x.shape),
-            lambda signed: torch.ops.onednn.qconv_prepack(part(signed), one, 1.0, offset, *shape, list(x.shape)),
+            lambda signed: torch.ops.onednn.qconv_prepack(
+                part(signed), one, 1.0, offset, *shape, list(x.shape)
+            ),
         )
         scale = torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
@@ -97,15 +134,17 @@ class Int8:
 
 
 class OfGpu:
-    """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are made of them."""
+    """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are
+    made of them.
+    """
 
     name = "8-bit integers of a GPU"
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers.
 
-        cuBLAS takes more than 16 rows, and multiples of 8 for K and N; zeros are added. Every GPU has a kernel for `a`
-        by rows and `b` by columns.
+        cuBLAS takes more than 16 rows, and multiples of 8 for K and N; zeros are added. Every GPU
+        has a kernel for `a` by rows and `b` by columns.
         """
         (rows, terms), columns = a.shape, b.shape[1]
         assert terms <= MOST_INT32_TERMS
@@ -117,7 +156,8 @@ class OfGpu:
 def _dense(x: Tensor) -> Tensor:
     """Return a matrix by rows or by columns, with the strides of one.
 
-    `_int_mm` returns wrong numbers, without an error, for others: also for those of a dimension of size 1.
+    `_int_mm` returns wrong numbers, without an error, for others: also for those of a dimension of
+    size 1.
     """
     rows, columns = x.shape
     if not x.is_contiguous() and x.mT.is_contiguous():
@@ -126,28 +166,40 @@ def _dense(x: Tensor) -> Tensor:
 
 
 class Float32:
-    """Products and sums in float32, exact for at most 4096 terms; longer sums are added in float64."""
+    """Products and sums in float32, exact for at most 4096 terms; longer sums are added in
+    float64.
+    """
 
     name = "float32"
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
-        pairs = zip(torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True)
+        pairs = zip(
+            torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True
+        )
         return sum((torch.mm(*pair).double() for pair in pairs), _ZERO)
 
     def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
-        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times 2**power."""
+        """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
+        2**power.
+        """
         terms = math.prod(weight.parts.shape[2:])
         assert terms <= MOST_CONVOLUTION_TERMS
         x_high, x_low = x.signed().parts.float()
         w_high, w_low = weight.once("float32", lambda signed: signed.parts.float())
         shape = None, at.stride, at.padding, at.dilation, at.groups
-        with torch.backends.nnpack.flags(enabled=False):  # Its convolutions are Winograd's, which are not exact.
-            # The check of units computes this for several groups. Without oneDNN, Winograd's scheme may compute it.
+        # Its convolutions are Winograd's, which are not exact.
+        with torch.backends.nnpack.flags(enabled=False):
+            # The check of units computes this for several groups. Without oneDNN, Winograd's scheme
+            # may compute it.
             if at.groups > 1 and terms <= _MOST_JOINED_TERMS and mkldnn.is_available():  # type: ignore[no-untyped-call]
                 joined = functional.conv2d(x_high, torch.add(w_low, w_high, alpha=128.0), *shape)
-                return scaled(joined.add_(functional.conv2d(x_low, w_high, *shape)).add_(0.0), power)
-            mixed = functional.conv2d(x_high, w_low, *shape).add_(functional.conv2d(x_low, w_high, *shape))
+                return scaled(
+                    joined.add_(functional.conv2d(x_low, w_high, *shape)).add_(0.0), power
+                )
+            mixed = functional.conv2d(x_high, w_low, *shape).add_(
+                functional.conv2d(x_low, w_high, *shape)
+            )
             high = functional.conv2d(x_high, w_high, *shape)
         return assembled(high, mixed, power)
 
@@ -160,27 +212,43 @@ Unit = Int8 | Float32
 
 _LEAST_ROWS = 32  # of a product by cuBLAS
 # (M, K, N): small, tall, long, and those of a convolution and a linear layer
-_SHAPES_ON_GPU = (4, 9, 8), (1 << 15, 25, 32), (64, 1 << 15, 72), (1 << 12, 576, 256), (64, 3136, 1024)
+_SHAPES_ON_GPU = (
+    (4, 9, 8),
+    (1 << 15, 25, 32),
+    (64, 1 << 15, 72),
+    (1 << 12, 576, 256),
+    (64, 3136, 1024),
+)
 
 _SIDE, _OUTPUTS = 4, 24  # of the filters that units are checked with
 _MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
-_CHANNELS = 3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS  # on both sides of each limit
+# on both sides of each limit
+_CHANNELS = (3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS)
 _PLAIN = Geometry((1, 1), (1, 1), (1, 1))
-_KINDS = {"matrix products": None, "convolutions": _PLAIN, "strided convolutions": _PLAIN._replace(stride=(2, 2))}
+_KINDS = {
+    "matrix products": None,
+    "convolutions": _PLAIN,
+    "strided convolutions": _PLAIN._replace(stride=(2, 2)),
+}
 _KINDS |= {f"grouped {kind}": at._replace(groups=2) for kind, at in _KINDS.items() if at}
 
 
 def unit(at: Geometry | None = None) -> Unit:
-    """Return the unit for matrix products, or for convolutions with the stride, dilation and grouping of a geometry.
+    """Return the unit for matrix products, or for convolutions with the stride, dilation and
+    grouping of a geometry.
 
-    It is the fastest one that is exact there. The first call for each of these kinds checks it, in milliseconds. The
-    choice changes no bit. Raises: LockstepError if no unit is exact.
+    It is the fastest one that is exact there. The first call for each of these kinds checks it, in
+    milliseconds. The choice changes no bit. Raises: LockstepError if no unit is exact.
     """
-    return _unit(at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None)
+    return _unit(
+        at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None
+    )
 
 
 def multiplier(device: torch.device) -> Unit | OfGpu:
-    """Return the unit for matrix products on a device, checked there. Raises: LockstepError if it is not exact."""
+    """Return the unit for matrix products on a device, checked there. Raises: LockstepError if it
+    is not exact.
+    """
     return _of_gpu(device) if device.type == "cuda" else unit()
 
 
@@ -188,10 +256,13 @@ def multiplier(device: torch.device) -> Unit | OfGpu:
 def _of_gpu(device: torch.device) -> OfGpu:
     one = OfGpu()
     for rows, terms, columns in _SHAPES_ON_GPU:
-        a, b = (_slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns))
+        a, b = (
+            _slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns)
+        )
         if not torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double()):
             raise LockstepError(
-                f"portable arithmetic: the {one.name} give wrong products of {rows} x {terms} by {terms} x {columns} "
+                f"portable arithmetic: the {one.name} give wrong products of {rows} x {terms} by "
+                f"{terms} x {columns} "
                 f"numbers, so this GPU would train other weights. Give {option('device', 'cpu')}",
                 ENVIRONMENT,
             )
@@ -199,20 +270,27 @@ def _of_gpu(device: torch.device) -> OfGpu:
 
 
 def kinds_by_unit() -> dict[str, list[str]]:
-    """Return what each unit computes on this machine, by the unit's name. That of matrix products is the first."""
+    """Return what each unit computes on this machine, by the unit's name. That of matrix products
+    is the first.
+    """
     chosen = {kind: unit(at).name for kind, at in _KINDS.items()}
-    return {one.name: [kind for kind, name in chosen.items() if name == one.name] for one in _by_speed(False)}
+    return {
+        one.name: [kind for kind, name in chosen.items() if name == one.name]
+        for one in _by_speed(False)
+    }
 
 
 @cache
 def _unit(at: Geometry | None) -> Unit:
-    grouped = at is not None and at.groups > 1  # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
+    # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
+    grouped = at is not None and at.groups > 1
     for one in sorted(_by_speed(at is not None), key=lambda one: grouped and isinstance(one, Int8)):
         with suppress(RuntimeError):  # oneDNN does not compute this kind.
             if _is_exact(one, at):
                 return one
     raise LockstepError(
-        f"portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so this machine "
+        f"portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so "
+        f"this machine "
         f"would train other weights. Give {option('portable', False)} (arithmetic=native)",
         ENVIRONMENT,
     )
@@ -220,16 +298,23 @@ def _unit(at: Geometry | None) -> Unit:
 
 @cache
 def _by_speed(convolves: bool) -> list[Unit]:
-    """Return the units that work here, the fastest one first, by the time of a convolution or of a matrix product.
+    """Return the units that work here, the fastest one first, by the time of a convolution or of a
+    matrix product.
 
-    Without VNNI, torch multiplies matrices of int8 by a plain loop, while oneDNN's convolutions are fast.
+    Without VNNI, torch multiplies matrices of int8 by a plain loop, while oneDNN's convolutions are
+    fast.
     """
     times: dict[Unit, float] = {}
     x, weight = _slices(16, 64, 16, 16), _slices(64, 64, 3, 3).signed()
     rows, columns = x.signed().high.reshape(-1, 64)[:256], weight.high.reshape(-1, 64).mT
     for one in (Int8(), Float32()):
-        compute = partial(one.convolution, x, weight, _PLAIN, 0) if convolves else partial(one.product, rows, columns)
-        with suppress(RuntimeError, AttributeError):  # Torch is built without oneDNN, or this CPU is not one of its.
+        compute = (
+            partial(one.convolution, x, weight, _PLAIN, 0)
+            if convolves
+            else partial(one.product, rows, columns)
+        )
+        # Torch is built without oneDNN, or this CPU is not one of its.
+        with suppress(RuntimeError, AttributeError):
             times[one] = min(timeit.repeat(compute, number=1, repeat=3))
     return sorted(times, key=lambda one: times[one])
 
@@ -240,23 +325,37 @@ def _is_exact(one: Unit, at: Geometry | None) -> bool:
         a, b = (_slices(n, 3 * MOST_TERMS, 1, 1).signed().high.flatten(1) for n in (4, 8))
         return torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double())
     # Filters of one channel of 16 and of 36 terms are on both sides of `_MOST_JOINED_TERMS`.
-    cases = [(n, _SIDE) for n in _CHANNELS] if at.groups == 1 else [(at.groups, side) for side in (_SIDE, _SIDE + 2)]
+    cases = (
+        [(n, _SIDE) for n in _CHANNELS]
+        if at.groups == 1
+        else [(at.groups, side) for side in (_SIDE, _SIDE + 2)]
+    )
     for channels, side in cases:
-        size = [step * (side - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)]
-        x, weight = _slices(2, channels, *size), _slices(_OUTPUTS, channels // at.groups, side, side)
+        size = [
+            step * (side - 1) + 2 * stride
+            for stride, step in zip(at.stride, at.dilation, strict=True)
+        ]
+        x, weight = (
+            _slices(2, channels, *size),
+            _slices(_OUTPUTS, channels // at.groups, side, side),
+        )
         (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, weight))
         high, *mixed = (
             functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
             for a, b in ((x_high, w_high), (x_high, w_low), (x_low, w_high))
         )
         exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
-        if not torch.equal(one.convolution(x, weight, at, 0).view(torch.int32), exact.view(torch.int32)):
+        if not torch.equal(
+            one.convolution(x, weight, at, 0).view(torch.int32), exact.view(torch.int32)
+        ):
             return False
     return True
 
 
 def _slices(n: int, channels: int, height: int, width: int) -> Slices:
-    """Return large slices [2, n, C, H, W], channels last: uint8 with an offset, as those of images are."""
+    """Return large slices [2, n, C, H, W], channels last: uint8 with an offset, as those of images
+    are.
+    """
     values = torch.arange(2 * n * channels * height * width).view(2, n, height, width, channels)
     parts = torch.where(values * 2654435761 % 7 < 5, 127, values * 40503 % 128).to(torch.uint8)
     return Slices(parts.permute(0, 1, 4, 2, 3), 0, 64)

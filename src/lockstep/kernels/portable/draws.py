@@ -1,4 +1,6 @@
-"""Random numbers with the same bits everywhere: a number of torch's generator is the seed of a counter-based stream."""
+"""Random numbers with the same bits everywhere: a number of torch's generator is the seed of a
+counter-based stream.
+"""
 
 from collections.abc import Callable
 
@@ -12,24 +14,32 @@ from lockstep.kernels.portable.elementary import normal
 _CHUNK = 1 << 18  # values at a time, to bound the memory
 
 
-def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def uniform_(
+    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill `x` with uniform values in [low, high), of 24 bits each."""
     return _filled(x, generator, lambda u: u * (high - low) + low)
 
 
-def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+def normal_(
+    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill `x` with normal values."""
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
-def bernoulli_(x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
+def bernoulli_(
+    x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None
+) -> Tensor:
     """Fill `x` with 1 with this probability, else with 0."""
     if isinstance(probability, Tensor):
         raise NotImplementedError
     return _filled(x, generator, lambda u: (u < probability).double())
 
 
-def _filled(x: Tensor, generator: torch.Generator | None, of_uniform: Callable[[Tensor], Tensor]) -> Tensor:
+def _filled(
+    x: Tensor, generator: torch.Generator | None, of_uniform: Callable[[Tensor], Tensor]
+) -> Tensor:
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     values = torch.empty(x.shape, dtype=x.dtype)
     flat = values.view(-1)

@@ -1,7 +1,8 @@
 """Elementary functions with the same bits everywhere.
 
-IEEE 754 fixes the bits of one addition, product or division, and of a conversion. It does not fix those of `exp`, and
-libraries differ. So the functions here consist of single operations on float64 tensors, and round once to float32.
+IEEE 754 fixes the bits of one addition, product or division, and of a conversion. It does not fix
+those of `exp`, and libraries differ. So the functions here consist of single operations on float64
+tensors, and round once to float32.
 """
 
 import math
@@ -35,9 +36,12 @@ def on_device(number: Any, x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Return the square root of `x`, correctly rounded: by numpy, as torch's own is not on every CPU, or by a GPU."""
+    """Return the square root of `x`, correctly rounded: by numpy, as torch's own is not on every
+    CPU, or by a GPU.
+    """
     if x.is_cuda:
-        return x.double().sqrt().to(x.dtype)  # A root of 24 bits is never so near the middle of two that this errs.
+        # A root of 24 bits is never so near the middle of two that this errs.
+        return x.double().sqrt().to(x.dtype)
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.sqrt(x.detach().numpy())) if x.ndim else sqrt(x[None])[0]
 
@@ -49,7 +53,11 @@ def exp(x: Tensor) -> Tensor:
     terms = [1.0 / math.factorial(n) for n in range(15)]
     power = count.long().add_(1023).bitwise_left_shift_(52).view(torch.float64)
     result = _polynomial(rest.clamp(-1.0, 1.0), terms) * power
-    return result.masked_fill_(x < -708.0, 0.0).masked_fill_(x > 709.0, torch.inf).masked_fill_(x.isnan(), torch.nan)
+    return (
+        result.masked_fill_(x < -708.0, 0.0)
+        .masked_fill_(x > 709.0, torch.inf)
+        .masked_fill_(x.isnan(), torch.nan)
+    )
 
 
 def log(x: Tensor) -> Tensor:
@@ -69,7 +77,9 @@ def log(x: Tensor) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """Return x**exponent of `x` in its dtype; NaN for negative values if the exponent is not an integer."""
+    """Return x**exponent of `x` in its dtype; NaN for negative values if the exponent is not an
+    integer.
+    """
     wide = x.double()
     result = exp(log(wide.abs() if exponent % 1 == 0 else wide) * exponent)
     return (result.copysign(wide) if exponent % 2 == 1 else result).to(x.dtype)
@@ -85,7 +95,8 @@ def tanh(x: Tensor) -> Tensor:
     small = exp(x.abs() * -2.0)
     far = (1.0 - small) / (small + 1.0)
     square = x * x
-    near = x * _polynomial(square, [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0])  # where 1 - e**-2x loses bits
+    # where 1 - e**-2x loses bits
+    near = x * _polynomial(square, [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0])
     return torch.where(x.abs() < 0.01, near, torch.copysign(far, x))
 
 
@@ -106,31 +117,64 @@ def density(x: Tensor) -> Tensor:
 
 
 def normal(uniform: Tensor) -> Tensor:
-    """Return the standard normal values with the distribution function `uniform`, float64 in (0, 1).
+    """Return the standard normal values with the distribution function `uniform`, float64 in (0,
+    1).
 
     The relative error is about 2**-20. Source: Giles, 2010, Approximating the erfinv function.
     """
     x = uniform * 2.0 - 1.0
     w = -log((1.0 - x) * (1.0 + x))
-    centre = _polynomial(w - 2.5, [
-        1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
-        3.43273939e-07, 2.81022636e-08,
-    ])  # fmt: skip
-    tail = _polynomial(sqrt(w) - 3.0, [
-        2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
-        0.000100950558, -0.000200214257,
-    ])  # fmt: skip
+    centre = _polynomial(
+        w - 2.5,
+        [
+            1.50140941,
+            0.246640727,
+            -0.00417768164,
+            -0.00125372503,
+            0.00021858087,
+            -4.39150654e-06,
+            -3.5233877e-06,
+            3.43273939e-07,
+            2.81022636e-08,
+        ],
+    )
+    tail = _polynomial(
+        sqrt(w) - 3.0,
+        [
+            2.83297682,
+            1.00167406,
+            0.00943887047,
+            -0.0076224613,
+            0.00573950773,
+            -0.00367342844,
+            0.00134934322,
+            0.000100950558,
+            -0.000200214257,
+        ],
+    )
     return torch.where(w < 5.0, centre, tail) * x * math.sqrt(2.0)
 
 
 def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `function` of float32 `x` from a table: its value at the nearest multiple of 2**-10 in [-16, 16).
+    """Return `function` of float32 `x` from a table: its value at the nearest multiple of 2**-10 in
+    [-16, 16).
 
     It is 0 below.
     """
-    index = (x * _TABLE_STEPS).clamp_(-_TABLE_SIZE, _TABLE_SIZE - 1).round_().nan_to_num_().add_(_TABLE_SIZE).int()
-    values = _table(function, x.device).index_select(0, index.permute(order := memory_order(x)).reshape(-1))
-    values = values.view([x.shape[d] for d in order]).permute([order.index(d) for d in range(x.ndim)])
+    index = (
+        (x * _TABLE_STEPS)
+        .clamp_(-_TABLE_SIZE, _TABLE_SIZE - 1)
+        .round_()
+        .nan_to_num_()
+        .add_(_TABLE_SIZE)
+        .int()
+    )
+    values = _table(function, x.device).index_select(
+        0, index.permute(order := memory_order(x)).reshape(-1)
+    )
+    values = values.view([x.shape[d] for d in order]).permute(
+        [order.index(d) for d in range(x.ndim)]
+    )
     return values.masked_fill(x.isnan(), torch.nan)
 
 
@@ -144,7 +188,8 @@ def tree_sum(x: Tensor) -> Tensor:
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues, ascending, and the eigenvectors of a symmetric `matrix` [n, n], by Jacobi's rotations.
+    """Return the eigenvalues, ascending, and the eigenvectors of a symmetric `matrix` [n, n], by
+    Jacobi's rotations.
 
     The largest component of each eigenvector is positive. Source: Golub and Van Loan, section 8.5.
     """
@@ -170,7 +215,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]
     signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(n)])
-    eigenvalues, eigenvectors = (torch.from_numpy(x).to(matrix) for x in (values[order], vectors * signs))
+    eigenvalues, eigenvectors = (
+        torch.from_numpy(x).to(matrix) for x in (values[order], vectors * signs)
+    )
     return eigenvalues, eigenvectors
 
 
@@ -180,13 +227,16 @@ _SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 @cache
 def _table(function: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
     table = function(torch.arange(-_TABLE_SIZE, _TABLE_SIZE).double() / _TABLE_STEPS).float()
-    # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by numbers of any size.
+    # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by
+    # numbers of any size.
     table[0], table[-1] = 0.0, table[-1].round()
     return table.to(device)
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
-    """Return sum of coefficients[n] * x**n, by Horner's rule with a rounding after each operation."""
+    """Return sum of coefficients[n] * x**n, by Horner's rule with a rounding after each
+    operation.
+    """
     result = torch.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         result = result.mul_(x).add_(coefficient)

@@ -25,13 +25,18 @@ def batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages in training."""
+    """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages
+    in training.
+    """
     rows = _rows(x)
     count = rows.shape[1]
     if training:
-        # Rounding keeps the order of numbers, so `centred` and its square have these largest elements.
+        # Rounding keeps the order of numbers, so `centred` and its square have these largest
+        # elements.
         most, least = rows.amax(1), rows.amin(1)
-        batch_mean = elementary.divided(column_sums(rows, torch.maximum(most, -least))[0], count).float()
+        batch_mean = elementary.divided(
+            column_sums(rows, torch.maximum(most, -least))[0], count
+        ).float()
         centred, most = rows - batch_mean, torch.maximum(most - batch_mean, batch_mean - least)
         batch_variance = elementary.divided(column_sums(centred * centred, most * most)[0], count)
         inverse = _inverse_root(batch_variance + epsilon)
@@ -79,11 +84,17 @@ def batch_norm_backward(
         scale = inverse if weight is None else inverse * weight
         if training:
             normal.mul_(elementary.divided(weight_sums, count).float())
-            grad_x = (upstream - elementary.divided(bias_sums, count).float()).sub_(normal).mul_(scale)
+            grad_x = (
+                (upstream - elementary.divided(bias_sums, count).float()).sub_(normal).mul_(scale)
+            )
         else:
             grad_x = upstream * scale
         grad_x = _unrows(grad_x, x)
-    return grad_x, weight_sums.float() if needed[1] else None, bias_sums.float() if needed[2] else None
+    return (
+        grad_x,
+        weight_sums.float() if needed[1] else None,
+        bias_sums.float() if needed[2] else None,
+    )
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
@@ -99,7 +110,9 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return x minus its maximum over `dim`, which becomes the last one, and the sum of the exponentials; float64."""
+    """Return x minus its maximum over `dim`, which becomes the last one, and the sum of the
+    exponentials; float64.
+    """
     if not (x.ndim and x.numel()):
         raise NotImplementedError
     wide = x.movedim(dim, -1).double()
@@ -121,8 +134,12 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
-def nll_loss(x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the weights."""
+def nll_loss(
+    x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
+) -> tuple[Tensor, Tensor]:
+    """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the
+    weights.
+    """
     if x.ndim != 2:
         raise NotImplementedError
     counted = labels != ignored
@@ -213,7 +230,8 @@ def adam_(
     """Make the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
     if amsgrad or maximize:
         raise NotImplementedError
-    count = int(steps[0])  # The optimizer has counted this update, and updates all parameters together.
+    # The optimizer has counted this update, and updates all parameters together.
+    count = int(steps[0])
     first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
     for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
         if weight_decay and decoupled:
@@ -233,7 +251,9 @@ def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return `x` [b, C, ...] as [1, n, C]: a view if channels are last in memory, as in Lockstep's networks."""
+    """Return `x` [b, C, ...] as [1, n, C]: a view if channels are last in memory, as in Lockstep's
+    networks.
+    """
     return x.movedim(1, -1).reshape(1, -1, x.shape[1])
 
 

@@ -19,21 +19,24 @@ from lockstep.kernels.portable.integers import (
     power_of_two,
     scaled,
     sliced,
-)  # fmt: skip
+)
 
-_SMALL = 1 << 22  # multiplications of a matrix product that float64 does in less time than slicing takes
+# multiplications of a matrix product that float64 does in less time than slicing takes
+_SMALL = 1 << 22
 _FLOAT64_BITS = 53
 _FEW_OUTPUTS = 3 << 17  # of a convolution that takes less time as a matrix product
 _FEW_CHANNELS, _MANY_CHANNELS = 8, 256
 _CHUNK_BYTES = 1 << 23  # of the copies that a weight's gradient is the product of
-_of_forward = WeakIdKeyDictionary()  # operand of a convolution -> its slices, until the backward pass
+# operand of a convolution -> its slices, until the backward pass
+_of_forward = WeakIdKeyDictionary()
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of two matrices, or of batches of them [n, M, K] and [n, K, N]: float32, or float64.
+    """Return the product of two matrices, or of batches of them [n, M, K] and [n, K, N]: float32,
+    or float64.
 
-    Large products of matrices are sums of products of slices. All others, and very long sums, are float64 products of
-    integers with as many bits as keep the sums below 2**53.
+    Large products of matrices are sums of products of slices. All others, and very long sums, are
+    float64 products of integers with as many bits as keep the sums below 2**53.
     """
     short = a.ndim == 2 and a.shape[1] <= MOST_INT32_TERMS and a.dtype != torch.float64
     if not short or a.numel() * b.shape[-1] <= _SMALL:
@@ -57,12 +60,17 @@ def convolution(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
 def convolution_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, at: Geometry, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, weight and bias, those that are `needed`, from the `gradient` of the output."""
+    """Return the gradients of x, weight and bias, those that are `needed`, from the `gradient` of
+    the output.
+    """
     upstream = sliced(gradient)
     images, filters = (_of_forward.pop(t, None) or sliced(t) for t in (x, weight))  # type: ignore[no-untyped-call]
     if upstream is None or (needed[1] and images is None) or (needed[0] and filters is None):
         shapes = x.shape, weight.shape, weight.shape[:1]
-        nan = (x.new_full(shape, torch.nan) if wanted else None for wanted, shape in zip(needed, shapes, strict=True))
+        nan = (
+            x.new_full(shape, torch.nan) if wanted else None
+            for wanted, shape in zip(needed, shapes, strict=True)
+        )
         return tuple(nan)  # type: ignore[return-value]
     grad_x = _input_gradient(upstream, filters, x.shape, at) if needed[0] and filters else None
     upstream = upstream.signed()
@@ -73,7 +81,9 @@ def convolution_backward(
             grad_weight = _depthwise_gradient(upstream.parts, seen, weight.shape[2:], at, power)
         else:
             pairs = zip(upstream.parts.chunk(at.groups, 2), seen.chunk(at.groups, 2), strict=True)
-            grad_weight = torch.cat([_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs])
+            grad_weight = torch.cat(
+                [_group_gradient(*pair, weight.shape[2:], at, power) for pair in pairs]
+            )
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
@@ -91,12 +101,15 @@ def _float64_product(a: Tensor, b: Tensor) -> Tensor:
             return a.new_full((*a.shape[:-1], b.shape[-1]), torch.nan)
         factors.append(x.to(torch.float64, copy=True).mul_(power_of_two(exponent)).round_())
         scale = scale - exponent
-    result = torch.matmul(*factors).mul_(power_of_two(scale)).add_(0.0)  # A sum that is -0 becomes 0.
+    # A sum that is -0 becomes 0.
+    result = torch.matmul(*factors).mul_(power_of_two(scale)).add_(0.0)
     return result if a.dtype == torch.float64 else result.float()
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the exact product of the high slices, and the sum of the mixed ones, of int8 [2, M, K] and [2, K, N]."""
+    """Return the exact product of the high slices, and the sum of the mixed ones, of int8 [2, M, K]
+    and [2, K, N].
+    """
     one = multiplier(a.device)
     high, mixed = (one.product(a[0], part) for part in b)
     return high, mixed + one.product(a[1], b[0])
@@ -107,13 +120,17 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     outputs, _, *sides = weight.parts.shape[1:]
     seen = weight.parts[0, 0].numel()
     is_long = seen > MOST_CONVOLUTION_TERMS
-    is_depthwise = at.groups == outputs == x.parts.shape[2] and not is_long  # and so one convolution
+    # and so one convolution
+    is_depthwise = at.groups == outputs == x.parts.shape[2] and not is_long
     size = at.output_size(x.parts.shape[1:], weight.parts.shape[1:])
     if at.groups > 1 and not is_depthwise:
-        # One group after the other: oneDNN computes other numbers for some strides of grouped filters.
+        # One group after the other: oneDNN computes other numbers for some strides of grouped
+        # filters.
         pairs = zip(x.parts.chunk(at.groups, 2), weight.parts.chunk(at.groups, 1), strict=True)
         one = at._replace(groups=1)
-        return torch.cat([_convolution(replace(x, parts=a), replace(weight, parts=b), one) for a, b in pairs], 1)
+        return torch.cat(
+            [_convolution(replace(x, parts=a), replace(weight, parts=b), one) for a, b in pairs], 1
+        )
     if at.groups > 1 and x.parts.is_cuda:
         return _depthwise(x, weight, size, at)
     batch, positions = x.parts.shape[1], size[0] * size[1]
@@ -122,27 +139,40 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
         power = _power(x, weight)
         assert not isinstance(power, Tensor)
         return unit(at).convolution(x, weight, at, power)
-    matrices = weight.once("matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs))
+    matrices = weight.once(
+        "matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
+    )
     count = max(1, _CHUNK_BYTES // (2 * positions * seen))
     columns = (_columns(part, sides, size, at) for part in torch.split(x.signed().parts, count, 1))
     rows = [assembled(*_product(some, matrices), _power(x, weight), seen) for some in columns]
-    return (torch.cat(rows) if rows[1:] else rows[0]).view(batch, *size, outputs).permute(0, 3, 1, 2)
+    return (
+        (torch.cat(rows) if rows[1:] else rows[0]).view(batch, *size, outputs).permute(0, 3, 1, 2)
+    )
 
 
 def _depthwise(x: Slices, weight: Slices, size: Sequence[int], at: Geometry) -> Tensor:
-    """Return the convolution of each channel by a filter of its own, of `size`. A GPU has no matrix product for it."""
-    high_filters, low_filters = weight.signed().parts.int()[..., None, None, :, :]  # [C, 1, 1, 1, h, w]
+    """Return the convolution of each channel by a filter of its own, of `size`. A GPU has no matrix
+    product for it.
+    """
+    # [C, 1, 1, 1, h, w]
+    high_filters, low_filters = weight.signed().parts.int()[..., None, None, :, :]
     joined = 128 * high_filters + low_filters
     total = joined.new_zeros(())
     for row, column, (high, low) in _seen(x.signed().parts, weight.parts.shape[3:], size, at):
-        total = total + high * joined[:, 0, ..., row, column] + low * high_filters[:, 0, ..., row, column]
+        total = (
+            total
+            + high * joined[:, 0, ..., row, column]
+            + low * high_filters[:, 0, ..., row, column]
+        )
     return scaled(total.float(), _power(x, weight))
 
 
 def _depthwise_gradient(
     upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent
 ) -> Tensor:
-    """Return the gradient of the weight of `_depthwise`, float32 [C, 1, h, w], from int8 slices [2, b, C, H, W]."""
+    """Return the gradient of the weight of `_depthwise`, float32 [C, 1, h, w], from int8 slices [2,
+    b, C, H, W].
+    """
     high_gradient, low_gradient = upstream.int()
     highs, mixed = [], []
     for _, _, (high, low) in _seen(images, sides, upstream.shape[3:], at):
@@ -152,8 +182,12 @@ def _depthwise_gradient(
     return sums.view(-1, 1, *sides)
 
 
-def _seen(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield each place of a filter, and what it sees there: int32 [2, b, C, *size] of int8 `parts` [2, b, C, H, W]."""
+def _seen(
+    parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield each place of a filter, and what it sees there: int32 [2, b, C, *size] of int8 `parts`
+    [2, b, C, H, W].
+    """
     padded = functional.pad(parts.int(), _padding(at))
     for row, column in itertools.product(*map(range, sides)):
         firsts = row * at.dilation[0], column * at.dilation[1]
@@ -170,7 +204,9 @@ def _padding(at: Geometry) -> list[int]:
 
 
 def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
-    """Return what the filter sees at each position: int8 [2, b * positions, h * w * C] of `parts` [2, b, C, H, W]."""
+    """Return what the filter sees at each position: int8 [2, b * positions, h * w * C] of `parts`
+    [2, b, C, H, W].
+    """
     _, batch, channels, _, _ = parts.shape
     padding = _padding(at)
     (down, right), (row_step, column_step) = at.stride, at.dilation
@@ -180,7 +216,15 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
         padded = functional.pad(parts.transpose(1, 2), padding).contiguous()
         part, channel, image, row, column = padded.stride()
         shape = 2, *sides, channels, batch, *size
-        strides = part, row_step * row, column_step * column, channel, image, down * row, right * column
+        strides = (
+            part,
+            row_step * row,
+            column_step * column,
+            channel,
+            image,
+            down * row,
+            right * column,
+        )
         return padded.as_strided(shape, strides).flatten(4).flatten(1, 3).mT
     padded = functional.pad(parts.permute(0, 1, 3, 4, 2), [0, 0, *padding]).contiguous()
     part, image, row, column, channel = padded.stride()
@@ -190,7 +234,9 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
 
 
 def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Geometry) -> Tensor:
-    """Return the gradient of the input of `shape`: a convolution of the output's gradient by turned filters."""
+    """Return the gradient of the input of `shape`: a convolution of the output's gradient by turned
+    filters.
+    """
     outputs, inputs, *sides = filters.parts.shape[1:]
     reach = [d * (n - 1) for d, n in zip(at.dilation, sides, strict=True)]
     padding = tuple(r - p for r, p in zip(reach, at.padding, strict=True))
@@ -199,12 +245,18 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
         bordered = torch.Size((*shape[:2], height + 2 * top, width + 2 * left))
         gradient = _input_gradient(upstream, filters, bordered, at._replace(padding=(0, 0)))
         return gradient[:, :, top : top + height, left : left + width]
-    grouped = filters.parts.flip(3, 4).view(2, at.groups, outputs // at.groups, inputs, *sides).transpose(2, 3)
+    grouped = (
+        filters.parts.flip(3, 4)
+        .view(2, at.groups, outputs // at.groups, inputs, *sides)
+        .transpose(2, 3)
+    )
     turned = grouped.reshape(2, at.groups * inputs, outputs // at.groups, *sides)
     parts = upstream.parts
     size = [n + r - 2 * q for n, r, q in zip(shape[2:], reach, padding, strict=True)]
     if size != list(parts.shape[3:]):  # The stride is above 1: zeros lie between the values.
-        whole = parts.new_full((*parts.shape[:2], *size, parts.shape[2]), upstream.offset).permute(0, 1, 4, 2, 3)
+        whole = parts.new_full((*parts.shape[:2], *size, parts.shape[2]), upstream.offset).permute(
+            0, 1, 4, 2, 3
+        )
         (rows, columns), (height, width) = at.stride, parts.shape[3:]
         whole[..., : rows * height : rows, : columns * width : columns] = parts
         upstream = replace(upstream, parts=whole)
@@ -212,32 +264,48 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
     return _convolution(upstream, replace(filters, parts=turned), backwards)
 
 
-def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent) -> Tensor:
+def _group_gradient(
+    upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent
+) -> Tensor:
     """Return the gradient of one group's weight, float32 [K, C, h, w].
 
-    The sum over images and positions is a product of two matrices. A column of the first one is an output channel, and
-    one of the second is an input channel as a place of the filter sees it. If that takes fewer copies, the columns of
-    the first are also moved by the rows of the filter, and those of the second by its columns alone.
+    The sum over images and positions is a product of two matrices. A column of the first one is an
+    output channel, and one of the second is an input channel as a place of the filter sees it. If
+    that takes fewer copies, the columns of the first are also moved by the rows of the filter, and
+    those of the second by its columns alone.
     """
     (h, w), (outputs, inputs) = sides, (upstream.shape[2], images.shape[2])
     size, rows = upstream.shape[3:], images.shape[3]
-    bytes_of = size[0] * (outputs + h * w * inputs), rows * (h * outputs + w * inputs)  # for a column, of both forms
+    # for a column, of both forms
+    bytes_of = (size[0] * (outputs + h * w * inputs), rows * (h * outputs + w * inputs))
     direct = bytes_of[0] <= bytes_of[1]
     positions = size[1] * max(size[0], rows)
     assert positions <= MOST_INT32_TERMS, f"an image of {positions} positions"
-    count = max(1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions))
+    count = max(
+        1, min(_CHUNK_BYTES // (2 * size[1] * min(bytes_of)), MOST_INT32_TERMS // positions)
+    )
     along_rows = Geometry((1, at.stride[1]), (0, at.padding[1]), (1, at.dilation[1]))
     sums: list[Tensor] = []
     for g, x in zip(torch.split(upstream, count, 1), torch.split(images, count, 1), strict=True):
         if direct:
-            left, right = g.permute(0, 1, 3, 4, 2).reshape(2, -1, outputs), _columns(x, sides, size, at)
+            left, right = (
+                g.permute(0, 1, 3, 4, 2).reshape(2, -1, outputs),
+                _columns(x, sides, size, at),
+            )
         else:
-            left, right = _moved_down(g, h, rows, at), _columns(x, (1, w), (rows, size[1]), along_rows)
+            left, right = (
+                _moved_down(g, h, rows, at),
+                _columns(x, (1, w), (rows, size[1]), along_rows),
+            )
         if right.mT.is_contiguous():  # The product of matrices by rows takes less time.
             new = [part.mT for part in _product(right.mT, left)]
         else:
             new = list(_product(left.mT, right))
-        wide = [part.double() for part in new] if upstream.shape[1] * positions > MOST_INT32_TERMS else new
+        wide = (
+            [part.double() for part in new]
+            if upstream.shape[1] * positions > MOST_INT32_TERMS
+            else new
+        )
         sums = [a.add_(b) for a, b in zip(sums, wide, strict=True)] if sums else wide
     result = assembled(sums[0], sums[1], power)
     if direct:
@@ -246,7 +314,8 @@ def _group_gradient(upstream: Tensor, images: Tensor, sides: Sequence[int], at: 
 
 
 def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
-    """Return int8 slices [2, b, K, H, W] at the `rows` of the input that each of `h` rows of the filter sees.
+    """Return int8 slices [2, b, K, H, W] at the `rows` of the input that each of `h` rows of the
+    filter sees.
 
     The result is [2, b * rows * W, h * K], with zeros elsewhere.
     """

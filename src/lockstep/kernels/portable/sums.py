@@ -9,15 +9,25 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lockstep.kernels.portable.integers import exponent_of, memory_order, power_of_two, rounded, scaled, scales_for
+from lockstep.kernels.portable.integers import (
+    exponent_of,
+    memory_order,
+    power_of_two,
+    rounded,
+    scaled,
+    scales_for,
+)
 
 _BITS, _GROUP = 20, 1 << 10  # An int32 sum of 1024 integers of 20 bits is at most 2**30.
-_windows = WeakIdKeyDictionary()  # band -> 1 for each pair of neighbours, and the bits of an element
+# band -> 1 for each pair of neighbours, and the bits of an element
+_windows = WeakIdKeyDictionary()
 _MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**53
 
 
 def total(x: Tensor, dims: Sequence[int] | None = None, *, keepdim: bool = False) -> Tensor:
-    """Return the sum of float `x` over `dims` (None or none: over all), as float64; see `column_sums`."""
+    """Return the sum of float `x` over `dims` (None or none: over all), as float64; see
+    `column_sums`.
+    """
     if not x.ndim:
         return x.to(torch.float64, copy=True)
     dims = sorted({range(x.ndim)[d] for d in dims or ()}) or list(range(x.ndim))
@@ -30,14 +40,18 @@ def total(x: Tensor, dims: Sequence[int] | None = None, *, keepdim: bool = False
         order, places = kept + dims, list(range(len(kept), x.ndim))
     values = x.permute(order).float()
     first, last, shape = min(places), max(places) + 1, values.shape
-    sums = column_sums(values.reshape(prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])))
+    sums = column_sums(
+        values.reshape(prod(shape[:first]), prod(shape[first:last]), prod(shape[last:]))
+    )
     sums = sums.view([1 if first <= i < last else n for i, n in enumerate(shape)])
     sums = sums.permute([order.index(d) for d in range(x.ndim)])
     return sums if keepdim else sums.reshape([x.shape[d] for d in kept])
 
 
 def _whole(x: Tensor) -> Tensor:
-    """Return the sum of all elements of float32 `x`, by the rule of `column_sums`, in fewer operations."""
+    """Return the sum of all elements of float32 `x`, by the rule of `column_sums`, in fewer
+    operations.
+    """
     assert x.numel() <= _MOST, f"a sum of {x.numel()} elements"
     exponent = exponent_of(x, _BITS)
     if exponent is None:
@@ -49,8 +63,9 @@ def _whole(x: Tensor) -> Tensor:
 def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
     """Return the sums of float32 `x` [a, n, c] over n, as float64 [a, c].
 
-    Each element is rounded to 20 bits below the largest magnitude in its sum, and the sum of these is exact. `largest`
-    has bounds of these magnitudes, [a, c], if they are known. A sum with an element that is not finite is NaN.
+    Each element is rounded to 20 bits below the largest magnitude in its sum, and the sum of these
+    is exact. `largest` has bounds of these magnitudes, [a, c], if they are known. A sum with an
+    element that is not finite is NaN.
     """
     a, n, c = x.shape
     assert n <= _MOST, f"a sum of {n} elements"
@@ -68,15 +83,19 @@ def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
 
 
 def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
-    """Return the sum of neighbouring channels of float32 `x` [b, C, H, W] times a weight, + `added` [C].
+    """Return the sum of neighbouring channels of float32 `x` [b, C, H, W] times a weight, + `added`
+    [C].
 
-    `band` [C, C, 1, 1] has the weight for each pair of channels that are neighbours, and else 0. A sum over a window
-    of n channels is exact in float32 for integers of 24 - log2(n) bits.
+    `band` [C, C, 1, 1] has the weight for each pair of channels that are neighbours, and else 0. A
+    sum over a window of n channels is exact in float32 for integers of 24 - log2(n) bits.
     """
     with _disable_current_modes():
         if band not in _windows:
             near = (band > 0).float()
-            _windows[band] = near, min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length())
+            _windows[band] = (
+                near,
+                min(_BITS, 24 - (int(near.sum((1, 2, 3)).max()) - 1).bit_length()),
+            )
         near, bits = _windows[band]
         exponent = exponent_of(x, bits)
         if exponent is None:
