@@ -36,7 +36,7 @@ from benchmarks.common import (
 from benchmarks.kinds import kind, slug
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.schema import dotted
 
 Figures = dict[str, float]

@@ -25,7 +25,7 @@ from lockstep.core.model import Model
 from lockstep.core.tower import Tower
 from lockstep.data.fetch import ensure
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.listeners.log import Log
 from lockstep.runs.provenance import fingerprint
 
@@ -53,14 +53,14 @@ def main() -> None:
     )
     ensure(recipe.dataset, placement.data)
     numerics.configure(recipe.threads_per_tower, exact=recipe.exact)
-    session = Session(recipe, placement, Context())
+    replica = Replica(recipe, placement, Context())
     started = time.perf_counter()
-    run(recipe, session)
+    run(recipe, replica)
     first_s = time.perf_counter() - started
     print(f"warm-up run {first_s:.2f} s, not counted", flush=True)
     runs = []
     for seed in range(args.runs):
-        runs.append(run(recipe.replace(seed=seed), session))
+        runs.append(run(recipe.replace(seed=seed), replica))
         print(f"seed {seed}: {runs[-1]['accuracy']:.2%} in {runs[-1]['seconds']:.3f} s", flush=True)
     figures = {name: spread([run[name] for run in runs]) for name in runs[0]}
     mean = sum(run["accuracy"] for run in runs) / len(runs)
@@ -76,22 +76,22 @@ def main() -> None:
     )
 
 
-def run(recipe: Recipe, session: Session) -> dict[str, Any]:
-    """Train and evaluate once, from new initial weights in the network of `session`."""
-    train_set, test_set = session.split("train"), session.split(recipe.evaluated_split)
-    _wait(session.device)
+def run(recipe: Recipe, replica: Replica) -> dict[str, Any]:
+    """Train and evaluate once, from new initial weights in the network of `replica`."""
+    train_set, test_set = replica.split("train"), replica.split(recipe.evaluated_split)
+    _wait(replica.device)
     started = time.perf_counter()
     model = Model(recipe, train_set.images.shape[1:], train_set.classes)
     model.fit(train_set)
-    session.state = model.state(session.device)
+    replica.state = model.state(replica.device)
     bound = recipe.bind(len(train_set))
-    log = Log(bound, [], device=session.device)
+    log = Log(bound, [], device=replica.device)
     for _ in updates(
-        train_set, Tower(bound, session.network), session.reduction, session.state, log
+        train_set, Tower(bound, replica.network), replica.reduction, replica.state, log
     ):
         pass
-    result = next(iter(session.evaluate_all(test_set).values()))
-    _wait(session.device)
+    result = next(iter(replica.evaluate_all(test_set).values()))
+    _wait(replica.device)
     one_view = result.summary().get("accuracy_one_view", result.accuracy)
     return {
         "seconds": time.perf_counter() - started,

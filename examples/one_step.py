@@ -48,7 +48,7 @@ def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeti
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
     model.fit(dataset)
     state = model.state(CPU)
-    model.place(CPU)
+    model.to_device(CPU)
 
     tower = Tower(bound, model.network)  # a process computes its towers one by one
     reduction = Reduction(group, recipe.towers)  # the sum over all towers, in a fixed order

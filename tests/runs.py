@@ -54,9 +54,9 @@ def change_state(path: Path, change: Callable[[dict, dict], object]) -> None:
     written so.
     """
     found = statefile.read(path)
-    change(found.facts, found.tensors)
+    change(found.metadata, found.tensors)
     tensors = {name: tensor.clone() for name, tensor in found.tensors.items()}
-    statefile.write(path, tensors, found.facts)
+    statefile.write(path, tensors, found.metadata)
 
 
 def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from benchmarks.common import record_of
-from benchmarks.gpu.trial import NAMES, Facts, Table, device, session
+from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica
 from lockstep import hardware
 from lockstep.core.loop import Observer
 from lockstep.core.state import weights_sha256
@@ -116,7 +116,7 @@ def hashes(case: str, where: torch.device, steps: int, **placement: Any) -> list
         "precision": "float32",
         "threads_per_tower": CORES,
     }
-    trained = session(case, where, 0, changes, **placement)
+    trained = replica(case, where, 0, changes, **placement)
     copies = []
     for _ in trained.updates(Observer()):
         # To hash them here would wait for the GPU, and so could put right what is computed in a

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
-from benchmarks.gpu.trial import Facts, Table, session
+from benchmarks.gpu.trial import Facts, Table, replica
 from lockstep.core.loop import Observer
 from lockstep.core.tower import Tower
 from lockstep.data import dataset, transforms
@@ -76,7 +76,7 @@ def counted(case: str, as_graph: bool = True) -> Facts:
         mock.patch.object(dataset, "to_device", wraps=transforms.to_device) as to_device,
     ):
         changes = {"arithmetic": "native", "steps": _BEFORE + 1}
-        trained = session(case, torch.device("cpu"), 300, changes)
+        trained = replica(case, torch.device("cpu"), 300, changes)
         trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
         updates = trained.updates(Observer())
         for _ in range(_BEFORE):

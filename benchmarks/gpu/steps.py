@@ -20,7 +20,7 @@ import torch
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.trial import NAMES, Facts, Table, device, session, wait
+from benchmarks.gpu.trial import NAMES, Facts, Table, device, replica, wait
 from lockstep import hardware
 from lockstep.config.overrides import parse
 from lockstep.core.loop import Observer
@@ -54,7 +54,7 @@ def measured(case: str, placement: Facts, args: argparse.Namespace) -> Facts:
     steps = args.warm + args.steps + args.profiled
     where = device()
     torch.cuda.empty_cache()  # so that the memory of the case before does not count
-    trained = session(
+    trained = replica(
         case, where, args.examples, {"arithmetic": "native", "steps": steps}, **placement
     )
     recipe, updates = trained.recipe, trained.updates(Observer())

@@ -14,7 +14,7 @@ from lockstep import numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.recipes import RECIPES, get_recipe
 
 Facts = dict[str, Any]
@@ -23,10 +23,10 @@ Facts = dict[str, Any]
 NAMES = [name for name in RECIPES if get_recipe(name).init_sha256 is None]
 
 
-def session(
+def replica(
     case: str, device: torch.device, examples: int, changes: Facts, **placement: Any
-) -> Session:
-    """Return a session of `case` on at least `examples` random images, in this process.
+) -> Replica:
+    """Return a replica of `case` on at least `examples` random images, in this process.
 
     case: the name of a recipe, and settings that differ, as in
     "cifar10,precision=bfloat16,towers=1". changes, placement: settings that differ in every case.
@@ -38,7 +38,7 @@ def session(
     recipe = make(fields, full_size | changes, parse(settings, {}))
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
-    return Session(
+    return Replica(
         recipe, Placement(device=device.type, **placement), Context(device=device), splits
     )
 

@@ -75,21 +75,24 @@ def after(phase: str, found: Callable[..., Any], if_: Callable[..., bool]) -> Ca
     return call
 
 
-def _session(module: Any) -> None:
+def _replica(module: Any) -> None:
     module.read_splits = before("read", module.read_splits)
     module.evaluate = before("evaluation", module.evaluate)
-    module.Session.require_agreement = before("agreement", module.Session.require_agreement)
-    module.Session.restore = before("restore", module.Session.restore)
-    module.sure.facts = before("finish", module.sure.facts)
+    module.confidence.confidence_tensors = before("finish", module.confidence.confidence_tensors)
+
+
+def _agreement(module: Any) -> None:
+    module.require_agreement = before("agreement", module.require_agreement)
+    module.restore = before("restore", module.restore)
 
 
 def _folder(module: Any) -> None:
     def named(expected: str) -> Callable[..., bool]:
         return lambda _, name, *rest: bool(name == expected)
 
-    write = before("record", module.Folder.write, named("result.json"))
+    write = before("record", module.RunFolder.write, named("result.json"))
     write = after("made", write, named("recipe.json"))
-    module.Folder.write = after("result", write, named("result.json"))
+    module.RunFolder.write = after("result", write, named("result.json"))
 
 
 def _saver(module: Any) -> None:
@@ -133,9 +136,10 @@ def _supervisor(module: Any) -> None:
 
 
 _CHANGES: dict[str, Callable[[Any], None]] = {
-    "lockstep.jobs.session": _session,
+    "lockstep.jobs.replica": _replica,
+    "lockstep.jobs.agreement": _agreement,
     "lockstep.jobs.train": _train,
-    "lockstep.runs.folder": _folder,
+    "lockstep.runs.run_folder": _folder,
     "lockstep.runs.saver": _saver,
     "lockstep.core.tower": _tower,
     "lockstep.head.features": _features,

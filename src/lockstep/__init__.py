@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lockstep.data.dataset import Dataset as Dataset, Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.recipes import RECIPES as RECIPES
-    from lockstep.runs.folder import Run as Run
+    from lockstep.runs.run import Run as Run
 
 if sys.platform == "win32":
     sys.tracebacklimit = 0  # The sentence says all.
@@ -62,7 +62,7 @@ _NAMES = {
     "data.dataset": ("Dataset", "Plan"),
     "errors": ("LockstepError",),
     "recipes": ("RECIPES",),
-    "runs.folder": ("Run",),
+    "runs.run": ("Run",),
 }
 _MODULES = {name: f"lockstep.{module}" for module, names in _NAMES.items() for name in names}
 

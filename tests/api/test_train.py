@@ -17,7 +17,7 @@ import lockstep
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, LockstepError
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Folder
+from lockstep.runs.run_folder import RunFolder
 
 STEPS = 12  # of SHORT
 LONG = 100  # steps of a run that is interrupted before its end
@@ -226,7 +226,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(
         raise LockstepError(f"stored at {image_px}")
 
     monkeypatch.setattr("lockstep.data.arrays.store", stored)
-    run = Folder.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
+    run = RunFolder.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.close()
     run.model.write_bytes(b"weights")
     with pytest.raises(LockstepError, match=f"stored at {px}"):

@@ -20,10 +20,10 @@ from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
-from lockstep.jobs import session
+from lockstep.jobs import replica
 from lockstep.pictures.decode import decode_image
 from lockstep.runs import statefile
-from lockstep.runs.statefile import SHA256, facts_of, read_tensors
+from lockstep.runs.statefile import SHA256, metadata_of, read_tensors
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -290,8 +290,8 @@ def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_
     monkeypatch.setattr(
         "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))
     )
-    whole = session.splits_of
-    monkeypatch.setattr(session, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
+    whole = replica.splits_of
+    monkeypatch.setattr(replica, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
     done = here("export", run, "-o", "d.onnx", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -305,7 +305,9 @@ def test_what_cannot_be_exported_is_refused(run, picture, tmp_path, here):
     begun = shutil.copytree(run, tmp_path / "begun", ignore=ignored)
     others = tmp_path / "others.safetensors"
     facts = {
-        name: value for name, value in facts_of(run / "model.safetensors").items() if name != SHA256
+        name: value
+        for name, value in metadata_of(run / "model.safetensors").items()
+        if name != SHA256
     }
     statefile.write(
         others, read_tensors(run / "model.safetensors"), {**facts, "classes": [*"abcdefghij"]}

@@ -14,7 +14,7 @@ from tests.images import bright_and_dark, encoded, grey_folder, write
 from lockstep.classify.predict import load
 from lockstep.pages.runs import page
 from lockstep.pictures.decode import decode_image, decoder_versions
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
@@ -85,7 +85,7 @@ def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(
     (tmp_path / "runs/a/result.json").unlink()  # as if it had been stopped
     with monkeypatch.context() as patch:
         patch.setattr(
-            "lockstep.jobs.session.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"}
+            "lockstep.jobs.replica.decoder_versions", lambda: decoder_versions() | {"pillow": "0.1"}
         )
         done = here(*train, "--resume")
     assert "the image decoder too, so pixels may differ" in done.stdout + done.stderr

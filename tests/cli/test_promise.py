@@ -15,8 +15,8 @@ from tests.contract.test_reductions import free_port as port
 from tests.runs import state_path
 
 from lockstep import hardware
-from lockstep.runs.folder import Run
-from lockstep.runs.statefile import facts_of
+from lockstep.runs.run import Run
+from lockstep.runs.statefile import metadata_of
 
 USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
@@ -161,7 +161,7 @@ def test_a_model_that_was_edited_is_said(here, own):
     done = here("train", *SHORT, *OWN, "--name", "b")
     assert done.returncode == 0, done.stderr
     run, trusted = as_stopped(own / "runs/b"), "--trust-code"
-    assert set(facts_of(state_path(run, 4))["model_source"]) == {"mine.py", "helper.py"}
+    assert set(metadata_of(state_path(run, 4))["model_source"]) == {"mine.py", "helper.py"}
     (own / "helper.py").write_text("WIDTH = 2.0\n")
     evaluated = here("eval", run, trusted)
     assert evaluated.returncode == 0

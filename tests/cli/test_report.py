@@ -14,7 +14,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import runs
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 
 @pytest.fixture(scope="module")

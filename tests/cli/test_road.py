@@ -14,9 +14,10 @@ import pytest
 from tests.conftest import _outside
 from tests.disturbed import STEPS, begin, end, sha256, workers, write_model
 from tests.replicas import MemoryGroup, on_replicas
-from tests.unit.test_session import session
+from tests.unit.test_replica import replica
 
 from lockstep.config.placement import Placement
+from lockstep.jobs.agreement import require_agreement
 
 ALONE = ("--steps", STEPS, "--processes", 1)
 
@@ -86,9 +87,9 @@ def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path
 
 def test_hosts_with_other_intervals_are_told_the_options():
     def agree(group: MemoryGroup) -> None:
-        built = session({})
+        built = replica({})
         built.group, built.placement = group, Placement(eval_every=1 + group.process)
-        built.require_agreement()
+        require_agreement(built)
 
     for ended in on_replicas(2, agree):
         assert "do not have the same options --eval-every" in str(ended)

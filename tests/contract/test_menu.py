@@ -124,8 +124,8 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     model.fit(dataset)
     state = model.state(CPU)
     if first is not None:
-        state.load(first.named())
-    model.place(CPU)
+        state.load_state_dict(first.state_dict())
+    model.to_device(CPU)
     last = bound.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower, reduction = Tower(bound, model.network), Reduction(group, of.towers)

@@ -18,7 +18,7 @@ from lockstep.pictures.decode import decode_image
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.jobs.weights import find_weights
 from lockstep.core.model import build_model
@@ -48,7 +48,7 @@ Path('recipe.json').write_text('{"steps": ' + '9' * 1_000_000 + '}'); call = lam
     "a model file with a header of 4 GB": """
 sparse("m.safetensors", 1 << 32)
 with open("m.safetensors", "r+b") as file: file.write(struct.pack("<Q", (1 << 32) - 8))
-call = lambda: statefile.facts_of(Path("m.safetensors"))
+call = lambda: statefile.metadata_of(Path("m.safetensors"))
 """,
     "a tensor that repeats one value": """
 torch.save({"logits.weight": torch.zeros(1).expand(1 << 40)}, "w.pt"); call = lambda: init("w.pt")

@@ -34,7 +34,7 @@ from lockstep.pictures.photos import survey
 from lockstep.pictures.scan import scan
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1, "portable": False})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
@@ -228,7 +228,7 @@ def test_a_file_of_a_run(run, copy, name, edits, changes):
 def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     """Somebody who makes a checkpoint can compute the SHA-256 of anything."""
     found = statefile.read(state_path(copy, 1))
-    facts = with_strange_parts(found.facts, changes)
+    facts = with_strange_parts(found.metadata, changes)
     if not isinstance(facts, dict):
         return
     statefile.write(found.path, found.tensors, facts)
@@ -369,7 +369,7 @@ def test_weights_of_another_type_are_refused(run, tmp_path, dtype, names):
     tensors = found.tensors | {
         name: found.tensors[name].to(getattr(torch, dtype)) for name in changed
     }
-    statefile.write(tmp_path / "m.safetensors", tensors, found.facts)
+    statefile.write(tmp_path / "m.safetensors", tensors, found.metadata)
     with pytest.raises(
         LockstepError, match=f"the weights are of another model than digits: {changed[0]}"
     ):

@@ -58,7 +58,7 @@ def weights_sha256(case: str) -> str:
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
     model.fit(dataset)
     state, bound = model.state(CPU), recipe.bind(len(dataset))
-    model.place(CPU)
+    model.to_device(CPU)
     network = model.network
     tower = Tower(bound, network)
     for step in range(STEPS):

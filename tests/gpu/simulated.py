@@ -46,7 +46,7 @@ from lockstep.core.group import connect
 from lockstep.core.model import build_model
 from lockstep.core.monitor import Monitor
 from lockstep.core.vector import Requests
-from lockstep.jobs import session
+from lockstep.jobs import replica
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec, VerifySpec
 from lockstep.jobs.train import StoppedError, train
@@ -177,10 +177,10 @@ def simulating(*, native: bool) -> Iterator[Waits]:
             stack.enter_context(operators_of_a_gpu())
         stack.enter_context(graphs_of_a_gpu())
         read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
-        stack.enter_context(mock.patch.object(session, "read_splits", read))
+        stack.enter_context(mock.patch.object(replica, "read_splits", read))
         stack.enter_context(
             mock.patch.object(
-                session, "updates", lambda *args, **options: watched(waits, *args, **options)
+                replica, "updates", lambda *args, **options: watched(waits, *args, **options)
             )
         )
         yield waits

@@ -147,7 +147,7 @@ def trained(tmp_path, monkeypatch, error, world):
     spec = TrainSpec(
         recipe=RECIPE, placement=Placement(processes=1), path=tmp_path / "x", started=0.0
     )
-    return worker.compute(spec, world, Context())
+    return worker.run_worker(spec, world, Context())
 
 
 @pytest.mark.parametrize(

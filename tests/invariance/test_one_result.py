@@ -18,7 +18,7 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 STEPS = 24
 OPTIONS = ("--no-portable", "--steps", STEPS, "--save-every", 8)

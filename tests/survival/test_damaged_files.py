@@ -19,7 +19,7 @@ from tests.runs import fit_here, state_path
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 STEPS = 6
 SMALL = {"steps": STEPS, "arithmetic": "native", "towers": 2, "batch": 16}

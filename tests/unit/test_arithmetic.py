@@ -11,8 +11,9 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
+from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
 
 
@@ -36,7 +37,7 @@ class Linear(nn.Module):
         return {"numbers": logits.int(), "seven": logits[:, :7]}.get(self.fault, logits)
 
 
-def session(model=None, **changes):
+def replica(model=None, **changes):
     """`model` is the name of one here, or the options of Linear."""
     options = model if isinstance(model, dict) else {}
     name = "Linear" if options else model
@@ -50,18 +51,18 @@ def session(model=None, **changes):
         else {}
     )
     recipe = make(get_recipe("digits").model_dump(mode="json"), {**own, **changes})
-    return Session(recipe, Placement(), Context())
+    return Replica(recipe, Placement(), Context())
 
 
 def probed(*arguments, **changes):
-    built = session(*arguments, **changes)
-    return built.require_agreement()["probe"]
+    built = replica(*arguments, **changes)
+    return require_agreement(built)["probe"]
 
 
 def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
-    built = session()
+    built = replica()
     before, step = built.state.digest(), built.state.step
-    first = built.require_agreement()["probe"]
+    first = require_agreement(built)["probe"]
     assert (built.state.digest(), built.state.step) == (before, step)
     assert len(first) == 64
     assert probed() == first

@@ -17,7 +17,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.transforms import to_device
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.pictures.pixels import Rows
 from lockstep.recipes import get_recipe
 
@@ -128,6 +128,6 @@ def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with pytest.raises(
         LockstepError, match=r"has no test split, .*its splits are train\. .*held_out="
     ):
-        Session(get_recipe("digits"), Placement(), Context(), {"train": train_set})
+        Replica(get_recipe("digits"), Placement(), Context(), {"train": train_set})
     held = get_recipe("digits").replace(held_out=20)
-    assert "held-out" in Session(held, Placement(), Context(), {"train": train_set}).splits
+    assert "held-out" in Replica(held, Placement(), Context(), {"train": train_set}).splits

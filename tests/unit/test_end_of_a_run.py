@@ -13,13 +13,14 @@ from tests.runs import fit_here
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State
-from lockstep.jobs.due import Due
-from lockstep.jobs.open_run import OpenRun
-from lockstep.jobs.session import Session
+from lockstep.jobs.policy import Policy
+from lockstep.jobs.replica import Replica
+from lockstep.jobs.writer import RunWriter
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
-from lockstep.runs.folder import Folder, Run
+from lockstep.runs.run import Run
+from lockstep.runs.run_folder import RunFolder
 
 # 1242 images remain. The learning rate is so high that the accuracy jumps.
 CHANGES = {
@@ -65,12 +66,12 @@ class Killed(BaseException):
 # of a step, and of a run's end: what is called, and how many of its last calls are cut off
 EFFECTS = {
     "update": (State, "apply", 2),
-    "save": (OpenRun, "save", 2),
-    "evaluate": (Session, "evaluate_all", 2),
+    "save": (RunWriter, "save", 2),
+    "evaluate": (Replica, "evaluate_all", 2),
     "rows": (MetricsFile, "evaluation", 2),
-    "record": (Due, "record", 2),
+    "record": (Policy, "record", 2),
     "model": (statefile, "write", 1),
-    "result": (Folder, "finish", 1),
+    "result": (RunFolder, "finish", 1),
 }
 
 
@@ -156,14 +157,14 @@ def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(
 
 
 def test_the_first_of_equals_is_the_best_and_a_checkpoint_tells_it():
-    due = Due(Placement(eval_every=8), recipe().bind(1242))
-    assert [step for step in range(21) if due.evaluates(step)] == [8, 16, 19]
+    policy = Policy(Placement(eval_every=8), recipe().bind(1242))
+    assert [step for step in range(21) if policy.should_evaluate(step)] == [8, 16, 19]
     for step, correct in ((8, 160), (16, 160)):
-        due.record(step, correct)
-        assert not due.evaluates(step)
-    again = Due(Placement(), recipe().bind(1242))
-    again.load(json.loads(json.dumps(due.facts())))
-    assert (due.best_step, again.best_step) == (8, 8)
+        policy.record(step, correct)
+        assert not policy.should_evaluate(step)
+    again = Policy(Placement(), recipe().bind(1242))
+    again.load_state_dict(json.loads(json.dumps(policy.state_dict())))
+    assert (policy.best_step, again.best_step) == (8, 8)
     again.record(19, 161)
     assert again.best_step == 19
-    assert not again.evaluates(19)
+    assert not again.should_evaluate(19)

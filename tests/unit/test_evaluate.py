@@ -19,7 +19,7 @@ from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 
 def data(count):
@@ -240,7 +240,7 @@ def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(vie
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
-    session = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
+    replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(session, 1, {"raw": best}, [], dataset).warnings() == warnings
+    assert Result(replica, 1, {"raw": best}, [], dataset).warnings() == warnings

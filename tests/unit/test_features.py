@@ -33,7 +33,7 @@ from lockstep.jobs import weights
 from lockstep.jobs.weights import find_weights, known_weights
 from lockstep.models.efficientnet import _padded, efficientnet_lite0
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)

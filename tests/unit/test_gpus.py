@@ -13,14 +13,14 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
 from lockstep.errors import LockstepError
-from lockstep.jobs import session as sessions
+from lockstep.jobs import replica as sessions
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.listeners import gpus
 from lockstep.listeners.gpus import Gpus
 from lockstep.pages import runs
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 GB = 10**9
 
@@ -100,7 +100,7 @@ def test_a_session_knows_the_gpus_of_its_host(monkeypatch, device, gpu, hosts, e
     monkeypatch.setattr(sessions, "Reduction", lambda *_: None)
     monkeypatch.setattr(sessions, "splits_of", fails)
     built, own = (
-        Session.__new__(Session),
+        Replica.__new__(Replica),
         torch.device("cpu") if gpu is None else torch.device("cuda", gpu),
     )
     with pytest.raises(ReadError):
@@ -114,13 +114,13 @@ def trained(path, monkeypatch, numbers):
     """Train a short run whose session has the GPUs `numbers`, which are read in every logged
     step.
     """
-    begin = Session.__init__
+    begin = Replica.__init__
 
     def with_gpus(self, *args):
         begin(self, *args)
         self.gpus = {number: number for number in numbers}
 
-    monkeypatch.setattr(Session, "__init__", with_gpus)
+    monkeypatch.setattr(Replica, "__init__", with_gpus)
     monkeypatch.setattr(gpus, "_APART_S", 0.0)
     recipe = make(
         get_recipe("digits").model_dump(mode="json"), {"steps": 3, "batch": 32, "portable": False}

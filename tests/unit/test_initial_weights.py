@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
-from tests.unit.test_session import WHITENED, session
+from tests.unit.test_replica import WHITENED, replica
 
 from lockstep.commands.to_spec import with_initial_weights
 from lockstep.config.overrides import make
@@ -16,7 +16,7 @@ from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.recipes import get_recipe
 
@@ -178,7 +178,7 @@ def test_weights_that_are_missing_or_have_changed_are_refused(finished, tmp_path
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stored):
-    source = session(WHITENED)
+    source = replica(WHITENED)
     fitted = source.state.buffers["whitening"]
     assert fitted.any()
     weights = {
@@ -192,7 +192,7 @@ def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stor
     save_file(weights, tmp_path / "w.safetensors")
     found = find_weights(tmp_path / "w.safetensors")
     own = source.recipe.replace(init_sha256=found.sha256, seed=9)
-    built = Session(own, Placement(init=found.path), Context(), source.splits)
+    built = Replica(own, Placement(init=found.path), Context(), source.splits)
     assert torch.equal(built.state.buffers["whitening"], expected)
 
 

@@ -145,14 +145,14 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
         ("threshold", torch.zeros(2)),
     ):
         statefile.write(
-            changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.facts_of(own)
+            changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.metadata_of(own)
         )
         with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
             lockstep.load(changed)
     statefile.write(
-        changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.facts_of(own)
+        changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.metadata_of(own)
     )
     with pytest.raises(LockstepError, match="is damaged: its tensor sure/answers"):
         lockstep.load(changed)
-    statefile.write(changed, weights, statefile.facts_of(own))
+    statefile.write(changed, weights, statefile.metadata_of(own))
     assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

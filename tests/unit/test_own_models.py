@@ -14,10 +14,11 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import model as factory
 from lockstep.errors import LockstepError
+from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 DIGITS = get_recipe("digits").model_dump(mode="json")
 
@@ -101,9 +102,9 @@ def recipe(model, base="digits", note=lambda text: None, **changes):
 
 
 def probed(model, **changes):
-    session = Session(recipe(model, weight_decay={}, **changes), Placement(), Context())
-    session.require_agreement()
-    return session
+    replica = Replica(recipe(model, weight_decay={}, **changes), Placement(), Context())
+    require_agreement(replica)
+    return replica
 
 
 @pytest.mark.parametrize(
@@ -119,17 +120,17 @@ def test_a_network_in_the_style_of_other_libraries_trains(model, tmp_path):
 
 
 def test_tied_weights_are_one_parameter_and_unused_ones_stay():
-    session = probed("Tied")
-    state = session.state
+    replica = probed("Tied")
+    state = replica.state
     assert "second.weight" not in state.parameters
     before = {name: p.clone() for name, p in {**state.parameters, **state.buffers}.items()}
     state.apply(torch.ones(sum(p.numel() for p in state.parameters.values())), torch.zeros(16), 0.1)
     assert torch.equal(state.buffers["order"], before["order"])
     assert not torch.equal(state.parameters["first.weight"], before["first.weight"])
-    session.network.load_parameters(state.parameters)
-    assert session.network.module.second.weight is session.network.module.first.weight
-    tower_vector = session.network.gradients(session.network(torch.rand(2, 1, 8, 8)).sum())
-    by_name = dict(zip(session.network.parameters, tower_vector, strict=True))
+    replica.network.load_parameters(state.parameters)
+    assert replica.network.module.second.weight is replica.network.module.first.weight
+    tower_vector = replica.network.gradients(replica.network(torch.rand(2, 1, 8, 8)).sum())
+    by_name = dict(zip(replica.network.parameters, tower_vector, strict=True))
     assert not by_name["unused"].any()
     assert by_name["first.weight"].any()
 

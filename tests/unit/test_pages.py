@@ -15,7 +15,7 @@ from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import figures, runs
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, address, render
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 HOSTILE = '<script>alert("x")</script>&$\\frac$\x1b[2J'
 

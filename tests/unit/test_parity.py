@@ -82,7 +82,7 @@ def test_recipes_and_intervals_have_the_originals_settings():
     assert (placement.summary_every, placement.save_every, placement.keep) == (100, 1000, 5)
 
 
-def session_of(device, local_processes):
+def replica_of(device, local_processes):
     """Return what the lines at a start read of a session of the tutorial on four towers."""
     recipe = make(TUTORIAL, {"towers": 4})
     gpus = dict.fromkeys(range(local_processes), 0) if device == "cuda" else {}
@@ -104,15 +104,15 @@ def session_of(device, local_processes):
 
 @pytest.mark.parametrize(("local", "shown"), [(1, True), (4, False)])
 def test_a_note_says_that_towers_share_a_gpu(local, shown):
-    lines = startup_lines(session_of("cuda", local), images(10_000), Path("runs/x"))
+    lines = startup_lines(replica_of("cuda", local), images(10_000), Path("runs/x"))
     assert ("4 towers take turns on 1 GPU" in dict(lines)["time"]) == shown
     assert "no CUDA graphs: --no-graphs" in dict(lines)["time"]
 
 
 def test_the_log_states_global_and_tower_batch():
-    session = session_of("cpu", 1)
-    assert [name for name, _ in startup_lines(session, images(10_000), Path("runs/x"))] == BLOCK
-    lines = detail_lines(session)
+    replica = replica_of("cpu", 1)
+    assert [name for name, _ in startup_lines(replica, images(10_000), Path("runs/x"))] == BLOCK
+    lines = detail_lines(replica)
     assert dict(lines)["step"] == "512 images (global) = 4 towers x 128"
     assert [dict(lines)[name] for name in ("lr", "schedule.kind", "schedule.decay")] == [
         "0.1",

@@ -24,7 +24,8 @@ from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import different, replayed, verify
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
-from lockstep.runs.folder import Folder, Run
+from lockstep.runs.run import Run
+from lockstep.runs.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_where_nothing_is_compared_nothing_is_claimed(run):
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
     recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
-    Folder.create(tmp_path / "a", recipe).close()
+    RunFolder.create(tmp_path / "a", recipe).close()
     refused(here("verify", "a"), USAGE, "only exact runs can be verified")
 
 

@@ -9,7 +9,7 @@ from lockstep.commands.to_spec import folder_for, subject_of
 from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Folder
+from lockstep.runs.run_folder import RunFolder
 
 CLASSES = {"cat": [1], "dog": [2]}
 
@@ -77,7 +77,7 @@ def theirs(request, tmp_path):
         recipe = get_recipe("digits").replace(**changes)
         if request.param == "run":
             if not (tmp_path / "theirs").exists():
-                Folder.create(tmp_path / "theirs", recipe).close()
+                RunFolder.create(tmp_path / "theirs", recipe).close()
             return str(tmp_path / "theirs")
         (tmp_path / "theirs.toml").write_text(recipe.toml())
         return str(tmp_path / "theirs.toml")

@@ -13,7 +13,8 @@ import torch
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver
-from lockstep.runs.folder import Folder, Run, refuse_existing
+from lockstep.runs.run import Run
+from lockstep.runs.run_folder import RunFolder, refuse_existing
 
 RECIPE = get_recipe("digits")
 
@@ -21,7 +22,7 @@ RECIPE = get_recipe("digits")
 @pytest.fixture
 def stopped(tmp_path):
     """A run that was killed before its first step."""
-    run = Folder.create(tmp_path / "a", RECIPE)
+    run = RunFolder.create(tmp_path / "a", RECIPE)
     run.close()
     return run.path
 
@@ -46,7 +47,7 @@ def contents(folder):
 def test_what_is_there_is_never_overwritten(stopped, change):
     change(stopped)
     before = contents(stopped)
-    for make in (refuse_existing, lambda path: Folder.create(path, RECIPE)):
+    for make in (refuse_existing, lambda path: RunFolder.create(path, RECIPE)):
         with pytest.raises(LockstepError, match="exists, and a run is never overwritten"):
             make(stopped)
     assert contents(stopped) == before
@@ -56,7 +57,7 @@ def test_a_program_that_was_killed_before_it_wrote_the_recipe_does_not_block_its
     (tmp_path / "a").mkdir()
     for name in (".lock", ".recipe.json-77"):
         (tmp_path / "a" / name).touch()
-    folder = Folder.create(tmp_path / "a", RECIPE)
+    folder = RunFolder.create(tmp_path / "a", RECIPE)
     folder.begin(0, {}, evaluation=False)
     names = [".lock", "checkpoints", "environment.json", "recipe.json"]
     assert sorted(path.name for path in folder.path.iterdir()) == names
@@ -65,9 +66,9 @@ def test_a_program_that_was_killed_before_it_wrote_the_recipe_does_not_block_its
 
 def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
     """It was deleted, or the program was killed before it made it. A head writes there at once."""
-    Folder.create(tmp_path / "a", RECIPE).close()
+    RunFolder.create(tmp_path / "a", RECIPE).close()
     (tmp_path / "a/checkpoints").rmdir()
-    folder = Folder.resume(tmp_path / "a", frozen={"frozen/conv": torch.ones(1)})
+    folder = RunFolder.resume(tmp_path / "a", frozen={"frozen/conv": torch.ones(1)})
     assert folder.checkpoint is None
     assert [path.name for path in folder.checkpoints.iterdir()] == ["frozen.safetensors"]
     assert caplog.messages == [
@@ -80,12 +81,12 @@ def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
     """All have found that no run is there. Every thread opens the lock itself, so it works as
     between programs.
     """
-    monkeypatch.setattr("lockstep.runs.folder.refuse_existing", lambda path: None)
+    monkeypatch.setattr("lockstep.runs.run_folder.refuse_existing", lambda path: None)
     runs, errors = [], []
 
     def program():
         try:
-            runs.append(Folder.create(tmp_path / "a", RECIPE))
+            runs.append(RunFolder.create(tmp_path / "a", RECIPE))
         except LockstepError as error:
             errors.append(str(error))
 
@@ -96,14 +97,14 @@ def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
     assert all("another program is training in" in error for error in errors)
     runs[0].close()
     with pytest.raises(LockstepError, match="never overwritten"):
-        Folder.create(tmp_path / "a", RECIPE)
+        RunFolder.create(tmp_path / "a", RECIPE)
 
 
 def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
     """On a network file system, a lock may not keep out other hosts: here another host writes its
     own token.
     """
-    run = Folder.create(tmp_path / "a", RECIPE)
+    run = RunFolder.create(tmp_path / "a", RECIPE)
     saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
     (run.path / ".lock").write_text("the token of another host")
     for write in (
@@ -128,7 +129,7 @@ def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
     with pytest.raises(LockstepError, match=r"\.lock cannot be read \(not a regular file\)"):
         print(Run(stopped).state)
     with pytest.raises(LockstepError, match=r"cannot write the run folder|cannot be read"):
-        Folder.resume(stopped)
+        RunFolder.resume(stopped)
     with pytest.raises(LockstepError, match="not a regular file"):
         print(Run(stopped).classes)
 
@@ -143,7 +144,7 @@ def test_a_link_in_a_run_is_never_written_through(stopped, tmp_path, name):
     with pytest.raises(
         LockstepError, match=rf"cannot write the run folder .*{name} is a link"
     ) as raised:
-        Folder.resume(stopped)
+        RunFolder.resume(stopped)
     assert raised.value.code == ENVIRONMENT
     if name == ".lock":
         assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
@@ -195,7 +196,7 @@ def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_ren
         saver.save(folder, {"step": torch.tensor(step)}, {})
     before = sorted(folder.iterdir())
     forbid(monkeypatch, before[-1])
-    for read in (lambda: Folder.resume(stopped), Run(stopped).load, Run(stopped).facts):
+    for read in (lambda: RunFolder.resume(stopped), Run(stopped).load, Run(stopped).metadata):
         with pytest.raises(
             LockstepError, match=r"this user may not read .*step-000000002"
         ) as raised:
@@ -210,8 +211,8 @@ def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_ren
 
 def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):
     flushed = []
-    monkeypatch.setattr("lockstep.runs.folder.flush", flushed.append)
-    Folder.create(tmp_path / "new/runs/a", RECIPE).close()
+    monkeypatch.setattr("lockstep.runs.run_folder.flush", flushed.append)
+    RunFolder.create(tmp_path / "new/runs/a", RECIPE).close()
     assert flushed == [tmp_path / "new/runs", tmp_path / "new", tmp_path]
 
 
@@ -263,7 +264,7 @@ DAMAGED = [
 
 def test_damaged_lines_of_the_metrics_are_dropped_and_named(stopped, caplog):
     folder, intact = (
-        Folder(stopped),
+        RunFolder(stopped),
         [step(0), evaluation(1, loss=None), step(1), step(2), evaluation(2)],
     )
     folder.metrics_path.write_bytes(b"\n".join([intact[0], *DAMAGED, *intact[1:]]))

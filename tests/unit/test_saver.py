@@ -35,7 +35,7 @@ def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_pat
     assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert names(tmp_path / "a") == ["step-000000007.safetensors"]
-    assert newest.facts.keys() == {"step", "recipe_digest", "data_sha256", "contents_sha256"}
+    assert newest.metadata.keys() == {"step", "recipe_digest", "data_sha256", "contents_sha256"}
     assert statefile.latest(tmp_path) is None
 
 
@@ -125,7 +125,7 @@ class Weights:
         self.update_lock = threading.Lock()
         self.step, self.weight = 0, torch.zeros(1000)
 
-    def named(self):
+    def state_dict(self):
         return {"step": torch.tensor(self.step), "parameter/w": self.weight}
 
     def update(self):
@@ -135,7 +135,7 @@ class Weights:
 
 
 def save(saves, state, best=None):
-    saves.save(state.named(), {}, state.update_lock, best)
+    saves.save(state.state_dict(), {}, state.update_lock, best)
 
 
 def steps(folder):
@@ -182,7 +182,7 @@ def test_an_update_waits_for_the_copy(tmp_path):
             assert go_on.wait(20)
             return super().items()
 
-    saves.save(Slow(state.named()), {}, state.update_lock)
+    saves.save(Slow(state.state_dict()), {}, state.update_lock)
     assert copying.wait(20)
     updates = threading.Thread(target=state.update)
     updates.start()

@@ -38,11 +38,11 @@ def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     uninterrupted, first, second = (state(**{"optimizer.kind": optimizer}) for _ in range(3))
     advance(uninterrupted, 5)
     advance(first, 3)
-    second.load(first.named())
+    second.load_state_dict(first.state_dict())
     assert second.step == 3
     advance(second, 2, first=3)
     assert second.weights_sha256() == uninterrupted.weights_sha256()
-    resumed, expected = second.named(), uninterrupted.named()
+    resumed, expected = second.state_dict(), uninterrupted.state_dict()
     assert resumed.keys() == expected.keys()
     assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
 
@@ -54,7 +54,7 @@ def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffer
         for name in sorted(group):
             digest.update(group[name].numpy().tobytes())
     assert s.weights_sha256() == digest.hexdigest()
-    names = s.named().keys()
+    names = s.state_dict().keys()
     assert {
         "step",
         "parameter/conv1.weight",
@@ -68,17 +68,17 @@ def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffer
     "name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"]
 )
 def test_a_checkpoint_of_another_model_is_rejected_before_anything_is_loaded(name):
-    s, tensors = state(), state(seed=1).named()
+    s, tensors = state(), state(seed=1).state_dict()
     before = s.weights_sha256()
     tensors[name] = tensors[name].flatten()[:1]  # a shape that copy_ would broadcast
     with pytest.raises(
         LockstepError,
         match=rf"{name} is \[1, torch.float32\] in the checkpoint and \[.* in model digits",
     ):
-        s.load(tensors)
+        s.load_state_dict(tensors)
     del tensors[name]
     with pytest.raises(LockstepError, match=rf"{name} is None in the checkpoint") as error:
-        s.load(tensors)
+        s.load_state_dict(tensors)
     assert error.value.code == DATA
     assert (s.weights_sha256(), s.step) == (before, 0)
 

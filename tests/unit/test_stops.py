@@ -11,14 +11,15 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Monitor
 from lockstep.core.tower import Tower
-from lockstep.jobs import session, train as job
+from lockstep.jobs import replica, train as job
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.launch.signals import StopRequest
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Folder, Run
+from lockstep.runs.run import Run
+from lockstep.runs.run_folder import RunFolder
 from lockstep.runs.saver import Saver
 
 CHANGES = {
@@ -42,7 +43,7 @@ def trained(path, request, monitor, **spec):
         monitor=monitor,
         stop=lambda: request.received,
         stopping=request.stopping,
-        tell=told.__setitem__,
+        send=told.__setitem__,
     )
     try:
         train(
@@ -64,12 +65,10 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     ("where", "name", "call", "ended_by", "told", "unlimited"),
     [
-        pytest.param(session, "read_splits", 1, SystemExit, set(), True, marks=pytest.mark.slow),
-        pytest.param(
-            Session, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow
-        ),
+        pytest.param(replica, "read_splits", 1, SystemExit, set(), True, marks=pytest.mark.slow),
+        pytest.param(job, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow),
         (job, "open_run", 1, SystemExit, set(), True),
-        pytest.param(Session, "restore", 1, SystemExit, {"run"}, True, marks=pytest.mark.slow),
+        pytest.param(job, "restore", 1, SystemExit, {"run"}, True, marks=pytest.mark.slow),
         pytest.param(
             Saver, "save", 1, StoppedError, {"run", "stopped"}, True, marks=pytest.mark.slow
         ),
@@ -77,12 +76,12 @@ def expected(tmp_path_factory):
         (Tower, "__call__", 4, StoppedError, {"run", "stopped"}, False),
         (Saver, "stepped", 3, SystemExit, {"run", "stopped"}, True),  # after the last step
         pytest.param(
-            session, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow
+            replica, "evaluate", 1, SystemExit, {"run", "stopped"}, False, marks=pytest.mark.slow
         ),
         pytest.param(
-            Session, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
+            Replica, "model_file", 1, SystemExit, {"run", "stopped"}, True, marks=pytest.mark.slow
         ),
-        (Folder, "finish", 1, None, {"run"}, True),  # The result is being written.
+        (RunFolder, "finish", 1, None, {"run"}, True),  # The result is being written.
     ],
 )
 def test_a_stop_is_heard_wherever_a_run_is(

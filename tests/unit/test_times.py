@@ -12,10 +12,11 @@ from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data import Shift
-from lockstep.jobs.session import Session
+from lockstep.jobs import writer
+from lockstep.jobs.replica import Replica
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.recipes import get_recipe
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 RECIPE = get_recipe("digits").replace(epochs=None, steps=25, arithmetic="native")
 
@@ -61,8 +62,8 @@ def test_the_parts_of_a_step_leave_out_saving_and_evaluation(tmp_path, clock):
     clock.costs(Reduction, "total", 2.0)
     clock.costs(State, "apply", 1.0)
     clock.costs(MetricsFile, "step", 0.5)
-    clock.costs(Session, "require_equal_states", 100.0)
-    clock.costs(Session, "evaluate_all", 1000.0)
+    clock.costs(writer, "require_equal_states", 100.0)
+    clock.costs(Replica, "evaluate_all", 1000.0)
     place = Placement(log_every=1, save_every=2, eval_every=3, summary_every=2)
     fit_here(RECIPE.replace(steps=7), tmp_path / "run", place)
     whole = {
@@ -97,8 +98,8 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     clock.costs(
         Tower, "__call__", lambda tower, state, shard, step, *_: (10.0 if step < 5 else 0.5) / 4
     )
-    clock.costs(Session, "require_equal_states", 100.0, saved)
-    clock.costs(Session, "evaluate_all", 1000.0, evaluated)
+    clock.costs(writer, "require_equal_states", 100.0, saved)
+    clock.costs(Replica, "evaluate_all", 1000.0, evaluated)
     place = Placement(log_every=10, save_every=4, eval_every=7, summary_every=0)
     result = fit_here(RECIPE.replace(batch=24), tmp_path / "run", place).result
     assert (len(evaluated), len(saved) > 4) == (4, True)

@@ -16,11 +16,11 @@ from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
-from lockstep.runs.folder import Folder
+from lockstep.runs.run_folder import RunFolder
 
 RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10, "portable": False})
 END = "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"
@@ -32,15 +32,17 @@ class Training:
     """
 
     def __init__(self, path):
-        self.run = Folder.create(path, RECIPE)
-        self.session = Session(RECIPE, Placement(), Context())
+        self.run = RunFolder.create(path, RECIPE)
+        self.replica = Replica(RECIPE, Placement(), Context())
 
     def save(self, step, keep=5):
-        self.session.state.step = step
-        for parameter in self.session.state.parameters.values():
+        self.replica.state.step = step
+        for parameter in self.replica.state.parameters.values():
             parameter.data.mul_(1.01)
         saver.save(
-            self.run.checkpoints, statefile.copied(self.session.state.named()), self.session.facts()
+            self.run.checkpoints,
+            statefile.copied(self.replica.state.state_dict()),
+            self.replica.metadata(),
         )
         saver.prune(self.run.checkpoints, keep, None, set())
 
@@ -175,7 +177,7 @@ def test_a_second_watcher_repeats_no_evaluation(training, evaluate, asleep):
 
 
 def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evaluate):
-    state = training.session.state
+    state = training.replica.state
     state.parameters["logits.bias"].data[3] = 1e6  # by the raw weights every image is a 3
     training.save(2)
     records = {}
@@ -249,7 +251,7 @@ def test_a_run_without_a_checkpoint_is_an_error_where_nothing_comes(training, ev
 
 def test_some_examples_are_counted_exactly(training, evaluate):
     training.save(2)
-    labels = training.session.splits["test"].labels
+    labels = training.replica.splits["test"].labels
     for count in (1, 300):
         (record,), _ = evaluate(watch=False, examples=count)
         chosen = labels[torch.arange(count) * len(labels) // count]

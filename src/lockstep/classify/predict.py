@@ -30,8 +30,8 @@ from lockstep.head.outliers import divided
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
 from lockstep.pictures.decode import decode_image
-from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, sources
+from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.schema import validated
 
@@ -114,7 +114,7 @@ class Classifier:
     ) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
-        self.weights_sha256 = file.facts.get("weights_sha256")
+        self.weights_sha256 = file.metadata.get("weights_sha256")
         self._tensors, facts = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
@@ -122,7 +122,7 @@ class Classifier:
         if recipe.precision == "auto":
             raise _damaged(file, "its recipe does not fix the precision")
         model = self._build(recipe)
-        model.place(device)
+        model.to_device(device)
         self._network, self._backbone = model.network, model.backbone
         self._network.module.eval()
         try:
@@ -328,7 +328,9 @@ def load(
     own = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     before = {
-        path: sha256 for path, sha256 in file.facts.get("model_source", {}).items() if path in own
+        path: sha256
+        for path, sha256 in file.metadata.get("model_source", {}).items()
+        if path in own
     }
     if changed := compare({"model_source": before}, {"model_source": own}):
         logger.warning(
@@ -400,9 +402,9 @@ def weights_of(
                 f"model.safetensors"
             )
         file = read(path)
-        if not isinstance(file.facts.get("recipe"), dict):
+        if not isinstance(file.metadata.get("recipe"), dict):
             raise _damaged(file, "it does not contain its recipe")
-        return validated(Recipe, file.facts["recipe"]), file
+        return validated(Recipe, file.metadata["recipe"]), file
     which = which if step is None else step
     if which is None and run.complete and run.model.is_file():
         file = read(run.model)
@@ -411,10 +413,10 @@ def weights_of(
         file = replace(
             file,
             tensors=classifier_weights(file.tensors),
-            facts=file.facts | {"weights_sha256": raw_sha256(file.tensors)},
+            metadata=file.metadata | {"weights_sha256": raw_sha256(file.tensors)},
         )
     recipe = run.recipe()
-    if file.facts.get("recipe_digest") != recipe.digest():
+    if file.metadata.get("recipe_digest") != recipe.digest():
         raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")
     return recipe, file
 
@@ -427,7 +429,7 @@ def _classes_and_shape(file: StateFile) -> tuple[tuple[str, ...], tuple[int, int
     """Return the names of the classes, and (height, width, channels). Raises: LockstepError if
     either is not sound.
     """
-    classes, shape = file.facts.get("classes"), file.facts.get("image_shape") or []
+    classes, shape = file.metadata.get("classes"), file.metadata.get("image_shape") or []
     if not classes or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
         raise _damaged(file, f"it states the classes {classes} and images of {shape}")
     height, width, channels = shape

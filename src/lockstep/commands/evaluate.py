@@ -18,7 +18,7 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.runs.statefile import checkpoints_in
 from lockstep.text import counted, loss_text
 

@@ -28,7 +28,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
@@ -179,7 +179,7 @@ def in_shell() -> bool:
     return _as_json.get() is not None
 
 
-def compute(
+def run_job(
     spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool = False
 ) -> Outcome:
     """Do a job for the shell, or for a Python program, whose output and signals are its own.
@@ -205,7 +205,7 @@ def record_of(spec: Spec, quiet: bool = False) -> Record:
     """
     if not in_shell():
         require_alone(spec.job)
-    record = compute(spec, quiet).record
+    record = run_job(spec, quiet).record
     if record is None:
         raise typer.Exit if in_shell() else KeyboardInterrupt
     return record

@@ -26,7 +26,8 @@ from lockstep.messages import logger
 from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
-from lockstep.runs.folder import Run, fresh_path, is_begun, refuse_existing
+from lockstep.runs.run import Run
+from lockstep.runs.run_folder import fresh_path, is_begun, refuse_existing
 from lockstep.schema import dotted, validated
 from lockstep.text import few
 
@@ -508,7 +509,7 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
         or known.resolve() == data.resolve()
     ):
         return recipe.evaluated_split
-    found, stated = recipe.survey(data), run.facts().get("data_sha256", {})
+    found, stated = recipe.survey(data), run.metadata().get("data_sha256", {})
     own = (
         found.digest("train", recipe.image_px, recipe.grey, recipe.fit)
         if "train" in found.splits

@@ -6,13 +6,13 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lockstep.commands.shell import Quiet, SettingsOption, compute
+from lockstep.commands.shell import Quiet, SettingsOption, run_job
 from lockstep.commands.to_spec import divided, path_of, train_spec, with_stored_data
 from lockstep.config.recipe import Recipe
 from lockstep.files import given
 from lockstep.launch.submit import outer_world
 from lockstep.messages import logger, muted
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 # None in the processes of an outer launch other than process 0. Typed as Any, as typeshed does for
 # such a case: all other callers get a Run, and need not check for None.
@@ -118,7 +118,7 @@ def train(
         if spec.resume and Run(spec.path).result() is not None:
             logger.warning(f"{path} is complete: nothing to resume")
         else:
-            path = compute(spec, quiet, inline, verbose).run
+            path = run_job(spec, quiet, inline, verbose).run
         if world.process != 0:
             return None
         if path is None:

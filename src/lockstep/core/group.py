@@ -29,7 +29,7 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 # Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as
 # it takes.
-PATIENT_S = 86400.0
+NO_TIMEOUT_S = 86400.0
 
 # A broken connection. The exchanges of a GPU are asynchronous: NCCL raises it where the program
 # next waits.
@@ -64,8 +64,8 @@ class Group:
         return [0] * self.processes
 
     def share(self, length: int) -> Shared | None:
-        """Return memory of `length` float32 values for each process of this host; None if they have
-        none in common.
+        """Return memory of `length` float32 values for each process of this host; None if they
+        cannot share any.
         """
         return None
 
@@ -111,7 +111,7 @@ class Group:
         additions is its own.
         """
 
-    def patient(self) -> "Group":
+    def without_timeout(self) -> "Group":
         """Return the same processes, which wait for each other as long as it takes, for example to
         read a dataset.
         """
@@ -127,7 +127,7 @@ def connect(
     device: torch.device,
     store: Any,
     monitor: Monitor,
-    limit_s: float = PATIENT_S,
+    limit_s: float = NO_TIMEOUT_S,
     *,
     shares_gpu: bool = False,
 ) -> "Processes":
@@ -141,7 +141,7 @@ def connect(
     `shares_gpu`.
     """
     with _lost_peers_reported():
-        # A store's own patience is shorter than that of the group.
+        # A store's own timeout is shorter than that of the group.
         store.set_timeout(timedelta(seconds=limit_s))
         devices = _devices(process, processes, device, store)
         for number, name in enumerate(devices):
@@ -235,7 +235,7 @@ class Processes(Group):
         device: torch.device,
         monitor: Monitor,
         backend: dist.ProcessGroup | None = None,
-        limit_s: float = PATIENT_S,
+        limit_s: float = NO_TIMEOUT_S,
         *,
         through_host: bool = False,
     ) -> None:
@@ -284,8 +284,8 @@ class Processes(Group):
         return self.gather(torch.tensor(hardware.host())).tolist()
 
     def share(self, length: int) -> Shared | None:
-        """Return memory of `length` float32 values for each process of this host; None if they have
-        none in common.
+        """Return memory of `length` float32 values for each process of this host; None if they
+        cannot share any.
         """
         if self._device.type != "cpu":
             return None
@@ -297,8 +297,8 @@ class Processes(Group):
             if host == hosts[self.process]
         }
         with suppress(OSError):
-            opened = {process: memory.open(*facts) for process, facts in here.items()}
-            others = [facts[0] for process, facts in here.items() if process != self.process]
+            opened = {process: memory.open(*address) for process, address in here.items()}
+            others = [address[0] for process, address in here.items() if process != self.process]
             shared = Shared(self.process, opened, others, self._limit_s)
         everywhere = self.gather(torch.tensor(shared is not None)).all()
         memory.close()
@@ -341,11 +341,11 @@ class Processes(Group):
         with self._waiting():
             dist.all_reduce(tensor, group=self._backend)
 
-    def patient(self) -> "Processes":
+    def without_timeout(self) -> "Processes":
         """Return the same processes, which wait for each other as long as it takes."""
-        if self._limit_s == PATIENT_S:
+        if self._limit_s == NO_TIMEOUT_S:
             return self
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENT_S))
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=NO_TIMEOUT_S))
         return Processes(torch.device("cpu"), self.monitor, group)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class Model:
     """The network of a recipe, with its preprocessing and its classes.
 
     It begins in float32 on the CPU: there it is fitted to data, and loads weights. `state` copies
-    them, and `place` then makes the network that towers and evaluations compute with.
+    them, and `to_device` then makes the network that towers and evaluations compute with.
 
     Attributes:
         recipe: whose model it is. `computed` is the same, as it computes the part that is trained:
@@ -41,8 +41,8 @@ class Model:
         shape: [C, H, W] of the input of `module`, after preprocessing.
         module: the whole network.
         trained: the part that is trained: the network, or its head under its own name.
-        network: after `place`: `trained` on its device, in the recipe's precision.
-        backbone: after `place`: the layers before the head, or None if the whole network is
+        network: after `to_device`: `trained` on its device, in the recipe's precision.
+        backbone: after `to_device`: the layers before the head, or None if the whole network is
             trained.
     """
 
@@ -153,7 +153,7 @@ class Model:
         buffers = persistent_buffers(self.trained)
         return State(self.computed, dict(self.trained.named_parameters()), buffers, device, frozen)
 
-    def place(self, device: torch.device) -> None:
+    def to_device(self, device: torch.device) -> None:
         """Make `network` and `backbone` on `device`. This moves the module and casts it, in
         place.
         """

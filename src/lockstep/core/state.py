@@ -196,7 +196,7 @@ class State:
         """Return 18 hexadecimal digits that depend on every bit an update changes. Waits for the
         device.
         """
-        tensors = self.named()
+        tensors = self.state_dict()
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
         flat = [self._flat, *([] if self._average is None else [self._average])]
         others = (
@@ -204,23 +204,23 @@ class State:
         )
         return digest(itertools.chain(flat, others)).hex()[:18]
 
-    def named(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors of the state by name: the content of a checkpoint.
 
         Updates change them in place, except counts and the loss scale.
         """
-        named = {"step": torch.tensor(self.step)}
+        tensors = {"step": torch.tensor(self.step)}
         if self._scale is not None:
-            named["loss_scale"] = torch.tensor(
+            tensors["loss_scale"] = torch.tensor(
                 [self._scale.value, self._scale.clean], dtype=torch.float64
             )
-        named |= self._model_tensors()
+        tensors |= self._model_tensors()
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
-            named |= {
+            tensors |= {
                 f"optimizer/{slot}/{name}": t for slot, t in slots.items() if isinstance(t, Tensor)
             }
-        return {name: t.detach() for name, t in named.items()}
+        return {name: t.detach() for name, t in tensors.items()}
 
     def _model_tensors(self) -> dict[str, Tensor]:
         """Return all weights, buffers and averages, by their names in a checkpoint."""
@@ -237,8 +237,8 @@ class State:
         }
 
     @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load copies of what `named()` returned. Raises: LockstepError if names or shapes are
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load copies of what `state_dict()` returned. Raises: LockstepError if names or shapes are
         another model's.
         """
         self._require_form_of(tensors)
@@ -261,7 +261,7 @@ class State:
         state's.
         """
         expected = {
-            name: t for name, t in self.named().items() if not name.startswith("optimizer/")
+            name: t for name, t in self.state_dict().items() if not name.startswith("optimizer/")
         }
         for name in tensors:
             parameter = self.parameters.get(name.split("/", 2)[-1])

@@ -22,7 +22,7 @@ class Context:
     Attributes:
         output: what process 0 prints.
         monitor: learns what this process does.
-        tell: gives something to the launcher at once, in process 0: ("run", its folder) or
+        send: gives something to the launcher at once, in process 0: ("run", its folder) or
             ("record", a record). The record that the job returns follows by itself.
         stop: returns the signal that this process was sent to stop, or None.
         stopping: stopping(at_once) says within the context whether a signal ends this process at
@@ -35,7 +35,7 @@ class Context:
 
     output: Output = field(default_factory=lambda: Output(quiet=True))
     monitor: Monitor = field(default_factory=Monitor)
-    tell: Callable[[str, Any], None] = lambda kind, value: None
+    send: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
     stopping: Callable[[bool], AbstractContextManager[None]] = lambda at_once: nullcontext()
     group: Group = field(default_factory=Group)

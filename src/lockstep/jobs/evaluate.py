@@ -8,13 +8,14 @@ from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import LockstepError, option
 from lockstep.files import Record
+from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session, read_splits
+from lockstep.jobs.replica import Replica, read_splits
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.messages import logger
 from lockstep.pictures.photos import ALL
-from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, describe_custom_code
+from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile
 from lockstep.text import wilson_interval
 
@@ -23,37 +24,37 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises:
     LockstepError.
     """
-    return judge(spec, ctx, session_of(spec, ctx))[0]
+    return judge(spec, ctx, replica_of(spec, ctx))[0]
 
 
-def session_of(spec: EvaluateSpec, ctx: Context) -> Session:
-    """Return the session with the dataset of training, or for the split "all" with all images of a
+def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
+    """Return the replica with the dataset of training, or for the split "all" with all images of a
     folder.
 
     The folder may lack training images, and classes of the run. Raises: LockstepError.
     """
     recipe, placement = spec.recipe, spec.placement
     if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
-        return Session(recipe, placement, ctx)
+        return Replica(recipe, placement, ctx)
     images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
-    return Session(
+    return Replica(
         recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images)
     )
 
 
 def judge(
-    spec: EvaluateSpec, ctx: Context, session: Session, keep_logits: bool = False
+    spec: EvaluateSpec, ctx: Context, replica: Replica, keep_logits: bool = False
 ) -> tuple[Record, Evaluation]:
     """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it
     was made of.
 
     Raises: LockstepError.
     """
-    dataset = session.split(spec.split, spec.examples)
+    dataset = replica.split(spec.split, spec.examples)
     run, found = Run(spec.path), None
     if ctx.first:
         found = run.load(spec.checkpoint)
-        _check(spec, session, found)
+        _check(spec, replica, found)
         # An evaluation makes no update, so it needs no optimizer.
         found = replace(
             found,
@@ -61,15 +62,15 @@ def judge(
                 name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")
             },
         )
-    session.restore(found)
-    step, weights = session.state.step, spec.weights or spec.recipe.own_weights
+    restore(replica, found)
+    step, weights = replica.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(
             f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}"
         )
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
-        result = session.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
+        result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
     record = {
         "run": str(run.path),
         "step": step,
@@ -95,17 +96,17 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     }
 
 
-def _check(spec: EvaluateSpec, session: Session, found: StateFile) -> None:
+def _check(spec: EvaluateSpec, replica: Replica, found: StateFile) -> None:
     """Raise a LockstepError if the data has other classes than the run's. Note other source, and
     another split.
     """
-    if changed := compare(found.facts, {"model_source": session.model_source}):
-        code = describe_custom_code(session.recipe)
+    if changed := compare(found.metadata, {"model_source": replica.model_source}):
+        code = describe_custom_code(replica.recipe)
         logger.warning(
             f"the source of {code} is not the one it was trained with "
             f"({'; '.join(map(str, changed))})"
         )
-    session.require_same_classes(spec.path, found.facts["classes"])
-    whole = session.splits[spec.split].sha256
-    if found.facts["data_sha256"].get(spec.split, whole) != whole:
+    replica.require_same_classes(spec.path, found.metadata["classes"])
+    whole = replica.splits[spec.split].sha256
+    if found.metadata["data_sha256"].get(spec.split, whole) != whole:
         logger.warning(f"the {spec.split} data is not what it was in training (its sha256 differs)")

@@ -8,7 +8,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head import confidence
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import LabelsSpec
 from lockstep.pictures.scan import SPLITS
 
@@ -22,17 +22,17 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     own, the least probable label first. "first" is the probability of that class.
     """
     recipe = spec.recipe
-    session = Session(recipe, spec.placement, ctx)
+    replica = Replica(recipe, spec.placement, ctx)
     found = recipe.survey(spec.placement.data).splits
     # Without test images, the validation images are those too, so they count once.
     names = [*{id(found[name]): name for name in SPLITS if name in found}.values()]
-    splits = [session.split(name) for name in names]
+    splits = [replica.split(name) for name in names]
     if not ctx.first:
         return None
     every = joined(splits)
     with ctx.progress("judging the labels", 1) as advance:
         rows, probabilities = confidence.held_out(
-            recipe.bind(len(every)), session.state, every, confidence.FOLDS
+            recipe.bind(len(every)), replica.state, every, confidence.FOLDS
         )
         advance(1)
     photos = [photo for name in names for photo in found[name]]

@@ -52,7 +52,7 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
         gradients.div_(len(shard.labels) * state.loss_scale)
     updated.apply(gradients, buffer_deltas, bound.learning_rate(0))
     return digest(
-        [torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.named().values()]
+        [torch.frombuffer(bytearray(first), dtype=torch.uint8), *updated.state_dict().values()]
     ).hex()
 
 

@@ -10,13 +10,13 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import judge, session_of
-from lockstep.jobs.session import Session
+from lockstep.jobs.evaluate import judge, replica_of
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
 from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 _SHOWN = 24  # of the worst mistakes
 _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
@@ -29,16 +29,16 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
 
     The record is that of an evaluation, with "calibration", "sure" and "mistakes".
     """
-    session = session_of(spec, ctx)
-    record, result = judge(spec, ctx, session, keep_logits=True)
-    dataset, logits = session.split(spec.split, spec.examples), result.logits
+    replica = replica_of(spec, ctx)
+    record, result = judge(spec, ctx, replica, keep_logits=True)
+    dataset, logits = replica.split(spec.split, spec.examples), result.logits
     if not ctx.first or logits is None:
         return None
     labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
     # The logits are not finite: no class has a probability.
     unclassified = classes == logits.shape[1]
     probabilities = logits.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
-    images, names = session.splits[spec.split], list[str]()
+    images, names = replica.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
         found = spec.recipe.survey(
             spec.placement.data, images.classes if spec.split == ALL else None
@@ -47,7 +47,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
     try:
-        sure = [session.sure_answers(tensors, share, dataset, probabilities) for share in _SURE]
+        sure = [replica.sure_answers(tensors, share, dataset, probabilities) for share in _SURE]
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
     first = probabilities.amax(1)
@@ -62,7 +62,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         "calibration": calibration(first, correct),
         "sure": sure,
         "mistakes": [
-            _shown(session, images, probabilities, row, names) for row in mistakes[:_SHOWN]
+            _shown(replica, images, probabilities, row, names) for row in mistakes[:_SHOWN]
         ],
     }
 
@@ -80,7 +80,7 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
 
 
 def _shown(
-    session: Session, images: Dataset, probabilities: Tensor, row: int, names: list[str]
+    replica: Replica, images: Dataset, probabilities: Tensor, row: int, names: list[str]
 ) -> Record:
     """Return an image as the page shows it: its name, its label, its two most probable classes, if
     any, its picture.
@@ -90,7 +90,7 @@ def _shown(
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
     likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     image = images.pixels(slice(row, row + 1)).cpu()
-    pixels, parts = image[0].numpy(), session.evidence(image, int(top.indices[0]))
+    pixels, parts = image[0].numpy(), replica.evidence(image, int(top.indices[0]))
     return {
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],

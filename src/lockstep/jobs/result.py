@@ -13,11 +13,11 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head.outliers import LEAST_IMAGES
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.text import counted, gpu_text, noted, plural, rate_text, wilson_interval
 
 _FEW = 20  # training images of a class, below which a warning says so
@@ -29,16 +29,16 @@ class Result:
     """The result of a run, in every process.
 
     Attributes:
-        session: whose state has the resulting weights: after the last update.
+        replica: whose state has the resulting weights: after the last update.
         trained: the number of updates.
         evaluations: the evaluations of the resulting weights by kind of weights, the classifier's
             first.
         memory: each process's peak, in bytes.
         evaluated: the split of `evaluations`.
-        sure: what `Session.sure_answers` returned for it, in process 0, or None.
+        sure: what `Replica.sure_answers` returned for it, in process 0, or None.
     """
 
-    session: Session
+    replica: Replica
     trained: int
     evaluations: Mapping[str, Evaluation]
     memory: list[int]
@@ -52,7 +52,7 @@ class Result:
 
     def warnings(self) -> list[str]:
         """Return what the accuracy hides or what makes it doubtful, one sentence each."""
-        train_set, best, texts = self.session.splits["train"], self.best, list[str]()
+        train_set, best, texts = self.replica.splits["train"], self.best, list[str]()
         names, counts = (
             train_set.classes,
             train_set.labels.bincount(minlength=len(train_set.classes)).tolist(),
@@ -82,7 +82,7 @@ class Result:
         if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
             always = f"always answering {most_common} gives {share / best.examples:.2%}"
             texts.append(f"this accuracy may be chance: {always}")
-        if self.session.recipe.head is not None and len(train_set) < LEAST_IMAGES:
+        if self.replica.recipe.head is not None and len(train_set) < LEAST_IMAGES:
             texts.append(
                 f"no picture is marked as unlike the training images, as these are fewer than "
                 f"{LEAST_IMAGES}"
@@ -95,17 +95,17 @@ class Result:
         `started` is the time of the program's start, and `mixed` whether sessions of the `run`
         computed differently.
         """
-        session, recipe, best = self.session, self.session.recipe, self.best
+        replica, recipe, best = self.replica, self.replica.recipe, self.best
         steps_per_s = log.monitor.steps_per_s()
         views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
         if self.sure is not None:
             views["sure"] = self.sure
-        if session.gpus:
+        if replica.gpus:
             views["gpu_utilization"] = log.gpus.mean
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
-            "weights_sha256": session.state.weights_sha256(),
+            "weights_sha256": replica.state.weights_sha256(),
             "steps": self.trained,
             "examples": self.trained * recipe.batch,
             "accuracy": {"ema": None}
@@ -121,17 +121,17 @@ class Result:
             "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
             "steps_per_s": round(steps_per_s, 3),
             "peak_memory_bytes": self.memory,
-            "processes": session.group.processes,
-            "device": session.device.type,
-            "versions": session.fingerprint["versions"],
-            "model_source": session.model_source,
+            "processes": replica.group.processes,
+            "device": replica.device.type,
+            "versions": replica.fingerprint["versions"],
+            "model_source": replica.model_source,
             "mixed_arithmetic": mixed,
             "run": str(run.path),
         }
 
     def lines(self, record: Record, model: Path) -> list[Line]:
         """Return the end block of a run whose weights are in the file `model`."""
-        recipe, best, run = self.session.recipe, self.best, record["run"]
+        recipe, best, run = self.replica.recipe, self.best, record["run"]
         others = ""
         if "ema" in self.evaluations:
             others = (
@@ -166,7 +166,7 @@ class Result:
             ),
             ("weights", str(model)),
             ("speed", f"{rate_text(record)}; {seconds}"),
-            *([("gpus", gpu_text(record))] if self.session.gpus else []),
+            *([("gpus", gpu_text(record))] if self.replica.gpus else []),
             (
                 "sha256",
                 f"{record['weights_sha256']} "

@@ -47,7 +47,7 @@ class EvaluateSpec(_Spec):
     Attributes:
         weights: "ema", "raw", or None for those of the classifier.
         split: the split to evaluate.
-        examples: how many of its examples, see `Session.split`, or None for all.
+        examples: how many of its examples, see `Replica.split`, or None for all.
         checkpoint: the step of a checkpoint, "best", or None for the newest.
     """
 

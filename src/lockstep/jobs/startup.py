@@ -13,7 +13,8 @@ from lockstep.config.placement import REDUCTIONS
 from lockstep.core.tree import owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.session import Session, exchange
+from lockstep.jobs.agreement import exchange
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import PACKAGED
 from lockstep.schema import dotted
 from lockstep.text import plural
@@ -21,22 +22,22 @@ from lockstep.text import plural
 Line = tuple[str, str]  # (label, text)
 
 
-def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
+def startup_lines(replica: Replica, test_set: Dataset, run: Path) -> list[Line]:
     """Return the start-up block."""
-    recipe, bound, train_set = session.recipe, session.bound, session.splits["train"]
-    data = str(session.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
+    recipe, bound, train_set = replica.recipe, replica.bound, replica.splits["train"]
+    data = str(replica.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
     shape = "x".join(map(str, train_set.images.shape[1:]))
-    done = f", {session.state.step} of them done" if session.state.step else ""
+    done = f", {replica.state.step} of them done" if replica.state.step else ""
     epochs = bound.epoch(bound.steps)
     # The user has given a file of weights.
-    given = session.initial_weights is not None and recipe.init_sha256 not in PACKAGED
-    origin = f", from the weights {session.placement.init}" if given else ""
-    turns, gpus = "", len(session.gpus)
+    given = replica.initial_weights is not None and recipe.init_sha256 not in PACKAGED
+    origin = f", from the weights {replica.placement.init}" if given else ""
+    turns, gpus = "", len(replica.gpus)
     if 0 < gpus < recipe.towers:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
-    turns += "; they exchange through the hosts' memory" * session.group.through_host
-    if session.device.type == "cuda" and session.without_graphs:
-        turns += f"; no CUDA graphs: {session.without_graphs}"
+    turns += "; they exchange through the hosts' memory" * replica.group.through_host
+    if replica.device.type == "cuda" and replica.without_graphs:
+        turns += f"; no CUDA graphs: {replica.without_graphs}"
     return [
         (
             "data",
@@ -46,7 +47,7 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
         ),
         (
             "network",
-            f"{recipe.model}: {session.parameter_count:,} parameters"
+            f"{recipe.model}: {replica.parameter_count:,} parameters"
             + (" to train, those of its last layer" if recipe.head else "")
             + origin,
         ),
@@ -54,15 +55,15 @@ def startup_lines(session: Session, test_set: Dataset, run: Path) -> list[Line]:
             "time",
             f"{plural(bound.steps, 'step')} of {recipe.batch} images "
             f"({epochs:.{int(epochs < 10)}f} epochs)"
-            f"{done}, on {plural(session.group.processes, 'process')}{turns}",
+            f"{done}, on {plural(replica.group.processes, 'process')}{turns}",
         ),
         ("run", f"{run}, with all settings in its log.txt"),
     ]
 
 
-def detail_lines(session: Session) -> list[Line]:
+def detail_lines(replica: Replica) -> list[Line]:
     """Return what else decides the run, for its log, with all settings of the recipe."""
-    recipe, initial = session.recipe, session.initial_weights
+    recipe, initial = replica.recipe, replica.initial_weights
     return [
         ("digest", recipe.digest()),
         (
@@ -71,8 +72,8 @@ def detail_lines(session: Session) -> list[Line]:
             f"{recipe.tower_batch}",
         ),
         *(
-            [("init", f"{session.placement.init}: {initial}")]
-            if initial and not session.state.step
+            [("init", f"{replica.placement.init}: {initial}")]
+            if initial and not replica.state.step
             else []
         ),
         *(
@@ -82,15 +83,15 @@ def detail_lines(session: Session) -> list[Line]:
     ]
 
 
-def placement_lines(session: Session) -> list[Line]:
+def placement_lines(replica: Replica) -> list[Line]:
     """Return each process's host, device and towers, and how vectors are added. All processes call
     this together.
     """
     recipe, group, device, length = (
-        session.recipe,
-        session.group,
-        session.device,
-        session.tower.layout.length,
+        replica.recipe,
+        replica.group,
+        replica.device,
+        replica.tower.layout.length,
     )
     name = f"CPU ({plural(hardware.cores(), 'core')}, {torch.get_num_threads()} used)"
     if device.type == "cuda":
@@ -98,7 +99,7 @@ def placement_lines(session: Session) -> list[Line]:
     own = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
     how = (
         f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; "
-        f"{REDUCTIONS[session.placement.reduction]}"
+        f"{REDUCTIONS[replica.placement.reduction]}"
     )
     places = [
         (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")

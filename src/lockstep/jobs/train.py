@@ -13,12 +13,13 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.files import Record
 from lockstep.hardware import peak_memory_bytes
+from lockstep.jobs.agreement import require_agreement, require_equal_states, restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.due import Due
-from lockstep.jobs.open_run import OpenRun, open_run
+from lockstep.jobs.policy import Policy
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import Result
-from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.writer import RunWriter, open_run
 from lockstep.listeners.log import Log
 from lockstep.messages import handled, logger
 
@@ -44,15 +45,15 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         messages = stack.enter_context(handled(notes.append, later=True))
         for text in spec.notes:
             logger.warning(text)
-        session = Session(spec.recipe, spec.placement, ctx)
-        facts = session.require_agreement()
+        replica = Replica(spec.recipe, spec.placement, ctx)
+        identity = require_agreement(replica)
 
         # Where does it go?
-        run = stack.enter_context(open_run(spec, ctx, session, facts))
-        due = Due(spec.placement, session.bound)
-        due.load(session.restore(run.checkpoint))
-        test_set = session.split(spec.recipe.evaluated_split)
-        log = Log(session.bound, run.listeners, ctx.monitor, session.device, session.gpus)
+        run = stack.enter_context(open_run(spec, ctx, replica, identity))
+        due = Policy(spec.placement, replica.bound)
+        due.load_state_dict(restore(replica, run.checkpoint))
+        test_set = replica.split(spec.recipe.evaluated_split)
+        log = Log(replica.bound, run.listeners, ctx.monitor, replica.device, replica.gpus)
         run.begin(log, due, test_set)
         messages.write = log.note
         for text in notes:
@@ -61,26 +62,26 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         # From here on there is something to save, so a signal waits for the end of a step.
         stack.enter_context(ctx.stopping(False))
         stack.enter_context(_stop_told(run, log))
-        stack.enter_context(_last_good_state_saved(session, due, run, ctx))
+        stack.enter_context(_last_good_state_saved(replica, due, run, ctx))
         run.save(due)
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
-        evaluations = _evaluate_if_due(session, test_set, due, log, ctx)
-        updates = session.updates(log, poll_flags=run.poll)
+        evaluations = _evaluate_if_due(replica, test_set, due, log, ctx)
+        updates = replica.updates(log, poll_flags=run.poll)
         for requested in updates:
             run.stepped()
-            if requested.stop is not None or due.saves(session.state.step, requested):
+            if requested.stop is not None or due.should_save(replica.state.step, requested):
                 run.save(due)
             if requested.stop is not None:
                 run.stop(log)
                 raise StoppedError(requested.stop)
-            evaluations = _evaluate_if_due(session, test_set, due, log, ctx)
+            evaluations = _evaluate_if_due(replica, test_set, due, log, ctx)
         updates.close()
-        return run.finish(_result(session, test_set, log, evaluations, ctx), log)
+        return run.finish(_result(replica, test_set, log, evaluations, ctx), log)
 
 
 @contextmanager
-def _stop_told(run: OpenRun, log: Log) -> Iterator[None]:
+def _stop_told(run: RunWriter, log: Log) -> Iterator[None]:
     """Say how to continue if a signal ends this process within the context, when the last
     checkpoint is saved.
     """
@@ -93,14 +94,16 @@ def _stop_told(run: OpenRun, log: Log) -> Iterator[None]:
 
 @contextmanager
 def _last_good_state_saved(
-    session: Session, due: Due, run: OpenRun, ctx: Context
+    replica: Replica, due: Policy, run: RunWriter, ctx: Context
 ) -> Iterator[None]:
     """Save the state after a NonFiniteError within the context, if it is finite itself."""
     try:
         yield
     except NonFiniteError as error:
-        session.require_equal_states()  # The state that process 0 saves must be the state of all.
-        if session.state.is_finite():
+        require_equal_states(
+            replica.state, replica.group
+        )  # The state that process 0 saves must be the state of all.
+        if replica.state.is_finite():
             run.save(due)
             run.require_saved()
         # No process reports the error, and with it ends all, before process 0 has saved.
@@ -111,7 +114,7 @@ def _last_good_state_saved(
 
 
 def _evaluate_all(
-    session: Session, test_set: Dataset, log: Log, ctx: Context
+    replica: Replica, test_set: Dataset, log: Log, ctx: Context
 ) -> dict[str, Evaluation]:
     """Evaluate the state. A signal ends this process at once, as the state is saved, or is being
     saved.
@@ -119,33 +122,33 @@ def _evaluate_all(
 
     def progress(share: float) -> None:
         with log.monitor.doing("report"):
-            log.evaluating(session.state.step, session.recipe.evaluated_split, share)
+            log.evaluating(replica.state.step, replica.recipe.evaluated_split, share)
 
     with log.monitor.pausing(endless=False), ctx.stopping(True):
-        return session.evaluate_all(test_set, progress)
+        return replica.evaluate_all(test_set, progress)
 
 
 def _evaluate_if_due(
-    session: Session, test_set: Dataset, due: Due, log: Log, ctx: Context
+    replica: Replica, test_set: Dataset, due: Policy, log: Log, ctx: Context
 ) -> dict[str, Evaluation]:
     """Evaluate and report the state, if that is due. Return the results by kind of weights, or
     nothing.
     """
-    state = session.state
-    if not due.evaluates(state.step):
+    state = replica.state
+    if not due.should_evaluate(state.step):
         return {}
-    results = _evaluate_all(session, test_set, log, ctx)
-    log.evaluation(state.step, session.recipe.evaluated_split, results)
+    results = _evaluate_all(replica, test_set, log, ctx)
+    log.evaluation(state.step, replica.recipe.evaluated_split, results)
     due.record(state.step, next(iter(results.values())).correct)
     return results
 
 
 def _result(
-    session: Session, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation], ctx: Context
+    replica: Replica, test_set: Dataset, log: Log, evaluations: dict[str, Evaluation], ctx: Context
 ) -> Result:
     """Return the result of a run that made all its steps."""
     # There are none if the run was resumed after its last step.
-    evaluations = evaluations or _evaluate_all(session, test_set, log, ctx)
-    session.require_equal_states()
-    memory = session.group.gather(torch.tensor([peak_memory_bytes(session.device)]))
-    return Result(session, session.state.step, evaluations, memory.flatten().tolist(), test_set)
+    evaluations = evaluations or _evaluate_all(replica, test_set, log, ctx)
+    require_equal_states(replica.state, replica.group)
+    memory = replica.group.gather(torch.tensor([peak_memory_bytes(replica.device)]))
+    return Result(replica, replica.state.step, evaluations, memory.flatten().tolist(), test_set)

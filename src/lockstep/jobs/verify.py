@@ -12,13 +12,14 @@ from torch import Tensor
 from lockstep.core.loop import Observer
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
+from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.folder import Run
 from lockstep.runs.provenance import compare, texts
+from lockstep.runs.run import Run
 from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_name
 
 
@@ -30,28 +31,28 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     """
     run = Run(spec.path)
     checkpoint, end = replayed(run, spec.start) if ctx.first else (None, 0)
-    session = Session(spec.recipe, spec.placement, ctx)
-    facts, recipe, state = session.require_agreement(), spec.recipe, session.state
+    replica = Replica(spec.recipe, spec.placement, ctx)
+    identity, recipe, state = require_agreement(replica), spec.recipe, replica.state
     # The initial state follows from the recipe, unless it comes from a file of weights that is not
     # here.
     if (
         checkpoint
         and checkpoint.step == 0
-        and (session.initial_weights or recipe.init_sha256 is None)
+        and (replica.initial_weights or recipe.init_sha256 is None)
     ):
         checkpoint = None
-    machine = _machine(run, session, facts, end) if ctx.first else None
+    machine = _machine(run, replica, identity, end) if ctx.first else None
     loaded = checkpoint.step if checkpoint else None
-    session.restore(checkpoint)
+    restore(replica, checkpoint)
     checkpoint = None  # frees the memory
     end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
-    updates = session.updates(Observer(ctx.monitor))
+    updates = replica.updates(Observer(ctx.monitor))
     compared: list[Record] = []
     with ctx.progress("replaying steps", end - begin + 1) as advance:
         for _ in chain([None], updates):
             advance(1)
             if ctx.first:
-                compared += _comparisons(run, session, loaded)
+                compared += _comparisons(run, replica, loaded)
             if state.step == end:
                 break
     updates.close()
@@ -115,37 +116,37 @@ def _read(path: Path) -> StateFile | None:
     return None
 
 
-def _machine(run: Run, session: Session, facts: Record, end: int) -> Record | None:
+def _machine(run: Run, replica: Replica, identity: Record, end: int) -> Record | None:
     """Return how this machine differs from the one that computed the steps before `end`, None if
     that is not recorded.
 
     Raises: LockstepError if the data is not the run's.
     """
     sessions = run.sessions()
-    for entry in (run.facts(), *sessions):
-        session.require_same_data(run.path, entry)
+    for entry in (run.metadata(), *sessions):
+        replica.require_same_data(run.path, entry)
     if not (computed := [entry for entry in sessions if entry["step"] < end]):
         return None
-    found = compare(computed[-1], facts)
+    found = compare(computed[-1], identity)
     return {
         "probe_equal": None if "probe" not in computed[-1] else not texts(found, "probe"),
         "changes": [str(one) for one in found if one.kind != "probe"],
     }
 
 
-def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Record]:
+def _comparisons(run: Run, replica: Replica, loaded: int | None) -> Iterator[Record]:
     """Yield what is recorded of the state after this step, beside the same of the replayed state of
-    the `session`.
+    the `replica`.
 
     `loaded` is the step of the checkpoint that the replay starts from, if any.
     """
-    state, result = session.state, run.result() or {}
+    state, result = replica.state, run.result() or {}
     step = state.step
     if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
         yield {
             "step": step,
             "what": "checkpoints",
-            **_compared(saved, state.named(), session.facts()),
+            **_compared(saved, state.state_dict(), replica.metadata()),
         }
     if step == result.get("steps"):
         yield {
@@ -158,18 +159,16 @@ def _comparisons(run: Run, session: Session, loaded: int | None) -> Iterator[Rec
             yield {
                 "step": step,
                 "what": "model.safetensors",
-                **_compared(saved, *session.model_file()),
+                **_compared(saved, *replica.model_file()),
             }
 
 
-def _compared(saved: StateFile, tensors: Mapping[str, Tensor], facts: Record) -> Record:
-    """Return the SHA-256 of the file `saved`, and what it is with the `tensors` and `facts` of the
-    replay.
-    """
+def _compared(saved: StateFile, tensors: Mapping[str, Tensor], metadata: Record) -> Record:
+    """Return the SHA-256 of the file `saved`, and what it is with what the replay has."""
     # The source of the user's model may have changed since: `compare` tells that.
-    own = {**saved.facts, **facts, "model_source": saved.facts.get("model_source")}
+    own = {**saved.metadata, **metadata, "model_source": saved.metadata.get("model_source")}
     return {
-        "recorded": saved.facts[SHA256],
+        "recorded": saved.metadata[SHA256],
         "replayed": contents_sha256(own, tensors),
         "tensors": different(saved.tensors, tensors),
     }

@@ -19,7 +19,7 @@ from lockstep import files
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.runs import statefile
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
 
 if TYPE_CHECKING:

@@ -102,16 +102,16 @@ def submit(
 def _inline(spec: Spec, output: Output) -> Outcome:
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
     from lockstep.jobs.context import Context
-    from lockstep.launch.worker import compute
+    from lockstep.launch.worker import run_worker
 
-    told: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     try:
-        record, code = compute(spec, World(), Context(output, tell=told.__setitem__))
+        record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
     except SystemExit as left:
         code = int(left.code or 0)
     if code:
-        return stopped(spec, code - SIGNAL_BASE, told.get, output.quiet)
-    return Outcome(record, run=begun(spec, told.get))
+        return stopped(spec, code - SIGNAL_BASE, received.get, output.quiet)
+    return Outcome(record, run=begun(spec, received.get))
 
 
 def _is_descriptor_1(stream: IO[str]) -> bool:

@@ -28,7 +28,7 @@ from lockstep.jobs.weights import known_weights
 from lockstep.launch.signals import StopRequest, masked, stopped_by
 from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import logger
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
 _MAX_LOOK_S = (
@@ -37,7 +37,7 @@ _MAX_LOOK_S = (
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
 _ASK_S = 1.0  # seconds between two requests to stop
 _KILLED_S = 5.0  # seconds for a killed worker to end
-# exit codes; the last before `compute`
+# exit codes; the last before `run_worker`
 _STOPPED = {*(SIGNAL_BASE + number for number in STOP_SIGNALS), -signal.SIGTERM}
 
 
@@ -53,26 +53,27 @@ class Outcome(NamedTuple):
     run: Path | None = None
 
 
-def begun(spec: Spec, told: Callable[[str], Any]) -> Path | None:
-    """Return the folder of the run that is trained; None if there is none yet. `told` returns what
-    process 0 has told.
+def begun(spec: Spec, received: Callable[[str], Any]) -> Path | None:
+    """Return the folder of the run that is trained; None if there is none yet.
 
-    A process that was killed may have made the folder and not told it.
+    `received` returns what process 0 has sent.
+
+    A process that was killed may have made the folder and not sent its name.
     """
-    if (run := told("run")) is not None:
+    if (run := received("run")) is not None:
         return Path(run)
     stated = Run(spec.path).read("recipe.json") if isinstance(spec, TrainSpec) else None
     return spec.path if stated == spec.recipe.model_dump(mode="json") else None
 
 
-def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) -> Outcome:
+def stopped(spec: Spec, number: int, received: Callable[[str], Any], quiet: bool) -> Outcome:
     """Return the outcome of a job that signal `number` stopped, and print how to continue it,
     unless process 0 has.
 
-    `told` returns what process 0 has told.
+    `received` returns what process 0 has sent.
     """
-    record = told("record")
-    run = begun(spec, told)
+    record = received("record")
+    run = begun(spec, received)
     how = "start again with the same command"
     if run is not None and not quiet:
         how = f"continue with: {spec.recipe.resuming(run)}"
@@ -80,7 +81,7 @@ def stopped(spec: Spec, number: int, told: Callable[[str], Any], quiet: bool) ->
         how = "the job was complete"
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")  # A display that was killed has hidden the cursor.
-    if told("stopped") is None:
+    if received("stopped") is None:
         logger.warning(f"{stopped_by(number)}{how}")
     return Outcome(record, SIGNAL_BASE + number, run)
 
@@ -151,14 +152,14 @@ class Supervisor:
             failures = self._failures()
             received = self.request.received
             if not failures and received is None:
-                return Outcome(self._told("record"), run=begun(self._spec, self._told))
+                return Outcome(self._received("record"), run=begun(self._spec, self._received))
             ended = [
                 end.code in _STOPPED or (end.lost and received is not None)
                 for end in failures.values()
             ]
             if self.killed or all(ended):
                 return stopped(
-                    self._spec, received or signal.SIGTERM, self._told, self._output.quiet
+                    self._spec, received or signal.SIGTERM, self._received, self._output.quiet
                 )
             self._prepare_restart(End(ENVIRONMENT, hang) if hang else self._first_cause(failures))
 
@@ -259,8 +260,8 @@ class Supervisor:
         self.killed = self.request.repeated or (again and not unsaved)
         self._send(signal.SIGTERM)
 
-    def _told(self, kind: str) -> Any:
-        """Return what process 0 has told: its "run", or its "record"; None before."""
+    def _received(self, kind: str) -> Any:
+        """Return what process 0 has sent: its "run", or its "record"; None before."""
         path = self._folder / f"{kind}.json"
         return json.loads(path.read_bytes()) if path.exists() else None
 
@@ -316,7 +317,7 @@ class Supervisor:
         """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if
         there must be none.
         """
-        spec, run = self._spec, begun(self._spec, self._told)
+        spec, run = self._spec, begun(self._spec, self._received)
         if failure.known:
             raise LockstepError(failure.message, failure.code)
         message, limit = failure.message.rstrip(), spec.placement.max_restarts

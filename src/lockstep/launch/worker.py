@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
 
 
-def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
+def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
     """Do this process's part of the job. Return its record in process 0, and the exit code. Raises:
     LockstepError.
 
-    `ctx` has the output, the monitor and `tell`; the rest of it is filled in here. A signal ends
+    `ctx` has the output, the monitor and `send`; the rest of it is filled in here. A signal ends
     this process at once, unless the job says that it has something to save (`ctx.stopping`).
     """
     request = StopRequest()
@@ -73,7 +73,7 @@ def compute(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | 
         if not ctx.first:
             record = None
         if record is not None:
-            ctx.tell("record", record)
+            ctx.send("record", record)
         ctx.group.close()
     if request.received is not None:
         code = SIGNAL_BASE + request.received
@@ -108,7 +108,7 @@ def _join(spec: Spec, world: World, ctx: "Context") -> None:
     process waits for the others for ten times --timeout, as long as the slowest part of a run may
     take, and then ends.
     """
-    from lockstep.core.group import PATIENT_S, connect
+    from lockstep.core.group import NO_TIMEOUT_S, connect
 
     if world.processes == 1:
         return
@@ -122,7 +122,7 @@ def _join(spec: Spec, world: World, ctx: "Context") -> None:
         store = meet(world, "any" if spec.recipe.arithmetic == "portable" else ctx.device.type)
         gpus, limit_s = (
             spec.placement.gpus or (),
-            SLOW * spec.placement.timeout if world.launcher else PATIENT_S,
+            SLOW * spec.placement.timeout if world.launcher else NO_TIMEOUT_S,
         )
         ctx.group = connect(
             world.process,
@@ -151,13 +151,13 @@ def main() -> None:
         target=_watch, args=(parent, monitor, folder.parent), name="watch", daemon=True
     ).start()
 
-    def tell(kind: str, value: Any) -> None:
+    def send(kind: str, value: Any) -> None:
         files.replace(folder / f"{kind}.json", json.dumps(value).encode())
 
     try:
         from lockstep.jobs.context import Context  # imports torch
 
-        end = End(compute(spec, world, Context(output, monitor, tell))[1])
+        end = End(run_worker(spec, world, Context(output, monitor, send))[1])
     except SystemExit as stopped:
         end = End(int(stopped.code or 0))
     except LockstepError as error:

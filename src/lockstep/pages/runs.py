@@ -4,7 +4,7 @@ from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
-from lockstep.runs.folder import Run
+from lockstep.runs.run import Run
 from lockstep.schema import dotted
 from lockstep.text import duration, gpu_text, loss_text, plural
 
@@ -196,7 +196,7 @@ def provenance(run: Run) -> Section:
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
         **{
             f"data, {name}": f"sha256 {sha}"
-            for name, sha in (run.facts().get("data_sha256") or {}).items()
+            for name, sha in (run.metadata().get("data_sha256") or {}).items()
         },
         "device": session.get("device", ""),
         "GPUs": gpu_text(result or {}),

@@ -64,8 +64,8 @@ class Difference:
 
 
 def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return how `now` differs from what was `recorded`: entries of environment.json, facts of
-    states, or parts.
+    """Return how `now` differs from what was `recorded`: entries of environment.json, metadata of
+    state files, or parts.
 
     What only one of them states is ignored; but an environment variable that only one has counts,
     and so does a source file. Changed source files come first.

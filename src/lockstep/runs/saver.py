@@ -57,10 +57,15 @@ class Saver:
         )
 
     def save(
-        self, tensors: Tensors, facts: Record, update_lock: threading.Lock, best: int | None = None
+        self,
+        tensors: Tensors,
+        metadata: Record,
+        update_lock: threading.Lock,
+        best: int | None = None,
     ) -> None:
-        """Start to write `tensors` (with a scalar `step`), and `facts`. The checkpoint after `best`
-        updates is kept.
+        """Start to write `tensors` (with a scalar `step`), and `metadata`.
+
+        The checkpoint after `best` updates is kept.
 
         Waits for the previous checkpoint. `update_lock` is held until the tensors are copied, so a
         thread that holds it while it changes them never changes half of a checkpoint.
@@ -73,7 +78,7 @@ class Saver:
                     copies = statefile.copied(tensors)
                 finally:
                     update_lock.release()
-                self._write(copies, facts, best)
+                self._write(copies, metadata, best)
                 self._state_time, self._write_s = began, time.monotonic() - began
             except (
                 Exception
@@ -87,17 +92,17 @@ class Saver:
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
 
-    def _write(self, tensors: Tensors, facts: Record, best: int | None) -> None:
+    def _write(self, tensors: Tensors, metadata: Record, best: int | None) -> None:
         """Write a checkpoint. If the disk is full, delete the checkpoints that are not needed, and
         try once more.
         """
         try:
-            path = save(self._folder, tensors, facts, self._fence)
+            path = save(self._folder, tensors, metadata, self._fence)
         except OSError as error:
             if not no_room(error):
                 raise
             prune(self._folder, 1, best, self._verified)
-            path = save(self._folder, tensors, facts, self._fence)
+            path = save(self._folder, tensors, metadata, self._fence)
         self._verified.add(path)
         prune(self._folder, self._keep, best, self._verified)
 
@@ -126,9 +131,8 @@ class Saver:
         return None
 
 
-def save(folder: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> Path:
-    """Write a checkpoint of `tensors` (with a scalar `step`) and `facts` into `folder`, and return
-    its path.
+def save(folder: Path, tensors: Tensors, metadata: Record, fence: Fence = lambda: None) -> Path:
+    """Write a checkpoint of `tensors` (with a scalar `step`) and `metadata`. Return its path.
 
     The tensors are as `statefile.copied` returns them.
     Raises: as `statefile.write`; nothing is left behind then.
@@ -136,7 +140,7 @@ def save(folder: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: N
     step = int(tensors["step"])
     path = folder / file_name(step)
     make_folder(folder)
-    statefile.write(path, tensors, {"step": step, **facts}, fence)
+    statefile.write(path, tensors, {"step": step, **metadata}, fence)
     return path
 
 

@@ -1,7 +1,7 @@
 """State files: the checkpoints of a run, and its model. One format, and nothing in it can execute
 code.
 
-    checkpoints/step-000001000.safetensors   the state after 1000 updates, as State.named() gives it
+    checkpoints/step-000001000.safetensors   State.state_dict() after 1000 updates
     checkpoints/frozen.safetensors           its tensors before a head, once for all steps
     model.safetensors                        a classifier's weights
 
@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import (
     Fence,
@@ -35,6 +33,7 @@ from lockstep.files import (
     require_permission,
 )
 from lockstep.messages import logger
+from lockstep.runs.entries import Metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,52 +41,13 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, "Tensor"]
 
 SUFFIX = ".safetensors"
-SHA256 = "contents_sha256"  # among the facts: that of the tensors and of the other facts
-EVALUATIONS = "evaluations"  # among the facts: what a run continues from, see `Due`
+SHA256 = "contents_sha256"  # in the metadata: that of the tensors and of the other metadata
+EVALUATIONS = "evaluations"  # in the metadata: what a run continues from, see `Policy`
 FROZEN = "frozen/"  # begins the names of the tensors that are in the file beside the checkpoints
 _FROZEN_FILE = f"frozen{SUFFIX}"
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library safetensors
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
-
-
-class Entries(BaseModel):
-    """The types of those entries of a JSON object that Lockstep reads. The object may have
-    others.
-    """
-
-    model_config = ConfigDict(strict=True)
-
-    @classmethod
-    def check(cls, value: object) -> None:
-        """Raise a ValueError that names the first entry of `value` with another type."""
-        if not isinstance(value, dict):
-            raise ValueError("it is not a JSON object")
-        try:
-            cls.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{name}: {first['msg']}") from None
-
-
-class _Evaluations(Entries):
-    recorded: int
-    best_step: int | None
-    best_correct: int
-
-
-class _Facts(Entries):
-    contents_sha256: str
-    step: int | None = Field(None, ge=0)
-    weights_sha256: str | None = None  # of a model file, as in result.json
-    recipe_digest: str | None = None
-    data_sha256: dict[str, str] | None = None
-    model_source: dict[str, str] = {}
-    classes: list[str] | None = None
-    image_shape: list[int] | None = None
-    frozen: bool = False
-    evaluations: _Evaluations | None = None
 
 
 class DamagedError(LockstepError):
@@ -102,13 +62,13 @@ class StateFile:
     """A state file that was read and verified."""
 
     path: Path
-    facts: Record
+    metadata: Record
     tensors: "dict[str, Tensor]"
 
     @property
     def step(self) -> int:
         """Return the number of updates of a checkpoint."""
-        return int(self.facts["step"])
+        return int(self.metadata["step"])
 
 
 def step_of(path: Path) -> int | None:
@@ -136,7 +96,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
 
 
-def facts_of(path: Path) -> Record:
+def metadata_of(path: Path) -> Record:
     """Return the facts in a state file. Only `read` verifies them.
 
     Raises: as `read`.
@@ -148,12 +108,12 @@ def facts_of(path: Path) -> Record:
         raise _damaged(path, error) from None
 
 
-def facts_if_valid(path: Path) -> Record:
+def metadata_if_valid(path: Path) -> Record:
     """Return the facts in a state file; {} if it is damaged or does not exist. Raises:
     LockstepError, as `read`.
     """
     try:
-        return facts_of(path)
+        return metadata_of(path)
     except (DamagedError, FileNotFoundError):
         return {}
 
@@ -168,24 +128,24 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
     """
     try:
         with open_to_read(path) if content is None else io.BytesIO(content) as file:
-            facts = _stated(file)
+            metadata = _stated(file)
         tensors = read_tensors(path if content is None else content)
-        if facts is None and foreign:
+        if metadata is None and foreign:
             return StateFile(path, {}, tensors)
-        facts = _checked(path, facts)
-        if facts.get("frozen") and path.name != _FROZEN_FILE:
+        metadata = _checked(path, metadata)
+        if metadata.get("frozen") and path.name != _FROZEN_FILE:
             tensors |= {f"{FROZEN}{name}": tensor for name, tensor in _frozen_beside(path).items()}
-        if contents_sha256(facts, tensors) != facts[SHA256]:
+        if contents_sha256(metadata, tensors) != metadata[SHA256]:
             raise ValueError(
                 "it is not the file that was written: the sha256 of its contents differs"
             )
-        if facts.get("step") is not None and (
-            "step" not in tensors or tensors["step"].tolist() != facts["step"]
+        if metadata.get("step") is not None and (
+            "step" not in tensors or tensors["step"].tolist() != metadata["step"]
         ):
             raise ValueError("its tensors are of another step")
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    return StateFile(path, facts, tensors)
+    return StateFile(path, metadata, tensors)
 
 
 def _frozen_beside(path: Path) -> "dict[str, Tensor]":
@@ -249,21 +209,21 @@ def _stated(file: IO[bytes]) -> Record | None:
     if not isinstance(header, dict):
         raise ValueError("it is not a safetensors file")
     metadata = header.get("__metadata__")
-    facts = metadata.get("lockstep") if isinstance(metadata, dict) else None
-    facts = parse_json(facts) if isinstance(facts, str) else None
-    return facts if isinstance(facts, dict) else None
+    metadata = metadata.get("lockstep") if isinstance(metadata, dict) else None
+    metadata = parse_json(metadata) if isinstance(metadata, str) else None
+    return metadata if isinstance(metadata, dict) else None
 
 
-def _checked(path: Path, facts: Record | None) -> Record:
+def _checked(path: Path, metadata: Record | None) -> Record:
     """Return `facts`. Raises: ValueError if they have other types, or are of another step than the
     file's name.
     """
-    if facts is None:
+    if metadata is None:
         raise ValueError("it has no facts of Lockstep")
-    _Facts.check(facts)
-    if step_of(path) not in (None, facts.get("step")):
-        raise ValueError(f"it is the state after {facts.get('step')} steps")
-    return facts
+    Metadata.check(metadata)
+    if step_of(path) not in (None, metadata.get("step")):
+        raise ValueError(f"it is the state after {metadata.get('step')} steps")
+    return metadata
 
 
 def _damaged(path: Path, error: Exception) -> Exception:
@@ -287,7 +247,7 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: None) -> None:
+def write(path: Path, tensors: Tensors, metadata: Record, fence: Fence = lambda: None) -> None:
     """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the
     disk, or not at all.
 
@@ -300,9 +260,9 @@ def write(path: Path, tensors: Tensors, facts: Record, fence: Fence = lambda: No
     from safetensors.torch import save_file
 
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(FROZEN)}
-    facts = facts if len(own) == len(tensors) else {**facts, "frozen": True}
+    metadata = metadata if len(own) == len(tensors) else {**metadata, "frozen": True}
     # One key only: safetensors writes several metadata keys in no fixed order.
-    header = {"lockstep": json.dumps({**facts, SHA256: contents_sha256(facts, tensors)})}
+    header = {"lockstep": json.dumps({**metadata, SHA256: contents_sha256(metadata, tensors)})}
 
     def save(name: Path) -> None:
         try:
@@ -329,11 +289,11 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
     }
 
 
-def contents_sha256(facts: Record, tensors: Tensors) -> str:
+def contents_sha256(metadata: Record, tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
     import torch
 
-    own = {name: value for name, value in facts.items() if name != SHA256}
+    own = {name: value for name, value in metadata.items() if name != SHA256}
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

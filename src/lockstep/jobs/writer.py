@@ -1,4 +1,4 @@
-"""OpenRun: where a run goes. In process 0 that is the run's folder and the listeners that write
+"""RunWriter: where a run goes. In process 0 that is the run's folder and the listeners that write
 into it.
 """
 
@@ -14,10 +14,11 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
 from lockstep.head.confidence import SHARE
+from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
-from lockstep.jobs.due import Due
+from lockstep.jobs.policy import Policy
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import Result
-from lockstep.jobs.session import Session
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -25,8 +26,8 @@ from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
 from lockstep.messages import logger
-from lockstep.runs.folder import Folder
 from lockstep.runs.provenance import compare, describe_custom_code, texts
+from lockstep.runs.run_folder import RunFolder
 
 # Differences that decide the bits of a run. If one differs between sessions, no other run has its
 # bits.
@@ -34,7 +35,7 @@ _DECIDING = ("probe", "source", "decoder")
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
-class OpenRun:
+class RunWriter:
     """The output of a run. All processes call the same methods together; only process 0 has a
     folder.
 
@@ -45,17 +46,22 @@ class OpenRun:
     """
 
     def __init__(
-        self, spec: TrainSpec, ctx: Context, session: Session, facts: Record, folder: Folder | None
+        self,
+        spec: TrainSpec,
+        ctx: Context,
+        replica: Replica,
+        identity: Record,
+        folder: RunFolder | None,
     ) -> None:
-        """Compare `facts`, on which all processes agree, with the earlier sessions of the `folder`.
+        """Compare `identity`, on which all processes agree, with earlier sessions of the `folder`.
 
         Raises: LockstepError if the run was trained on other data.
         """
-        self._spec, self._ctx, self._session, self._facts, self.folder = (
+        self._spec, self._ctx, self._replica, self._identity, self.folder = (
             spec,
             ctx,
-            session,
-            facts,
+            replica,
+            identity,
             folder,
         )
         self.checkpoint = folder.checkpoint if folder else None
@@ -63,15 +69,15 @@ class OpenRun:
         if folder is None:
             return
         if self.checkpoint is not None:
-            session.require_same_data(folder.path, self.checkpoint.facts)
-        self._mixed = any(texts(compare(one, facts), *_DECIDING) for one in folder.earlier)
+            replica.require_same_data(folder.path, self.checkpoint.metadata)
+        self._mixed = any(texts(compare(one, identity), *_DECIDING) for one in folder.earlier)
         self._warn_of_changes(folder.earlier)
-        ctx.tell("run", str(folder.path))
+        ctx.send("run", str(folder.path))
         self.listeners += self._make_listeners(folder)
 
     def _warn_of_changes(self, earlier: Sequence[Record]) -> None:
         """Warn if this session computes differently from the last one of the `earlier` ones."""
-        found = compare(earlier[-1], self._facts) if earlier else []
+        found = compare(earlier[-1], self._identity) if earlier else []
         if changed := texts(found, "source"):
             code = describe_custom_code(self._spec.recipe)
             logger.warning(f"the source of {code} has changed: {'; '.join(changed)}")
@@ -88,7 +94,7 @@ class OpenRun:
         if texts(found, "environment", "probe"):
             logger.warning(f"the environment has changed ({cause}): {effect}")
 
-    def _make_listeners(self, folder: Folder) -> Iterator[Listener]:
+    def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
         placement, output = self._spec.placement, self._ctx.output
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
@@ -105,26 +111,26 @@ class OpenRun:
             yield TensorBoard(
                 folder.summaries,
                 placement.summary_every,
-                self._session.network,
+                self._replica.network,
                 resumed=self.checkpoint.step if self.checkpoint else None,
             )
 
-    def begin(self, log: Log, due: Due, test_set: Dataset) -> None:
+    def begin(self, log: Log, due: Policy, test_set: Dataset) -> None:
         """Record where the run computes, and print the start-up block."""
-        session, placement, step = self._session, self._spec.placement, self._session.state.step
-        details = [*detail_lines(session), *placement_lines(session)]
+        replica, placement, step = self._replica, self._spec.placement, self._replica.state.step
+        details = [*detail_lines(replica), *placement_lines(replica)]
         if self.folder is None:
             return
         facts = {
-            "processes": session.group.processes,
+            "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
-            **self._facts,
+            **self._identity,
         }
-        self.folder.begin(step, facts, evaluation=due.evaluates(step))
-        log.note(*console.block(startup_lines(session, test_set, self.folder.path)))
+        self.folder.begin(step, facts, evaluation=due.should_evaluate(step))
+        log.note(*console.block(startup_lines(replica, test_set, self.folder.path)))
         log.note(*console.block(details), *self._spec.details, detail=True)
         if (
-            session.device.type == "cpu"
+            replica.device.type == "cpu"
             and placement.device == "auto"
             and (problem := hardware.gpu_problem())
         ):
@@ -141,20 +147,20 @@ class OpenRun:
         if self.folder is not None:
             self.folder.saver.stepped()
 
-    def save(self, due: Due) -> None:
+    def save(self, due: Policy) -> None:
         """Start to save a checkpoint, after the previous one is written. Training continues
         meanwhile.
 
         Raises: LockstepError, in every process, if the state is not finite or is not the same in
         all processes.
         """
-        session, state = self._session, self._session.state
+        replica, state = self._replica, self._replica.state
         if not state.is_finite():  # An update made it so, although all gradients were finite.
             raise NonFiniteError(f"a weight is not finite after {state.step} steps")
-        session.require_equal_states()
+        require_equal_states(state, replica.group)
         if self.folder is not None:
-            facts = {**session.facts(), **due.facts()}
-            self.folder.saver.save(state.named(), facts, state.update_lock, due.best_step)
+            metadata = {**replica.metadata(), **due.state_dict()}
+            self.folder.saver.save(state.state_dict(), metadata, state.update_lock, due.best_step)
 
     def require_saved(self) -> None:
         """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be
@@ -171,10 +177,10 @@ class OpenRun:
         again = self._spec.recipe.resuming(self.folder.path)
         log.note(
             *console.block(
-                [("stopped", f"after {self._session.state.step} steps, saved"), ("resume", again)]
+                [("stopped", f"after {self._replica.state.step} steps, saved"), ("resume", again)]
             )
         )
-        self._ctx.tell("stopped", True)
+        self._ctx.send("stopped", True)
 
     def finish(self, result: Result, log: Log) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process
@@ -185,39 +191,41 @@ class OpenRun:
             return None
         # To find out which answers are sure may take as long as the training.
         with self._ctx.stopping(True):
-            tensors, facts = self._session.model_file()
+            tensors, metadata = self._replica.model_file()
             if (logits := result.best.logits) is not None:
                 probabilities = logits.double().softmax(1)
                 result = replace(
                     result,
-                    sure=self._session.sure_answers(
+                    sure=self._replica.sure_answers(
                         tensors, SHARE, result.evaluated, probabilities
                     ),
                 )
             record = result.record(log, folder, self._spec.started, self._mixed)
-        folder.finish(record, tensors, facts)
+        folder.finish(record, tensors, metadata)
         log.note(*console.block(result.lines(record, folder.model)))
         return record
 
 
 @contextmanager
-def open_run(spec: TrainSpec, ctx: Context, session: Session, facts: Record) -> Iterator[OpenRun]:
+def open_run(
+    spec: TrainSpec, ctx: Context, replica: Replica, identity: Record
+) -> Iterator[RunWriter]:
     """Make the run's folder, or lock the existing one, within the context.
 
-    Raises: as `OpenRun`; LockstepError if the folder may not be used, or cannot be written.
+    Raises: as `RunWriter`; LockstepError if the folder may not be used, or cannot be written.
     """
     try:
         with ExitStack() as stack:
-            folder, frozen = None, session.state.frozen
+            folder, frozen = None, replica.state.frozen
             if ctx.first and spec.resume:
-                folder = Folder.resume(spec.path, spec.placement, frozen)
+                folder = RunFolder.resume(spec.path, spec.placement, frozen)
             elif ctx.first:
-                folder = Folder.create(
+                folder = RunFolder.create(
                     spec.path, spec.recipe, spec.placement, spec.numbered, frozen
                 )
             if folder:
                 stack.callback(folder.close)
-            run = OpenRun(spec, ctx, session, facts, folder)
+            run = RunWriter(spec, ctx, replica, identity, folder)
             for listener in run.listeners:
                 stack.callback(listener.close)
             yield run

@@ -1,4 +1,4 @@
-"""A session before its first step: its data, network and state."""
+"""A replica before its first step: its data, network and state."""
 
 from types import SimpleNamespace
 
@@ -11,19 +11,21 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
+from lockstep.jobs import agreement
+from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
-from lockstep.jobs.session import Session
+from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import releases
 
 CPU = torch.device("cpu")
 
 
-def session(fields, side=32, ctx=None):
+def replica(fields, side=32, ctx=None):
     images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
     data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
     recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), fields)
-    return Session(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
+    return Replica(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
 
 
 WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
@@ -45,7 +47,7 @@ def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(
     fields, side, message
 ):
     with pytest.raises(LockstepError, match=message):
-        session(fields, side)
+        replica(fields, side)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -53,11 +55,11 @@ def test_a_process_that_parted_is_named_before_a_save(victim):
     """The lowest bit of a weight differs in one of three replicas."""
 
     def checked(group):
-        built = session({}, ctx=Context(group=group))
+        built = replica({}, ctx=Context(group=group))
         if group.process == victim:
             weight = next(iter(built.state.parameters.values())).view(-1)
             weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
-        built.require_equal_states()
+        require_equal_states(built.state, built.group)
 
     for error in on_replicas(3, checked):
         assert (
@@ -67,7 +69,7 @@ def test_a_process_that_parted_is_named_before_a_save(victim):
 
 
 def test_held_out_images_are_evaluated_and_not_trained_on():
-    built = session({**WHITENED, "held_out": 15})
+    built = replica({**WHITENED, "held_out": 15})
     assert {name: len(split) for name, split in built.splits.items()} == {
         "train": 25,
         "test": 40,
@@ -77,30 +79,30 @@ def test_held_out_images_are_evaluated_and_not_trained_on():
         name: {image.numpy().tobytes() for image in split.pixels(slice(None))}
         for name, split in built.splits.items()
     }
-    whole = {image.numpy().tobytes() for image in session(WHITENED).splits["train"].images}
+    whole = {image.numpy().tobytes() for image in replica(WHITENED).splits["train"].images}
     assert rows["train"] | rows["held-out"] == whole
     assert not rows["train"] & rows["held-out"]
-    other_seed = session({**WHITENED, "held_out": 15, "seed": 7})
+    other_seed = replica({**WHITENED, "held_out": 15, "seed": 7})
     assert torch.equal(*(one.splits["held-out"].pixels(slice(None)) for one in (other_seed, built)))
-    assert built.data_sha256 != session(WHITENED).data_sha256
+    assert built.data_sha256 != replica(WHITENED).data_sha256
 
 
 def test_holding_out_every_image_is_rejected():
     with pytest.raises(
         LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"
     ):
-        session({**WHITENED, "held_out": 40})
+        replica({**WHITENED, "held_out": 40})
 
 
 def test_some_examples_are_of_all_classes():
     split = Dataset.of(np.zeros((10, 1, 1, 1), np.uint8), np.repeat([0, 1], 5), ("a", "b"))
     built = SimpleNamespace(splits={"test": split}, device=CPU, _backbone=None)
-    assert Session.split(built, "test", 4).labels.tolist() == [0, 0, 1, 1]
+    assert Replica.split(built, "test", 4).labels.tolist() == [0, 0, 1, 1]
 
 
 def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
-    built, texts = session({}), {}
-    monkeypatch.setattr(Session, "_require_equal", lambda self, own: texts.update(own))
-    built.require_agreement()
+    built, texts = replica({}), {}
+    monkeypatch.setattr(agreement, "_require_equal", lambda replica, own: texts.update(own))
+    agreement.require_agreement(built)
     assert texts["names of the classes"] == tuple("abcdefghij")
     assert texts["versions"] == releases()

@@ -1,6 +1,6 @@
-"""Due: what to do after an update. It decides when a run is saved, evaluated and ended.
+"""Policy: what to do after an update. It decides when a run is saved, evaluated and ended.
 
-`Saver.due` requests a save after some time; `Due` gets it as a request.
+`Saver.due` requests a save after some time; `Policy` gets it as a request.
 """
 
 from lockstep.config.placement import Placement
@@ -10,13 +10,13 @@ from lockstep.files import Record
 from lockstep.runs.statefile import EVALUATIONS
 
 
-class Due:
+class Policy:
     """Decides after each update what to do. A pure function of its arguments and of the evaluations
     so far.
 
     A checkpoint is saved before the evaluation of its step, so that a program that is killed in an
-    evaluation loses no step. `evaluates` is true until that evaluation is recorded, so a resumed
-    run makes it, also after the last step.
+    evaluation loses no step. `should_evaluate` is true until that evaluation is recorded, so a
+    resumed run makes it, also after the last step.
 
     Attributes:
         best_step: the number of updates with the best accuracy so far, the first of equals; None
@@ -29,13 +29,15 @@ class Due:
         self._best_correct = -1
         self._recorded = 0  # the number of updates at the last evaluation
 
-    def saves(self, step: int, requested: Requests = Requests()) -> bool:  # noqa: B008  a frozen constant
+    def should_save(self, step: int, requested: Requests = Requests()) -> bool:  # noqa: B008  a frozen constant
         """Return whether a checkpoint after `step` updates is due, if the processes have
         `requested` this.
         """
-        return requested.save or self.evaluates(step) or step % self._placement.save_every == 0
+        return (
+            requested.save or self.should_evaluate(step) or step % self._placement.save_every == 0
+        )
 
-    def evaluates(self, step: int) -> bool:
+    def should_evaluate(self, step: int) -> bool:
         """Return whether the evaluation after `step` updates is due, and is not recorded yet."""
         if step in (0, self._recorded):
             return False
@@ -48,7 +50,7 @@ class Due:
         if correct > self._best_correct:
             self.best_step, self._best_correct = step, correct
 
-    def facts(self) -> Record:
+    def state_dict(self) -> Record:
         """Return what a checkpoint must state."""
         return {
             EVALUATIONS: {
@@ -58,8 +60,8 @@ class Due:
             }
         }
 
-    def load(self, stated: Record) -> None:
-        """Continue from the `facts` that a checkpoint states, if it has any."""
-        if facts := stated.get(EVALUATIONS):
-            self._recorded = facts["recorded"]
-            self.best_step, self._best_correct = facts["best_step"], facts["best_correct"]
+    def load_state_dict(self, metadata: Record) -> None:
+        """Continue from the `metadata` of a checkpoint, if it has any."""
+        if counters := metadata.get(EVALUATIONS):
+            self._recorded = counters["recorded"]
+            self.best_step, self._best_correct = counters["best_step"], counters["best_correct"]

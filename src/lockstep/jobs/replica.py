@@ -1,14 +1,12 @@
-"""Session: one process's data, model and state. All processes of a run hold the same."""
+"""Replica: one process's data, model and state. All processes of a run hold the same."""
 
 import json
-import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from lockstep import hardware, numerics
@@ -16,7 +14,6 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.captured import obstacle
 from lockstep.core.evaluation import Evaluation, Progress, evaluate
-from lockstep.core.group import Group
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
@@ -26,23 +23,22 @@ from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.data.fetch import ensure
-from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.head import confidence, outliers
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Marks
 from lockstep.head.features import features_of
 from lockstep.jobs.context import Context
-from lockstep.jobs.probe import probe
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 from lockstep.pictures.decode import decoder_versions
-from lockstep.runs.provenance import compare, fingerprint, releases, sources
-from lockstep.runs.statefile import StateFile, facts_if_valid
+from lockstep.runs.provenance import fingerprint, sources
+from lockstep.runs.statefile import metadata_if_valid
 from lockstep.schema import load_object
 
 
-class Session:
+class Replica:
     """The data, model and state of a run in one process.
 
     Attributes:
@@ -90,22 +86,22 @@ class Session:
             if ctx.device.type == "cuda"
             else {}
         )
-        self._readers = ctx.group.patient()
+        self._readers = ctx.group.without_timeout()
         self.splits = splits_of(recipe, splits or self._read())
         train_set = self.splits["train"]
         self.bound = recipe.bind(len(train_set))
         model = Model(recipe, train_set.images.shape[1:], train_set.classes)
         model.fit(train_set)
         self.model_source = {**sources(recipe.dataset), **sources(recipe.model)}
-        self._decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
-        self.fingerprint = fingerprint(ctx.device, self._decoder)
-        self._seeded_state: State | None = None
+        self.decoder = decoder_versions() if recipe.dataset == IMAGE_FOLDER else None
+        self.fingerprint = fingerprint(ctx.device, self.decoder)
+        self.seeded_state: State | None = None
         self.initial_weights = self._load_initial_weights(model)
         # A module of the user, imported by now, may have set torch's flags for itself.
         numerics.configure(recipe.threads_per_tower, recipe.exact)
         self.state = model.state(ctx.device)
         self.parameter_count = sum(p.numel() for p in self.state.parameters.values())
-        model.place(ctx.device)
+        model.to_device(ctx.device)
         self.network, self._backbone = model.network, model.backbone
 
     def _read(self) -> dict[str, Dataset]:
@@ -130,11 +126,11 @@ class Session:
             return None
         # A resumed session has no file to load, so the probe of every session takes the weights of
         # the seed.
-        self._seeded_state = model.state(self.device)
+        self.seeded_state = model.state(self.device)
         # A checkpoint of this recipe has the layers before the head; its head is not the one that
         # the run starts from.
-        facts = facts_if_valid(path)
-        if "step" in facts and facts["recipe_digest"] == recipe.digest():
+        metadata = metadata_if_valid(path)
+        if "step" in metadata and metadata["recipe_digest"] == recipe.digest():
             load_initial_weights(model.module, recipe.model, path, None)
             return None
         found = load_initial_weights(model.module, recipe.model, path, recipe.init_sha256)
@@ -206,7 +202,7 @@ class Session:
                 DATA,
             )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a checkpoint and a model file state about the run."""
         train_set = self.splits["train"]
         return {
@@ -218,7 +214,7 @@ class Session:
         }
 
     def model_file(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the facts of the file of the classifier.
+        """Return the tensors and the metadata of the file of the classifier.
 
         That of a head can tell unlike images, and that of a linear one sure answers.
         """
@@ -228,8 +224,11 @@ class Session:
             tensors |= confidence.confidence_tensors(self.bound, state, self.train_set)
             with arithmetic(recipe.arithmetic):
                 tensors |= outliers.outlier_tensors(self.train_set)
-        facts = {"recipe": recipe.model_dump(mode="json"), "weights_sha256": state.weights_sha256()}
-        return tensors, {**self.facts(), **facts}
+        metadata = {
+            "recipe": recipe.model_dump(mode="json"),
+            "weights_sha256": state.weights_sha256(),
+        }
+        return tensors, {**self.metadata(), **metadata}
 
     def sure_answers(
         self, tensors: Mapping[str, Tensor], share: float, dataset: Dataset, probabilities: Tensor
@@ -301,118 +300,6 @@ class Session:
                 1, hardware.cores() // self.local_processes // self.recipe.threads_per_tower
             ),
         ).to(self.device)
-
-    def restore(self, checkpoint: StateFile | None) -> dict[str, Any]:
-        """Load the checkpoint that process 0 read, in every process, and return its facts. None:
-        the initial state.
-
-        Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts
-        from are not given.
-        """
-        if checkpoint is not None and checkpoint.facts.get("recipe_digest") != self.recipe.digest():
-            raise LockstepError(
-                f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
-            )
-        tensors = self.group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
-        if tensors:
-            self.state.load(load(tensors))
-            self.require_equal_states()
-        elif self.recipe.init_sha256 is not None and self.initial_weights is None:
-            raise LockstepError(
-                f"the recipe starts from weights (init_sha256 {self.recipe.init_sha256[:12]}...): "
-                f"give their file or "
-                f"run as {option('init')}"
-            )
-        text = json.dumps(checkpoint.facts if checkpoint else {})
-        facts: dict[str, Any] = json.loads(self.group.broadcast(text.encode()))
-        return facts
-
-    def require_agreement(self, train_set: Dataset | None = None) -> dict[str, Any]:
-        """Return what decides the bits of this session besides the recipe, with the arithmetic
-        probe of `train_set`.
-
-        Raises: LockstepError, in every process, unless all have the same versions, recipe, data,
-            names of classes, model source, weights, and, if the recipe is exact, the same
-            arithmetic.
-        """
-        placement = self.placement
-        data = {
-            "training data" if name == "train" else f"{name} data": sha
-            for name, sha in self.data_sha256.items()
-        }
-        self._require_equal(
-            {
-                "recipe": self.recipe.digest(),
-                "image decoder": self._decoder,
-                # The model's code is imported by now, and with it timm or torchvision.
-                "versions": releases(),
-                **data,
-                # The sha256 of a split covers labels, not their names.
-                "names of the classes": self.splits["train"].classes,
-                "source of the model or dataset": self.model_source,
-                "weights": self.state.weights_sha256(),
-                f"options {option('eval_every')} and {option('save_every')}": [
-                    placement.eval_every,
-                    placement.save_every,
-                ],
-            }
-        )
-        found = probe(
-            self.recipe, self.network, self._seeded_state or self.state, train_set or self.train_set
-        )
-        self._seeded_state = None  # frees the memory
-        if self.recipe.exact:
-            self._require_equal({"arithmetic": found})
-        return {
-            "probe": found,
-            "data_sha256": self.data_sha256,
-            "model_source": self.model_source,
-            "decoder": self._decoder,
-            **self.fingerprint,
-        }
-
-    def _require_equal(self, own: Mapping[str, Any]) -> None:
-        """Raise a LockstepError, in every process, unless `own` is the same in all.
-
-        The message names two processes that differ, their hosts, and how their fingerprints differ.
-        """
-        this = {"own": own, "host": socket.gethostname(), "fingerprint": self.fingerprint}
-        first, *others = [json.loads(text) for text in exchange(json.dumps(this), self.group)]
-        for process, other in enumerate(others, 1):
-            if not (
-                differing := [name for name in own if other["own"].get(name) != first["own"][name]]
-            ):
-                continue
-            environments = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
-            raise LockstepError(
-                f"process 0 (host {first['host']}) and process {process} (host {other['host']}) do "
-                f"not have the same "
-                f"{differing[0]}, so they would not train one network. Their environments differ: "
-                f"{environments or 'in nothing'}. Give every host the same files, options, "
-                f"libraries, variables and "
-                f"model of CPU or GPU, and let a model draw random numbers only from torch's "
-                f"generator",
-                ENVIRONMENT,
-            )
-
-    def require_equal_states(self) -> None:
-        """Raise a LockstepError, in every process, unless the states of all have the same bits."""
-        digests = exchange(self.state.digest(), self.group) if self.group.processes > 1 else []
-        if len(set(digests)) > 1:
-            # The most frequent one is taken as right, and of equally frequent ones that of process
-            # 0.
-            right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
-            wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
-            raise LockstepError(
-                f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as "
-                f"the others: after "
-                f"{self.state.step} steps the state differs. Nothing was saved since it was last "
-                f"equal. Usual causes: "
-                f"faulty memory, or a model whose output depends on more than its weights and "
-                f"input. Continue with "
-                f"{option('resume', True)}",
-                ENVIRONMENT,
-            )
 
     def evaluate(
         self,
@@ -508,11 +395,3 @@ def read_splits(
         return splits
     except (OSError, UnicodeDecodeError) as error:
         raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
-
-
-def exchange(text: str, group: Group) -> list[str]:
-    """Return every process's `text`, in order of process."""
-    data = text.encode()
-    longest = int(group.gather(torch.tensor([len(data)])).max())
-    padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
-    return [bytes(row.tolist()).decode().rstrip() for row in group.gather(padded)]

@@ -1,0 +1,146 @@
+"""Agreement: all processes begin with the same state, and end as soon as one has other bits.
+
+Each process updates its own copy of the state, and no gradient is ever compared. So the processes
+compare what decides the bits: before the first step, and the states before each save. All functions
+here are called by all processes together.
+"""
+
+import json
+import socket
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from lockstep.core.group import Group
+from lockstep.core.state import State
+from lockstep.errors import ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.files import Record
+from lockstep.jobs.probe import probe
+from lockstep.jobs.replica import Replica
+from lockstep.runs.provenance import compare, releases
+from lockstep.runs.statefile import StateFile
+
+
+def require_agreement(replica: Replica) -> Record:
+    """Return the identity of this session: what decides its bits besides the recipe.
+
+    Raises: LockstepError, in every process, unless all have the same versions, recipe, data,
+        names of classes, model source, weights, and, if the recipe is exact, the same arithmetic.
+    """
+    placement = replica.placement
+    data = {
+        "training data" if name == "train" else f"{name} data": sha256
+        for name, sha256 in replica.data_sha256.items()
+    }
+    _require_equal(
+        replica,
+        {
+            "recipe": replica.recipe.digest(),
+            "image decoder": replica.decoder,
+            # The model's code is imported by now, and with it timm or torchvision.
+            "versions": releases(),
+            **data,
+            # The sha256 of a split covers labels, not their names.
+            "names of the classes": replica.splits["train"].classes,
+            "source of the model or dataset": replica.model_source,
+            "weights": replica.state.weights_sha256(),
+            f"options {option('eval_every')} and {option('save_every')}": [
+                placement.eval_every,
+                placement.save_every,
+            ],
+        },
+    )
+    arithmetic = probe(
+        replica.recipe,
+        replica.network,
+        replica.seeded_state or replica.state,
+        replica.train_set,
+    )
+    replica.seeded_state = None  # frees the memory
+    if replica.recipe.exact:
+        _require_equal(replica, {"arithmetic": arithmetic})
+    return {
+        "probe": arithmetic,
+        "data_sha256": replica.data_sha256,
+        "model_source": replica.model_source,
+        "decoder": replica.decoder,
+        **replica.fingerprint,
+    }
+
+
+def _require_equal(replica: Replica, identity: Record) -> None:
+    """Raise a LockstepError, in every process, unless `identity` is the same in all.
+
+    The message names two processes that differ, their hosts, and how their fingerprints differ.
+    """
+    this = {
+        "identity": identity,
+        "host": socket.gethostname(),
+        "fingerprint": replica.fingerprint,
+    }
+    first, *others = [json.loads(text) for text in exchange(json.dumps(this), replica.group)]
+    for process, other in enumerate(others, 1):
+        for name in identity:
+            if other["identity"].get(name) == first["identity"][name]:
+                continue
+            changes = compare(first["fingerprint"], other["fingerprint"])
+            environments = "; ".join(map(str, changes)) or "in nothing"
+            raise LockstepError(
+                f"process 0 (host {first['host']}) and process {process} (host {other['host']}) "
+                f"do not have the same {name}, so they would not train one network. Their "
+                f"environments differ: {environments}. Give every host the same files, options, "
+                f"libraries, variables and model of CPU or GPU, and let a model draw random "
+                f"numbers only from torch's generator",
+                ENVIRONMENT,
+            )
+
+
+def restore(replica: Replica, checkpoint: StateFile | None) -> dict[str, Any]:
+    """Load the checkpoint that process 0 read, in every process, and return its metadata.
+
+    None is the initial state: no file is read.
+    Raises: LockstepError if the checkpoint does not fit, or the weights that the recipe starts from
+        are not given.
+    """
+    recipe, group = replica.recipe, replica.group
+    if checkpoint is not None and checkpoint.metadata.get("recipe_digest") != recipe.digest():
+        raise LockstepError(
+            f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
+        )
+    tensors = group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
+    if tensors:
+        replica.state.load_state_dict(load(tensors))
+        require_equal_states(replica.state, group)
+    elif recipe.init_sha256 is not None and replica.initial_weights is None:
+        raise LockstepError(
+            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give "
+            f"their file or run as {option('init')}"
+        )
+    text = json.dumps(checkpoint.metadata if checkpoint else {})
+    metadata: dict[str, Any] = json.loads(group.broadcast(text.encode()))
+    return metadata
+
+
+def require_equal_states(state: State, group: Group) -> None:
+    """Raise a LockstepError, in every process, unless the states of all have the same bits."""
+    digests = exchange(state.digest(), group) if group.processes > 1 else []
+    if len(set(digests)) > 1:
+        # The most frequent one is taken as right; of equally frequent ones, that of process 0.
+        right = max(digests, key=lambda digest: (digests.count(digest), digest == digests[0]))
+        wrong = [str(process) for process, digest in enumerate(digests) if digest != right]
+        raise LockstepError(
+            f"process {', '.join(wrong)} of {len(digests)} no longer computes the same bits as the "
+            f"others: after {state.step} steps the state differs. Nothing was saved since it was "
+            f"last equal. Usual causes: faulty memory, or a model whose output depends on more "
+            f"than its weights and input. Continue with {option('resume', True)}",
+            ENVIRONMENT,
+        )
+
+
+def exchange(text: str, group: Group) -> list[str]:
+    """Return every process's `text`, in order of process."""
+    data = text.encode()
+    longest = int(group.gather(torch.tensor([len(data)])).max())
+    padded = torch.tensor(list(data.ljust(longest)), dtype=torch.uint8)
+    return [bytes(row.tolist()).decode().rstrip() for row in group.gather(padded)]

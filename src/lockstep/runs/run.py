@@ -1,0 +1,251 @@
+"""Run: the folder of a run, as everybody reads it. It needs no torch.
+
+recipe.json environment.json metrics.jsonl log.txt tb/ checkpoints/ model.safetensors result.json,
+and the pages of `lockstep report`: report.html
+"""
+
+import contextlib
+import fcntl
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep.config.recipe import Recipe
+from lockstep.errors import DATA, LockstepError, option
+from lockstep.files import Record, given, near, open_to_read, read_json, read_lines, unreadable
+from lockstep.runs import statefile
+from lockstep.runs.entries import Entries, ResultEntries, SessionEntry, metrics_row
+from lockstep.runs.statefile import StateFile, checkpoints_in, file_name, metadata_if_valid
+from lockstep.schema import validated
+
+
+class Run:
+    """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
+
+        run = Run.open("runs/first")
+        print(run.state, run.accuracy, run.classes)
+        print(run.metrics()[-1]["accuracy"])
+
+    Attributes:
+        path: the folder.
+        checkpoints, metrics_path, summaries, log, model: the paths of its parts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.metrics_path = path / "metrics.jsonl"
+        self.summaries = path / "tb"
+        self.log = path / "log.txt"
+        self.model = path / "model.safetensors"
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Run":
+        """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
+        path = given(path)
+        if not path.is_dir():
+            raise LockstepError(
+                f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1"
+            )
+        if not (path / "recipe.json").is_file():
+            raise LockstepError(f"{path} is not a run: it has no recipe.json")
+        return cls(path)
+
+    def __repr__(self) -> str:
+        try:
+            text = (
+                self.state
+                if self.accuracy is None
+                else f"{self.state}, accuracy {self.accuracy:.2%}"
+            )
+        except LockstepError as error:
+            text = str(error)
+        return f"<Run {self.path}: {text}>"
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the run has made its last step and has been evaluated."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def state(self) -> str:
+        """Return "complete", "training" (by some program, now) or "stopped" (`resume` continues the
+        run).
+        """
+        if self.complete:
+            return "complete"
+        return "training" if self.is_held() else "stopped"
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None
+        before it.
+
+        The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
+        Raises: LockstepError if the result is damaged.
+        """
+        known: dict[str, float | None] = (self.result() or {}).get("accuracy", {})
+        return known.get("raw") if known.get("ema") is None else known["ema"]
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Return the names of the classes in order of label; None if the run has no checkpoint yet
+        that has them.
+
+        Raises: LockstepError if the file that has them is damaged.
+        """
+        for path in (self.model, *[*checkpoints_in(self.checkpoints).values()][-1:]):
+            with contextlib.suppress(FileNotFoundError):
+                names = statefile.metadata_of(path).get("classes")
+                return tuple(names) if names else None
+        return None
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no
+        file.
+        """
+        return [*reversed(checkpoints_in(self.checkpoints))]
+
+    def recipe(self) -> Recipe:
+        """Return the recipe that the run was started with. Raises: LockstepError."""
+        return validated(Recipe, self.read("recipe.json") or {})
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
+
+        The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20
+        and so on (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        Raises: LockstepError if the file cannot be read.
+        """
+        return [
+            row for line in read_lines(self.metrics_path) if (row := metrics_row(line)) is not None
+        ]
+
+    def judged(self) -> dict[int, dict[str, Any]]:
+        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights,
+        by step.
+
+        Raises: LockstepError if recipe.json is damaged.
+        """
+        recipe = self.recipe()
+        kind = {
+            "kind": "evaluation",
+            "split": recipe.evaluated_split,
+            "weights": recipe.own_weights,
+        }
+        return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
+
+    def last_loss(self) -> float | None:
+        """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is
+        none.
+        """
+        rows = (
+            row
+            for row in reversed(self.metrics())
+            if row["kind"] == "step" and not row.get("skipped")
+        )
+        return next((row.get("loss") for row in rows), None)
+
+    @property
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint whose metadata can be read, or None."""
+        return next(
+            filter(metadata_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None
+        )
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata in the newest checkpoint that is not damaged, {} if there is none."""
+        return metadata_if_valid(newest) if (newest := self.newest) else {}
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the entries of environment.json, one for each session, [] if there are none.
+        Raises: LockstepError.
+        """
+        return list(self.read("environment.json", SessionEntry, each=True) or ())
+
+    def data(self) -> Path | None:
+        """Return the data folder that the last session was given, or None.
+
+        The run may be somebody else's, and name any folder of this host. So a job that reads this
+        folder without having got it from the user says in a message which one it reads.
+        """
+        known = (self.sessions() or [{}])[-1].get("data")
+        return Path(known) if known else None
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the final record, or None if the run is not complete. Raises: LockstepError if it
+        is damaged.
+        """
+        result: Record | None = self.read("result.json", ResultEntries)
+        return result
+
+    def read(self, name: str, entries: type[Entries] = Entries, each: bool = False) -> Any:
+        """Return the JSON object in the file `name`, or with `each` the list of them; None if there
+        is no file.
+
+        Raises: LockstepError, also if an object does not have the `entries`.
+        """
+        path = self.path / name
+        if not path.is_file():
+            return None
+        try:
+            value = read_json(path)
+            if each and not isinstance(value, list):
+                raise ValueError("it is not a list")
+            for one in value if each else [value]:
+                entries.check(one)
+            return value
+        except (OSError, ValueError) as error:
+            raise unreadable(path, error) from None
+
+    def load(self, which: int | Literal["best"] | None = None) -> StateFile:
+        """Return the checkpoint after `which` updates, or the best one; by default the newest valid
+        one.
+
+        Raises: LockstepError if there is none, or it is damaged.
+        """
+        if which is None:
+            if (newest := statefile.latest(self.checkpoints)) is None:
+                raise self.no_checkpoint()
+            return newest
+        if not (there := sorted(self.steps)):
+            raise self.no_checkpoint()
+        available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
+        known = {
+            step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there
+        }
+        if which == "best" and not known:
+            raise LockstepError(
+                f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in "
+                f"training: {available}. "
+                f"Train with {option('eval_every')} N to know the best"
+            )
+        # the first of equals
+        step = max(known, key=known.__getitem__) if which == "best" else which
+        try:
+            return statefile.read(self.checkpoints / file_name(step))
+        except FileNotFoundError:
+            raise LockstepError(
+                f"{option('checkpoint', step)}: {self.path} has no such checkpoint: {available}"
+            ) from None
+
+    def no_checkpoint(self) -> LockstepError:
+        """Return the error for a run without a checkpoint."""
+        return LockstepError(f"{self.path} has no checkpoint yet", DATA)
+
+    def is_held(self) -> bool:
+        """Return whether a program is training here now. In a copy of a run without a lock file,
+        none is.
+
+        Raises: LockstepError if the lock is not a file that can be read.
+        """
+        try:
+            with open_to_read(self.path / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            raise unreadable(self.path / ".lock", error) from None
+        return False
