@@ -94,7 +94,7 @@ def named_in_strings(path: Path) -> set[str]:
     return {name for name in names if NAMED.fullmatch(name)}
 
 
-def test_every_folder_has_a_layer_and_the_top_level_has_few_modules():
+def test_every_folder_has_a_layer_and_the_top_level_few_modules():
     assert {room(path) for path in MODULES} == set().union(*LAYERS) | ENTRANCES
     assert len(list(ROOT.glob("*.py"))) <= TOP_LEVEL_MODULES
 

@@ -51,7 +51,7 @@ def size(where: str, unit: str) -> int:
     return sum(tokens(file.read_text()) for file in files)
 
 
-def test_tokens_are_counted_without_comments_docstrings_and_layout():
+def test_tokens_count_without_comments_docstrings_and_layout():
     assert (
         tokens(
             '"""A page."""\n\n\ndef f(x):  # why\n    """Return x."""\n    return (\n        x\n   '

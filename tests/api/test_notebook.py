@@ -46,7 +46,7 @@ def cell(client, code, seen=lambda text: None):
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_a_live_line_and_its_interrupt_saves_the_run(kernel, trained_once):
+def test_a_notebook_has_a_live_line_and_its_interrupt_saves(kernel, trained_once):
     manager, client = kernel
     interrupted = []
 

@@ -41,9 +41,7 @@ def script(folder: Path, code: str, **environment: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_a_script_trains_in_a_thread_beside_torch_with_the_weights_of_the_command_line(
-    tmp_path, trained_once
-):
+def test_a_script_trains_in_a_thread_to_the_shells_weights(tmp_path, trained_once):
     """Without `if __name__`, with torch on other threads, and with a child process of its own that
     stays.
     """
@@ -76,7 +74,7 @@ print("sha", run.result()["weights_sha256"], run.state, record.accuracy == run.a
 
 
 @pytest.mark.slow
-def test_a_model_beside_the_script_is_found_and_trains_as_from_the_command_line(tmp_path, here):
+def test_a_model_beside_the_script_trains_as_in_the_shell(tmp_path, here):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/mynet.py").write_text(MODEL)
     code = """
@@ -94,7 +92,7 @@ again = lockstep.train(run, resume=True, trust_code=True)
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_returns_the_run_which_resumes_to_the_same_weights(tmp_path, trained_once):
+def test_ctrl_c_saves_a_run_that_resumes_to_the_same_weights(tmp_path, trained_once):
     code = f"""
 import lockstep
 run = lockstep.train("digits", steps={LONG}, processes=2, name="long", log_every=1)
@@ -117,7 +115,7 @@ print("sha", run.result()["weights_sha256"])
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_then_ends_the_program_as_it_would_have(tmp_path):
+def test_sigterm_saves_and_then_ends_the_program_as_usual(tmp_path):
     (tmp_path / "temporary").mkdir()
     code = "import lockstep\nlockstep.train('digits', processes=1, name='long', log_every=1)\n"
     process = script(tmp_path, code, TMPDIR=str(tmp_path / "temporary"))
@@ -161,9 +159,7 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_an_error_of_a_worker_is_raised_and_nothing_is_printed_if_quiet(
-    tmp_path, monkeypatch, capfd
-):
+def test_quiet_prints_nothing_and_a_workers_error_is_raised(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LockstepError, match="mnist") as error:
         lockstep.train("mnist", data=tmp_path / "nowhere", processes=1, quiet=True)
@@ -178,7 +174,7 @@ def test_a_worker_process_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another(
+def test_output_of_a_run_with_init_goes_to_the_callers_stdout(
     tmp_path, monkeypatch, capsys, trained_once
 ):
     """capsys replaces sys.stdout, not the descriptor."""
@@ -201,9 +197,7 @@ def test_output_goes_to_the_callers_sys_stdout_of_a_run_that_starts_from_another
     assert sum(map(str.__eq__, *labels)) >= 30
 
 
-def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(
-    tmp_path, monkeypatch, trained_once
-):
+def test_data_in_memory_trains_as_the_dataset_it_came_from(tmp_path, monkeypatch, trained_once):
     monkeypatch.chdir(tmp_path)
     digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
     digits["classes"] = list("abcdefghij")
@@ -219,9 +213,7 @@ def test_data_in_memory_is_trained_on_like_the_dataset_that_it_was_read_from(
 
 
 @pytest.mark.parametrize(("what", "px"), [({}, 48), ({"what": "digits"}, None)])
-def test_data_in_memory_has_the_image_size_of_the_run_given_as_init(
-    tmp_path, monkeypatch, what, px
-):
+def test_data_in_memory_has_the_image_size_of_the_run_in_init(tmp_path, monkeypatch, what, px):
     def stored(data, image_px):
         raise LockstepError(f"stored at {image_px}")
 

@@ -15,7 +15,7 @@ doctor = import_module("lockstep.commands.doctor")  # the package has the comman
 
 
 @pytest.mark.slow
-def test_this_machine_computes_the_right_bits_on_one_and_two_processes(here, tmp_path):
+def test_this_machine_has_the_right_bits_on_1_and_2_processes(here, tmp_path):
     done = here("doctor", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
@@ -52,7 +52,7 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_with_a_gpu_it_names_the_package_that_tells_how_busy_that_is(here, monkeypatch, installed):
+def test_with_a_gpu_it_names_the_package_for_its_utilisation(here, monkeypatch, installed):
     monkeypatch.setattr(doctor, "record_of", lambda spec, quiet: {"weights_sha256": doctor._SHA256})
     monkeypatch.setattr(hardware, "gpus", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")

@@ -107,7 +107,7 @@ def test_the_loop_in_one_file_is_short():
     assert not re.search(r"lockstep\.(jobs|launch|runs|commands)", ONE_STEP.read_text())
 
 
-def test_the_networks_of_the_example_take_images_and_its_command_trains_the_last_layer(capsys):
+def test_the_examples_networks_train_their_last_layer(capsys):
     example = runpy.run_path(str(SCRIPT.with_name("own_model.py")), run_name="__main__")
     command = " ".join(capsys.readouterr().out.split())
     commands.check(command)
@@ -119,7 +119,7 @@ def test_the_networks_of_the_example_take_images_and_its_command_trains_the_last
     assert layers - {*re.findall(r"lr_factors\.(\w+)=0", command)} == {"_fc"}
 
 
-def test_the_batch_script_has_a_valid_command_and_the_directives_that_several_hosts_need():
+def test_the_batch_script_has_a_valid_command_for_several_hosts():
     """Slurm reads the lines that begin with #SBATCH, up to the first command."""
     script = (CLUSTERS / "slurm.sbatch").read_text()
     subprocess.run(["bash", "-n", CLUSTERS / "slurm.sbatch"], check=True)
@@ -157,7 +157,7 @@ def test_the_ssh_script_starts_torchrun_on_every_host(tmp_path):
         commands.check(documents.parts(line)[-1])
 
 
-def test_only_the_master_has_the_volume_of_the_runs_and_all_start_one_command():
+def test_only_the_master_has_the_runs_and_all_start_one_command():
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
     objects = {
         each["kind"]: each

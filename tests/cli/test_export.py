@@ -62,7 +62,7 @@ def traced(written, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_file_classifies_as_lockstep_does_and_says_what_it_is(written):
+def test_the_file_classifies_as_lockstep_and_says_what_it_is(written):
     path, file, record = written
     own = lockstep.Run(path).accuracy
     assert (record["accuracy"], record["examples"], record["split"]) == (own, 355, "test")
@@ -105,7 +105,7 @@ class Odd(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("branch", "words"), [(True, ""), (False, "operator .*bessel_j0")])
-def test_a_network_that_cannot_be_exported_is_refused_with_its_operator(run, branch, words):
+def test_a_network_that_onnx_lacks_is_refused_with_its_operator(run, branch, words):
     classifier = lockstep.load(run)
     classifier.module = Odd(branch)
     with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
@@ -177,7 +177,7 @@ def odd_pictures():
 
 
 @pytest.mark.slow
-def test_the_script_answers_as_predict_does_for_sixty_odd_pictures(written, example):
+def test_the_script_answers_as_predict_for_sixty_odd_pictures(written, example):
     path, file, _ = written
     pictures = [*odd_pictures()]
     found, own = example["Exported"](str(file)), lockstep.load(path).predict(pictures)
@@ -214,7 +214,7 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
 
 
 @pytest.mark.slow
-def test_the_script_runs_without_lockstep_and_goes_on_after_a_bad_file(written, picture, tmp_path):
+def test_the_script_needs_no_lockstep_and_survives_a_bad_file(written, picture, tmp_path):
     path, file, record = written
     script = file.with_name("use_exported.py")
     assert record["script"] == "use_exported.py"
@@ -255,7 +255,7 @@ def test_the_script_says_what_it_is_given_wrongly(example, picture, tmp_path, ca
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_cannot_be_compared(
+def test_nothing_is_exported_that_differs_or_cannot_be_compared(
     written, tmp_path, here, monkeypatch
 ):
     path, _, record = written
@@ -279,9 +279,7 @@ def test_a_model_file_alone_is_exported_and_nothing_is_written_that_differs_or_c
     assert not (tmp_path / "d.onnx").exists()
 
 
-def test_a_run_that_holds_out_images_is_compared_on_them_where_there_is_no_test_split(
-    trained_once, here, monkeypatch
-):
+def test_without_a_test_split_held_out_images_are_compared(trained_once, here, monkeypatch):
     run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
     monkeypatch.setattr(
         "lockstep.classify.export.exported",

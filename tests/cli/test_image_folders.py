@@ -38,7 +38,7 @@ SHORT = (
 
 
 @pytest.mark.slow
-def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here, tmp_path):
+def test_a_folder_gives_the_same_weights_on_1_and_2_processes(program, here, tmp_path):
     bright_and_dark(tmp_path / "my photos", 30)
     train = ("train", "my photos/", *SHORT, "--steps", 4, "--json")
     one = here(*train)
@@ -76,9 +76,7 @@ def test_a_folder_gives_the_same_weights_on_one_and_two_processes(program, here,
     )
 
 
-def test_a_run_is_resumed_on_the_same_images_only_and_another_decoder_is_noted(
-    here, tmp_path, monkeypatch
-):
+def test_a_resume_needs_the_same_images_and_notes_other_decoders(here, tmp_path, monkeypatch):
     photos = bright_and_dark(tmp_path / "photos", 20)
     train = ("train", "photos", *SHORT, "--steps", 2, "--name", "a")
     assert here(*train).returncode == 0

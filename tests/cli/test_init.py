@@ -20,9 +20,7 @@ def parent(trained_once, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_run_starts_from_the_final_weights_on_any_number_of_processes(
-    program, parent, tmp_path
-):
+def test_a_new_run_starts_from_final_weights_on_any_processes(program, parent, tmp_path):
     hashes = set()
     for processes in (1, 2):
         done = program(

@@ -183,7 +183,7 @@ def test_a_recipe_edited_behind_the_checkpoints_back(here, run):
     refused(here("train", path, "--resume"), DATA, "result.json cannot be read")
 
 
-def test_what_is_printed_from_files_does_not_reach_the_terminal_as_control_codes(here, run):
+def test_text_from_files_never_reaches_a_terminal_as_controls(here, run):
     record = run[0] / "recipe.json"
     whole = record.read_text()
     record.write_text(json.dumps(json.loads(whole) | {"name": f"digits{CLEAR}"}))

@@ -60,7 +60,7 @@ def judged_on(images: int) -> tuple[object, ...]:
     ],
     ids=["cifar10-tutorial", "mnist"],
 )
-def test_a_recipe_learns_alike_on_1_and_2_processes_and_is_evaluated(
+def test_a_recipe_learns_alike_on_1_and_2_processes(
     trained, program, synthetic_data, recipe, dataset, small, first, drop
 ):
     small = (*small, *judged_on(200))

@@ -54,7 +54,7 @@ def test_the_wheel_and_the_sdist_have_every_file(built):
     }
 
 
-def test_the_wheel_and_an_editable_install_have_one_sha256_of_their_code(built, tmp_path):
+def test_wheel_and_editable_install_have_one_sha256_of_code(built, tmp_path):
     """Hosts with either of them train together."""
     with zipfile.ZipFile(built[0]) as archive:
         archive.extractall(tmp_path)

@@ -57,7 +57,7 @@ def rows(done):
     list(zip(RUNS, (1e-3, 0.02), strict=True)),
     ids=["float32", "views-bfloat16"],
 )
-def test_predicting_the_files_of_the_test_set_counts_as_eval_does(
+def test_predicting_the_test_sets_files_counts_as_eval_does(
     options, tolerance, trained_once, program, predict, pictures
 ):
     run, _ = trained_once(*options)

@@ -25,7 +25,7 @@ def test_help_is_complete_and_has_examples(here, command):
     assert "\b" not in done.stdout
 
 
-def test_help_of_train_has_ten_options_and_names_the_help_with_all(here):
+def test_help_of_train_has_ten_options_and_names_the_full_help(here):
     short, whole = (here("train", f"--help{rest}").stdout for rest in ("", "-all"))
     options = {
         one.name: one.opts[0]
@@ -41,7 +41,7 @@ def test_help_of_train_has_ten_options_and_names_the_help_with_all(here):
     assert "--help-all shows all options" in " ".join(short.split())
 
 
-def test_neither_help_nor_python_functions_nor_recipes_wait_for_torch():
+def test_help_python_functions_and_recipes_wait_for_no_torch():
     code = f"""
 import contextlib, sys
 import lockstep

@@ -75,7 +75,7 @@ def native(trained_once):
     [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)],
     ids=["plain", "Slurm, Open MPI"],
 )
-def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, native, launchers):
+def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launchers):
     run = tmp_path / "runs/x"
     for names in launchers:
         first, second = launched(tmp_path, names, *LAUNCHED, "--save-every", 4)
@@ -94,7 +94,7 @@ def test_an_outer_launch_is_one_run_and_resumes_without_being_asked(tmp_path, na
 
 
 @NEWER_CPU
-def test_processes_that_compute_otherwise_end_before_the_first_update(tmp_path):
+def test_processes_with_other_bits_end_before_the_first_update(tmp_path):
     first, second = launched(tmp_path, PLAIN, *LAUNCHED, **OLDER)
     assert (first.returncode, second.returncode) == (ENVIRONMENT, ENVIRONMENT)
     assert "do not have the same arithmetic" in first.stderr

@@ -36,7 +36,7 @@ WIDER = """[...document.querySelectorAll("*")].filter(e => e.getBoundingClientRe
 
 @pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (360, "dark")])
-def test_a_browser_shows_the_page_in_both_themes_and_at_phone_width(written, width, scheme):
+def test_a_browser_shows_the_page_in_both_themes_and_narrow(written, width, scheme):
     requests, errors = [], []
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -76,9 +76,7 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(
-    tmp_path, here, monkeypatch
-):
+def test_logits_that_are_not_finite_have_no_class_and_a_word(tmp_path, here, monkeypatch):
     (tmp_path / "infinite.py").write_text(INFINITE)
     done = here(
         "train",
@@ -111,7 +109,7 @@ def test_logits_that_are_not_finite_have_no_class_and_the_loss_has_a_word(
     assert "classified as no class" in runs.page(Run(run.path), record)
 
 
-def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(tmp_path, here):
+def test_images_have_their_names_or_the_page_says_there_are_none(tmp_path, here):
     bright_and_dark(tmp_path / "photos", 8)
     small = (
         "--model",
@@ -138,7 +136,7 @@ def test_images_of_a_folder_have_their_names_and_without_them_the_page_says_so(t
     assert "there are no pictures" in (tmp_path / "r.html").read_text()
 
 
-def test_a_script_writes_the_page_into_the_runs_folder_again_and_again(
+def test_a_script_writes_the_page_into_the_run_again_and_again(
     trained_once, tmp_path, monkeypatch, here
 ):
     run = Run(shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a"))

@@ -24,9 +24,7 @@ ALONE = ("--steps", STEPS, "--processes", 1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_of_its_children(
-    tmp_path, processes
-):
+def test_a_failure_has_its_cause_once_though_sigchld_is_ignored(tmp_path, processes):
     """exec inherits that SIGCHLD is ignored. The system then forgets exit codes, and Python takes
     them for 0.
     """
@@ -50,9 +48,7 @@ def test_a_failure_is_told_once_with_its_cause_where_the_caller_ignores_the_end_
 
 
 @pytest.mark.slow
-def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(
-    started, tmp_path, trained_once
-):
+def test_a_restart_continues_the_run_without_the_launchers_files(started, tmp_path, trained_once):
     """Programs that clean a temporary folder remove them in a long run: heartbeats, rendezvous, the
     run's path.
     """
@@ -69,7 +65,7 @@ def test_a_restart_continues_the_run_although_the_launchers_files_are_gone(
 
 
 @pytest.mark.slow
-def test_flags_that_a_module_sets_when_it_is_imported_do_not_last(here, tmp_path):
+def test_flags_that_a_module_sets_on_import_do_not_last(here, tmp_path):
     write_model(
         tmp_path,
         "mine",

@@ -80,7 +80,7 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
     )
 
 
-def test_an_unfinished_run_is_served_by_its_newest_checkpoint_and_another_host_is_warned_of(
+def test_an_unfinished_run_is_served_by_its_newest_checkpoint(
     here, trained_once, tmp_path, monkeypatch
 ):
     run = shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "copy")
@@ -150,7 +150,7 @@ SENT = """(node, [bytes, way]) => {
 
 
 @pytest.mark.parametrize("way", ["drop", "paste"])
-def test_a_picture_that_is_dropped_or_pasted_shows_classes_with_bars(page, way):
+def test_a_dropped_or_pasted_picture_shows_classes_with_bars(page, way):
     page.locator("body").evaluate(SENT, [[*PICTURES[0]], way])
     (text,) = classified(page, 1)
     assert "a.png" in text
@@ -176,7 +176,7 @@ def test_a_picture_that_is_dropped_or_pasted_shows_classes_with_bars(page, way):
     )
 
 
-def test_several_files_are_chosen_by_keyboard_and_a_bad_one_is_a_sentence(page, tmp_path):
+def test_the_keyboard_chooses_files_and_a_bad_one_is_a_sentence(page, tmp_path):
     picture, notes = tmp_path / f"{'a_long_name' * 12}.png", tmp_path / "notes.png"
     picture.write_bytes(PICTURES[0])
     notes.write_text("no image")

@@ -35,7 +35,7 @@ def test_a_run_is_verified_on_two_processes(run, program):
     assert record["machine"]["probe_equal"] is True
 
 
-def test_the_steps_between_the_newest_checkpoints_and_a_flipped_bit_are_named(run, here):
+def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
     change_checkpoint(run, 30, "parameter/conv2.weight", 5)
     before = contents(run)
     done = here("verify", "runs/a")

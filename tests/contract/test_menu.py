@@ -161,7 +161,7 @@ def require_one_result(of: Recipe, dataset: Dataset, processes: int, stopped_aft
 
 
 @pytest.mark.parametrize("choice", list(chosen()))
-def test_any_choice_is_one_result_on_one_and_two_processes_and_resumed(choice, dataset):
+def test_any_choice_has_one_result_on_1_and_2_processes_resumed(choice, dataset):
     of = recipe(**choice)
     assert validated(Recipe, tomllib.loads(of.toml())) == of
     assert require_one_result(of, dataset, 2, stopped_after=2).state.is_finite()

@@ -117,7 +117,7 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
-def test_processes_on_any_hosts_and_vectors_in_any_parts_have_the_bits_of_one(hosts):
+def test_any_hosts_and_any_parts_have_the_bits_of_one_process(hosts):
     for towers in range(len(hosts), 10, 2):
         # A part may be smaller than the number of processes.
         for ends in ([], [1], [500, 700], [2, 3, 4]):
@@ -221,7 +221,7 @@ def test_allreduce_is_one_call_of_the_backend():
     assert found == [[["all_reduce", LENGTH, None]]] * 4
 
 
-def test_work_is_begun_beside_the_caller_and_done_in_order_and_its_error_reaches_who_waits(
+def test_work_is_done_in_order_and_its_error_reaches_who_waits(
     monkeypatch,
 ):
     monkeypatch.setattr(group.dist, "get_rank", lambda: 0)

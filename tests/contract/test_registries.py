@@ -57,7 +57,7 @@ def test_a_model_is_seeded_trainable_and_deterministic(name):
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_an_augmented_image_depends_only_on_seed_epoch_and_example(name):
+def test_an_augmented_image_is_a_function_of_seed_epoch_example(name):
     """It depends on these, and not on others in the batch or their order."""
     augmentation = AUGMENTATIONS[name]()
 
@@ -111,7 +111,7 @@ def test_an_optimizer_steps_downhill_and_repeats_its_bits(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
-def test_a_factor_on_the_learning_rate_acts_as_another_learning_rate(name, coefficient):
+def test_a_factor_on_the_learning_rate_is_another_learning_rate(name, coefficient):
     """The factor applies to filters, matrices and vectors, also with weight decay. Other parameters
     do not change.
     """

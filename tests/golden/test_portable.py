@@ -102,7 +102,7 @@ def test_the_features_of_photos_have_the_known_bits():
 
 
 @pytest.mark.slow
-def test_the_first_command_of_the_readme_ends_with_the_hash_that_it_states(tmp_path):
+def test_the_readmes_first_command_ends_with_the_hash_it_states(tmp_path):
     sha256 = digits_sha256(tmp_path / "run")
     assert sha256 == json.loads(FILE.read_text())["digits"]
     assert sha256 in README.read_text()

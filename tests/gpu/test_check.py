@@ -35,7 +35,7 @@ def checked(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow  # three runs
-def test_what_needs_no_gpu_is_checked_and_the_rest_is_skipped_by_name(checked):
+def test_what_needs_no_gpu_is_checked_and_the_rest_skipped(checked):
     code, lines, checks = checked("--only", "hash")
     assert code == 0
     assert checks["one hash"]["status"] == "PASS"
@@ -49,7 +49,7 @@ def test_what_needs_no_gpu_is_checked_and_the_rest_is_skipped_by_name(checked):
     assert "needs 1 GPU, and torch sees 0" in lines[0]
 
 
-def test_the_comparison_of_operations_finds_the_one_that_gives_other_bits(monkeypatch):
+def test_the_comparison_finds_the_operation_with_other_bits(monkeypatch):
     monkeypatch.setattr(bits, "CORES", 1)  # as all tests compute
     assert bits.differences("digits,batch=16", torch.device("cpu")) == {}
     right, calls = elementary.sqrt, itertools.count()
@@ -59,7 +59,7 @@ def test_the_comparison_of_operations_finds_the_one_that_gives_other_bits(monkey
     assert {name.split(" ")[0] for name in found} == {"aten.native_batch_norm.default"}
 
 
-def test_a_check_that_fails_does_not_stop_the_others_and_its_message_is_kept(checked, monkeypatch):
+def test_a_failed_check_keeps_its_message_and_the_others_go_on(checked, monkeypatch):
     monkeypatch.setattr(gpu_check, "KERNEL_TOLERANCE", 0.0)
     monkeypatch.setattr(
         gpu_check, "CHECKS", {"kernels": gpu_check.kernels, "GPUs of kernels": gpu_check.gpus}

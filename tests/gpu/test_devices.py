@@ -43,9 +43,7 @@ def old_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "init", init)
 
 
-def test_a_driver_that_torch_refuses_is_named_and_no_run_falls_back_silently(
-    old_driver, tmp_path, capfd
-):
+def test_a_refused_driver_is_named_and_no_run_falls_back(old_driver, tmp_path, capfd):
     with pytest.raises(
         LockstepError, match=r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"
     ):
@@ -113,7 +111,7 @@ def test_processes_with_gpus_connect_by_nccl_each_on_its_own(connected):
     assert store.timeout == options["timeout"]
 
 
-def test_processes_of_one_gpu_exchange_through_the_host_if_that_was_asked_for(connected):
+def test_processes_on_one_gpu_exchange_through_the_host_if_asked(connected):
     with pytest.raises(LockstepError, match=r"processes 0 and 1 have one GPU.*--device cuda:0,0"):
         connected(torch.device("cuda", 3), Store("GPU-3"))
     group, args, options = connected(torch.device("cuda", 3), Store("GPU-3"), shares_gpu=True)
@@ -125,9 +123,7 @@ def test_processes_of_one_gpu_exchange_through_the_host_if_that_was_asked_for(co
     )
 
 
-def test_hosts_with_and_without_a_gpu_and_a_torch_without_nccl_exchange_through_the_host(
-    connected, monkeypatch
-):
+def test_hosts_without_gpu_or_nccl_exchange_through_the_host(connected, monkeypatch):
     for device, other in ((torch.device("cpu"), "GPU-0"), (torch.device("cuda", 3), "")):
         group, args, _ = connected(device, Store(other))
         assert (args, group.through_host) == (("gloo",), True)
@@ -158,7 +154,7 @@ def trained(tmp_path, monkeypatch, error, world):
         RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 bytes"),
     ],
 )
-def test_too_little_memory_is_one_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
+def test_too_little_memory_is_an_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
     with pytest.raises(
         LockstepError, match=r"too little memory \(.*more --towers, a smaller --batch"
     ) as raised:

@@ -36,7 +36,7 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_packed_data_is_unpacked_without_loss_and_a_damaged_part_is_refused(kit, tmp_path):
+def test_packed_data_loses_nothing_and_a_damaged_part_is_refused(kit, tmp_path):
     plain, parts = kit
     assert sorted(packed.unpack(parts, tmp_path / "again")) == sorted(FILES)
     assert content(tmp_path / "again") == content(plain)
@@ -49,7 +49,7 @@ def test_packed_data_is_unpacked_without_loss_and_a_damaged_part_is_refused(kit,
         packed.unpack(parts, tmp_path / "again")
 
 
-def test_a_count_has_the_launches_of_each_tower_and_those_of_one_update():
+def test_a_count_has_the_launches_of_each_tower_and_one_update():
     one, two = (
         count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2)
     )
@@ -68,7 +68,7 @@ def event(name, device, us=0.0, note=False):
     )
 
 
-def test_a_profile_is_divided_by_its_steps_and_counts_what_the_gpu_did():
+def test_a_profile_is_divided_by_its_steps_and_counts_the_gpu():
     host = [
         "aten::mm",
         "cudaLaunchKernel",

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(COMPILER is None, reason="g++
 
 
 @pytest.mark.timeout(1800)
-def test_every_recipe_trains_to_the_weights_of_the_cpu_and_a_step_waits_only_to_read_its_flags(
+def test_every_recipe_has_the_cpus_bits_and_waits_only_for_flags(
     tmp_path,
 ):
     torch_folder = Path(torch.__file__).parent

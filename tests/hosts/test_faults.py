@@ -167,9 +167,7 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(
     assert not (folders[1] / "runs").exists()
 
 
-def test_process_0_that_is_cut_off_writes_nothing_more_while_the_rest_goes_on(
-    hosts, torchrun, folders, slow, undisturbed
-):
+def test_process_0_that_is_cut_off_writes_nothing_more(hosts, torchrun, folders, slow, undisturbed):
     """The other processes continue: both hosts share the folder of the run, and host 1 has the
     rendezvous.
     """

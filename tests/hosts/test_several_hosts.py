@@ -59,7 +59,7 @@ def require_one_result(tmp_path, printed, alone):
 
 
 @NEWER_CPU
-def test_hosts_of_different_kinds_train_one_network_in_portable_arithmetic(hosts, tmp_path, alone):
+def test_hosts_of_different_kinds_train_one_portable_network(hosts, tmp_path, alone):
     """Host 1 computes as an older CPU does."""
     require_one_result(tmp_path, launched(hosts, tmp_path, kubernetes, 2, **OLDER), alone)
 

@@ -59,7 +59,7 @@ def test_two_and_three_processes_with_and_without_their_files(expected):
     assert "computing the features" not in err
 
 
-def test_kill_of_the_workers_in_the_middle_of_the_features_restarts_them(expected):
+def test_workers_killed_amid_the_features_are_restarted(expected):
     sha256, root = expected
     (root / "features").mkdir()
     process = train(root / "features", "--processes", 2)
@@ -68,7 +68,7 @@ def test_kill_of_the_workers_in_the_middle_of_the_features_restarts_them(expecte
     assert result(process)["weights_sha256"] == sha256
 
 
-def test_kill_of_everything_in_the_middle_of_the_head_is_resumed_on_three(expected):
+def test_a_run_killed_amid_the_head_is_resumed_on_3_processes(expected):
     sha256, root = expected
     (root / "head").mkdir()
     process = start(

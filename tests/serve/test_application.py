@@ -152,7 +152,7 @@ def answer_of(connection):
     return b""
 
 
-def test_an_answer_is_the_record_of_predict_with_five_classes_and_the_mark_unlike(classifier):
+def test_an_answer_is_predicts_record_of_five_classes_and_unlike(classifier):
     expected = replace(classifier.predict(PICTURES[0], top=5), source="picture", answer="unlike")
     marked = like(
         classifier,
@@ -182,7 +182,7 @@ def test_the_input_is_the_picture_as_the_network_sees_it(classifier, port):
                 )
 
 
-def test_light_on_what_speaks_for_the_class_is_a_picture_on_request(classifier, port):
+def test_light_on_what_speaks_for_a_class_is_made_on_request(classifier, port):
     asked = "/predict?evidence=png", PICTURES[0]
     # This network is no linear head.
     assert ask(port, *asked)[2]["predictions"][0]["evidence"] is None
@@ -225,9 +225,7 @@ def large_form():
     return form(*[("a.png", file.getvalue())] * 8), file.getvalue()
 
 
-def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_do_not_wait(
-    classifier, monkeypatch
-):
+def test_large_pictures_are_decoded_in_turn_and_small_ones_go_on(classifier, monkeypatch):
     """A file of 200 kB may need a gigabyte. Sixteen in two requests take the memory of one."""
     begun, go_on, decoding = threading.Event(), threading.Event(), []
     body, _ = large_form()
@@ -335,9 +333,7 @@ def test_a_bad_upload_is_a_status_and_a_sentence(port, status, sentence, body, h
     assert capfd.readouterr() == ("", "")
 
 
-def test_get_has_the_page_and_what_is_served_and_other_paths_are_told_the_right_ones(
-    classifier, port
-):
+def test_get_has_the_page_and_other_paths_name_the_right_ones(classifier, port):
     facts = {"name": "digits", "weights": "model.safetensors", "classes": [*classifier.classes]}
     assert ask(port, "/health", method="GET")[2] == {
         "status": "ok",
@@ -363,7 +359,7 @@ def test_only_own_names_and_origins_are_served(port):
         assert ask(port, body=PICTURES[0], Host=host, Origin=f"http://{host}")[0] == 200
 
 
-def test_the_page_may_load_nothing_from_elsewhere_and_a_name_on_it_is_text(classifier, port):
+def test_the_page_loads_nothing_foreign_and_a_name_on_it_is_text(classifier, port):
     status, headers, text = ask(port, "/", method="GET")
     policy = headers["Content-Security-Policy"]
     assert status == 200
@@ -379,7 +375,7 @@ def test_the_page_may_load_nothing_from_elsewhere_and_a_name_on_it_is_text(class
     assert "<h1>&lt;script&gt;\\x1b[2J</h1>" in text
 
 
-def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, monkeypatch):
+def test_a_half_sent_body_ends_in_time_and_holds_no_memory(classifier, monkeypatch):
     monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.5)
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
     with serving(classifier) as port:
@@ -399,9 +395,7 @@ def test_a_half_sent_body_ends_after_its_time_and_holds_no_memory(classifier, mo
         assert {ask(port, body=PICTURES[0])[0] for _ in range(20)} == {200}
 
 
-def test_half_sent_bodies_that_fill_the_memory_do_not_stop_a_smaller_picture(
-    classifier, monkeypatch
-):
+def test_half_sent_bodies_do_not_stop_a_smaller_picture(classifier, monkeypatch):
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
     assert len(PICTURES[0]) < 300
     with serving(classifier) as port:
@@ -427,7 +421,7 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         *(pytest.param(text, marks=pytest.mark.slow) for text in (b"", HALF_HEAD, HALF_BODY)),
     ],
 )
-def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, monkeypatch, text):
+def test_too_many_waiting_connections_do_not_stop_a_client(classifier, monkeypatch, text):
     monkeypatch.setattr(application, "CONNECTION_LIMIT", 5)
     with serving(classifier) as port:
         held = []
@@ -442,7 +436,7 @@ def test_too_many_connections_that_wait_do_not_stop_another_client(classifier, m
             connection.close()
 
 
-def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classifier, monkeypatch):
+def test_beyond_the_limit_of_requests_the_answer_is_503(classifier, monkeypatch):
     monkeypatch.setattr(application, "CONNECTION_LIMIT", 3)
     begun, go_on = threading.Semaphore(0), threading.Event()
 
@@ -465,9 +459,7 @@ def test_beyond_the_limit_of_requests_the_answer_is_503_and_others_go_on(classif
         assert ask(port, body=PICTURES[0])[0] == 200
 
 
-def test_a_head_that_does_not_arrive_and_an_answer_that_is_not_read_end_their_connection(
-    classifier, monkeypatch
-):
+def test_a_missing_head_and_an_unread_answer_end_the_connection(classifier, monkeypatch):
     monkeypatch.setattr(application, "HEAD_LIMIT_S", 0.3)
     monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.3)
     page, seen = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", []
@@ -508,7 +500,7 @@ def test_the_real_decoders_answer_and_end_with_the_server(classifier, monkeypatc
     assert programs[0].poll() is not None
 
 
-def test_an_error_of_a_picture_is_an_answer_and_the_next_one_succeeds(classifier, caplog):
+def test_a_pictures_error_is_an_answer_and_the_next_one_succeeds(classifier, caplog):
     left = [LockstepError("too little memory", ENVIRONMENT), ZeroDivisionError("a bug")]
 
     def predict(*args):
@@ -533,7 +525,7 @@ def test_the_server_ends_though_a_client_has_sent_half_a_body(classifier, monkey
         assert b" 504 " not in waiting.recv(4096)  # the answer after the time limit of a request
 
 
-def test_a_classifier_that_takes_no_pictures_is_an_error_at_the_start(classifier):
+def test_a_classifier_without_pictures_is_an_error_at_the_start(classifier):
     other = like(
         classifier,
         predict=lambda *args, **options: iter([lockstep.Prediction(0, error="squares only")]),

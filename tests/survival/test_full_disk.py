@@ -65,7 +65,7 @@ def saved_after(folder, count):
     return errors
 
 
-def test_a_full_disk_costs_old_checkpoints_but_the_best_before_the_new_one(disk):
+def test_a_full_disk_costs_old_checkpoints_before_best_and_new(disk):
     """Three checkpoints fit: the fourth deletes those that are not needed, and is saved."""
     folder = disk(3 * 500) / "checkpoints"
     assert saved_after(folder, 4) == [None] * 4
@@ -124,7 +124,7 @@ def slow_digits(folder):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_room_and_completes_when_there_is_room_again(
+def test_a_run_goes_on_without_room_and_saves_with_room_again(
     started, disk, trained_once, tmp_path
 ):
     folder, lines = disk(20_000), []

@@ -54,7 +54,7 @@ def parent(made_once):
     return folder / "runs/parent", (folder / "sha256").read_text()
 
 
-def test_each_phase_and_each_fault_is_tried_here_and_all_pairs_by_the_benchmark():
+def test_each_phase_and_each_fault_is_tried_here_pairs_elsewhere():
     assert [case.phase for case in CASES] == [*PHASES]
     assert {case.fault for case in CASES} == {*FAULTS}
     assert {*CASES} <= {*survival.cases()}

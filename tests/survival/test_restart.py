@@ -39,7 +39,7 @@ def temporary(tmp_path):
     ("victim", "signal", "words"),
     [(1, "SIGKILL", "process 1 of 2 (towers "), (0, "SIGSTOP", HANGS)],
 )
-def test_a_process_that_is_killed_or_hangs_is_named_and_all_are_restarted(
+def test_a_killed_or_hung_process_is_named_and_all_are_restarted(
     started, tmp_path, temporary, undisturbed, victim, signal, words
 ):
     process, children = begin(started, 2, "--timeout", 5, TMPDIR=temporary)
@@ -120,9 +120,7 @@ def test_sigterm_while_a_process_is_stopped_ends_in_time(started, here, tmp_path
     assert resume(here, 1) == undisturbed
 
 
-def test_torchrun_restarts_a_run_after_a_kill_and_a_hang_and_none_outlives_it(
-    tmp_path, undisturbed
-):
+def test_torchrun_restarts_killed_and_hung_and_none_outlives_it(tmp_path, undisturbed):
     process = torchrun(tmp_path, "--timeout", "1")
     until_step(process, 7)
     ranks(process)[0].kill()

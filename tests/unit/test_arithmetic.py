@@ -59,7 +59,7 @@ def probed(*arguments, **changes):
     return require_agreement(built)["probe"]
 
 
-def test_the_probe_is_a_function_of_the_recipe_and_leaves_the_state_unchanged():
+def test_the_probe_depends_on_the_recipe_and_changes_no_state():
     built = replica()
     before, step = built.state.digest(), built.state.step
     first = require_agreement(built)["probe"]
@@ -107,5 +107,5 @@ def test_an_unusable_model_is_rejected_with_the_reason(model, message):
         probed(model)
 
 
-def test_a_model_that_does_not_repeat_its_bits_is_allowed_without_exactness():
+def test_a_model_may_not_repeat_its_bits_without_exactness():
     assert probed({"fault": "remembers"}, exact=False)

@@ -20,7 +20,7 @@ def random_images(count: int) -> torch.Tensor:
     return torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8)
 
 
-def test_a_constant_image_becomes_zeros_and_a_faint_one_is_not_blown_up():
+def test_a_constant_image_becomes_zeros_and_a_faint_one_stays_so():
     assert standardise(torch.full((1, 24, 24, 3), 200.0)).abs().max() == 0
     faint = torch.zeros(1, 24, 24, 3)
     faint[0, 0, 0, 0] = 1e-3
@@ -65,7 +65,7 @@ def test_shift_moves_by_at_most_a_pixel_and_fills_with_black():
     assert torch.equal(moved.flatten(1).sum(1), torch.ones(500))
 
 
-def test_flips_alternate_between_epochs_with_a_random_phase_for_each_image():
+def test_flips_alternate_by_epoch_with_a_phase_for_each_image():
     epochs = [
         Keys(5, np.full(2000, epoch), np.arange(2000)).alternating_flips() for epoch in range(4)
     ]
@@ -104,7 +104,7 @@ def test_resizing_is_antialiased_bilinear_interpolation(size):
 PLAIN_CROP = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
 
-def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
+def test_crops_have_uniform_areas_ratios_and_positions():
     # Each pixel of the image states its own row and column, so a crop states where it was taken.
     count, side = 4000, 32
     place = torch.arange(side, dtype=torch.uint8)
@@ -129,7 +129,7 @@ def test_crops_have_areas_ratios_and_positions_uniform_over_their_ranges():
         assert abs(share.mean() - 0.5) < 0.02
 
 
-def test_a_crop_is_resized_like_torchs_bilinear_interpolation_and_flipped_at_random():
+def test_a_crop_is_resized_as_by_torch_and_flipped_at_random():
     images = random_images(50)
     crop = Crop(scale=(0.25, 0.25), ratio=(1.0, 1.0), **PLAIN_CROP)
     k = keys(50)

@@ -54,7 +54,7 @@ def called(compute, inputs=INPUTS, **options):
     return results, calls
 
 
-def test_the_first_call_is_captured_and_from_the_third_on_only_the_graph_computes(told):
+def test_after_two_calls_only_the_captured_graph_computes(told):
     results, calls = called(lambda x: (x + torch.rand(3)) * 2)
     expected = []
     for x in INPUTS:
@@ -65,7 +65,7 @@ def test_the_first_call_is_captured_and_from_the_third_on_only_the_graph_compute
     assert len({result.data_ptr() for result in results}) == len(results)
 
 
-def test_a_number_of_the_host_is_found_before_a_result_of_the_graph_is_used(told):
+def test_a_number_of_the_host_is_found_before_the_graph_is_used(told):
     numbers = iter(range(100))
     results, _ = called(lambda x: x + next(numbers))
     used = [float((result - x)[0, 0]) for result, x in zip(results, INPUTS, strict=True)]
@@ -74,7 +74,7 @@ def test_a_number_of_the_host_is_found_before_a_result_of_the_graph_is_used(told
     assert "other bits" in told[0]
 
 
-def test_what_cuda_cannot_capture_is_computed_kernel_by_kernel_and_said_once(told):
+def test_what_cuda_cannot_capture_runs_kernels_and_is_said_once(told):
     def waiting(x):
         if Graph.capturing:
             raise RuntimeError(
@@ -105,7 +105,7 @@ def test_without_exactness_nothing_is_compared():
     assert (len(calls), Graph.replays) == (2, 4)
 
 
-def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tower_is_not_finite(
+def test_a_tower_has_the_same_vectors_and_flags_as_a_graph(
     told,
 ):
     recipe = tutorial_recipe("tutorial", 2)
@@ -126,7 +126,7 @@ def test_a_tower_has_the_same_vectors_as_a_graph_with_its_requests_and_which_tow
     assert (Graph.replays, told) == (5, [])
 
 
-def test_what_observes_the_network_sees_a_pass_that_is_not_a_graph():
+def test_an_observer_of_the_network_sees_a_pass_without_graph():
     recipe = tutorial_recipe("tutorial", 2)
     tower, state, _ = parts(recipe)
     as_graph = Tower(tower.bound, tower._network, as_graph=True)

@@ -119,9 +119,7 @@ class Beside:
         return str(self.path)
 
 
-def test_open_files_and_other_paths_are_images_and_what_is_none_is_one_sentence(
-    classifier, tmp_path
-):
+def test_open_files_and_paths_are_images_others_are_one_sentence(classifier, tmp_path):
     file = tmp_path / "a.png"
     Image.fromarray(TEST.images[3].numpy()[..., 0]).save(file)
     data, expected = file.read_bytes(), classifier.predict(file).top
@@ -234,7 +232,7 @@ def test_a_prediction_has_the_same_bits_beside_any_others(name, number, model_fi
     assert sum(probability for _, probability in alone) == pytest.approx(1)
 
 
-def test_the_plain_module_and_preprocessing_give_the_same_classes(classifier, run):
+def test_the_plain_module_and_preprocessing_have_one_result(classifier, run):
     assert classifier.classes == run.classes == tuple("0123456789")
     assert classifier.image_shape == (8, 8, 1)
     inputs = torch.stack([classifier.preprocess(image.numpy()) for image in TEST.images[:50]])
@@ -272,7 +270,7 @@ def test_run_file_and_checkpoint_are_the_same_classifier(run, tmp_path):
     assert [p.top for p in lockstep.load(run, 0).predict(images, top=2)] != tops[0]
 
 
-def test_a_bad_image_gives_an_error_in_its_place_and_the_others_go_on(classifier, tmp_path):
+def test_a_bad_image_is_an_error_in_its_place_and_others_go_on(classifier, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.png").write_bytes(b"x")
     good = TEST.images[0].numpy()
@@ -337,7 +335,7 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
     predictions.close()
 
 
-def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
+def test_a_folder_is_read_in_order_without_hidden_or_other_files(tmp_path):
     for name in (
         "b.jpg",
         "a/z.PNG",
@@ -378,14 +376,12 @@ def test_a_folder_is_read_in_order_without_hidden_and_other_files(tmp_path):
         ({"model": "mnist"}, {"image_shape": [4096, 4096, 1]}, "of another model than mnist"),
     ],
 )
-def test_a_hostile_or_damaged_model_file_is_one_message_before_it_takes_memory(
-    model_file, stated, facts, words
-):
+def test_a_hostile_model_file_is_refused_before_it_takes_memory(model_file, stated, facts, words):
     with pytest.raises(LockstepError, match=words):
         lockstep.load(model_file(stated=stated, facts=facts))
 
 
-def test_a_prediction_takes_the_memory_of_one_image_whatever_a_file_states(model_file, monkeypatch):
+def test_a_prediction_takes_one_images_memory_for_any_file(model_file, monkeypatch):
     classifier = lockstep.load(model_file(stated={"eval_batch": 65_536}))
     sizes = []
     monkeypatch.setattr(
@@ -475,9 +471,7 @@ OURS = [2, "highest", False, False, False, True, "ieee", "ieee", "ieee", "ieee",
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_program(
-    classifier, monkeypatch, change
-):
+def test_a_prediction_has_an_evaluations_flags_and_restores_them(classifier, monkeypatch, change):
     before, seen = flags(), []
     whole = predict.classify
     monkeypatch.setattr(predict, "classify", lambda *words: seen.append(flags()) or whole(*words))
@@ -496,7 +490,7 @@ def test_a_prediction_has_the_flags_of_an_evaluation_and_leaves_those_of_the_pro
     assert flags() == before
 
 
-def test_predictions_in_several_threads_leave_the_flags_of_the_program(classifier, monkeypatch):
+def test_predictions_in_threads_leave_the_flags_of_the_program(classifier, monkeypatch):
     mode, seen, both = torch.get_deterministic_debug_mode(), [], threading.Barrier(2)
     torch.set_deterministic_debug_mode("warn")
     before = flags()

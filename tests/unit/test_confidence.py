@@ -115,7 +115,7 @@ def test_each_class_counts_alike_if_the_recipe_is_balanced():
     assert least(table((0, 0, 0.9, 160), (1, 1, 0.9, 8)), 0.95, balanced=True) == [INFINITY] * 2
 
 
-def test_the_answers_of_a_rare_class_must_be_right_often_enough_themselves():
+def test_answers_of_a_rare_class_must_be_right_often_themselves():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
     first, second, third = least(answers, 0.95, classes=3)
     assert first == second == pytest.approx(0.8)
@@ -139,7 +139,7 @@ def test_marks_follow_the_class_that_is_found():
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (4, 1), (8, 1), (16, 1)])
-def test_sure_answers_on_equally_frequent_classes_are_right_as_often_as_asked_for(shares):
+def test_sure_answers_are_right_as_often_as_asked_for(shares):
     answers = answers_of(*features(1_700, 1, shares=shares))
     counts = answers[:, 0].long().bincount()
     bounds = thresholds(answers, 2, 0.95, balanced=True)

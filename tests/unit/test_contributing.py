@@ -52,7 +52,7 @@ def is_ignored(source):
     return ignored
 
 
-def test_the_image_copies_what_exists_names_versions_and_has_no_rights():
+def test_the_image_copies_what_exists_and_has_no_rights():
     lines = re.sub(r"\\\n", " ", text("Dockerfile")).splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert copied

@@ -70,7 +70,7 @@ def decoder():
     one.end()
 
 
-def test_a_picture_is_that_of_decode_image_and_one_that_takes_more_is_none(decoder):
+def test_a_picture_is_decode_images_and_none_if_it_takes_more(decoder):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
     small, large = (
         encoded(Image.fromarray(each), "PNG")

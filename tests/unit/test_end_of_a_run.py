@@ -142,7 +142,7 @@ OTHERS = [("update", 0, True)] + [end for end in OTHERS if end not in ENDS]
     ("effect", "last", "before"),
     ENDS + [pytest.param(*end, marks=pytest.mark.slow) for end in OTHERS],
 )
-def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(
+def test_a_run_killed_around_any_effect_of_its_end_is_the_same(
     begun, tmp_path, monkeypatch, effect, last, before
 ):
     stopped, complete, calls = begun
@@ -156,7 +156,7 @@ def test_killed_around_any_effect_of_its_end_a_run_leaves_the_same(
     assert remains(path) == complete
 
 
-def test_the_first_of_equals_is_the_best_and_a_checkpoint_tells_it():
+def test_the_first_of_equals_is_best_and_a_checkpoint_tells_it():
     policy = Policy(Placement(eval_every=8), recipe().bind(1242))
     assert [step for step in range(21) if policy.should_evaluate(step)] == [8, 16, 19]
     for step, correct in ((8, 160), (16, 160)):

@@ -53,7 +53,7 @@ def test_every_example_is_counted_exactly_once(eval_batch):
 
 
 @pytest.mark.parametrize("processes", [2, 7])  # six chunks, so one of seven processes has none
-def test_any_number_of_processes_has_the_same_counts_and_reports_its_progress(processes):
+def test_any_number_of_processes_has_one_count_and_its_progress(processes):
     """The heartbeat of each process shows the progress. Only process 0 has listeners, which print
     it.
     """
@@ -97,7 +97,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("towers", "tower_batch", "steps"), [(2, 24, 3), (4, 8, 5)])
-def test_a_run_counts_steps_times_the_global_batch_and_each_test_image_once(
+def test_a_run_counts_steps_times_batch_and_each_test_image_once(
     tmp_path, towers, tower_batch, steps
 ):
     """In result.json and in metrics.jsonl. The test set is cut into chunks of 100 images; the last
@@ -157,7 +157,7 @@ def prepared(logits, labels, eval_batch=4):
     return evaluate(Prepared(), {}, {}, Dataset.of(images, np.array(labels), classes), Group())
 
 
-def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
+def test_logits_that_are_not_finite_are_in_no_confusion_column():
     logits = torch.eye(3)[[0, 0, 1, 2, 2, 1]]
     logits[1, 2] = torch.nan
     logits[4, 2] = torch.inf  # the largest logit is that of the right class
@@ -168,7 +168,7 @@ def test_logits_that_are_not_finite_are_in_no_column_of_the_confusion_matrix():
 
 
 @pytest.mark.parametrize("views", ["flip", "flip-translate", "flip-translate-unsure"])
-def test_the_logits_of_views_are_averaged_and_the_single_view_is_counted_too(views):
+def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
     recipe, network, parameters, model = setting(10)
     network.recipe = recipe = recipe.replace(test_views=views)
     dataset = data(53)

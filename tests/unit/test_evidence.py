@@ -79,7 +79,7 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
             )
 
 
-def test_a_place_counts_where_it_is_and_mirror_images_have_mirrored_places():
+def test_a_place_counts_where_it_is_and_mirrors_are_mirrored():
     *_, found = parts(averaged(), test_views="one")
     changed = IMAGE.clone()
     changed[:, 40:48, 8:16] = 255

@@ -143,7 +143,7 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
     assert computed == []
 
 
-def test_each_image_is_computed_alone_with_its_mirror_image_and_folding_changes_rounding_only(
+def test_images_and_mirrors_are_computed_alone_folding_rounds(
     images,
 ):
     model = efficientnet_lite0(SHAPE, 1000).eval()
@@ -177,7 +177,7 @@ def test_cache_of_other_arithmetic_is_not_used(backbone, images, monkeypatch):
     assert len(computed) == 2
 
 
-def test_features_that_are_not_finite_are_refused_in_all_processes(images):
+def test_features_that_are_not_finite_are_refused_everywhere(images):
     model = build_model(recipe(), SHAPE, 2)
     with torch.no_grad():
         model._conv_head.weight[0] = torch.nan
@@ -226,7 +226,7 @@ def head_of_digits(file, **changes):
     )
 
 
-def test_checkpoints_hold_the_head_and_share_the_layers_before_it(trained_once, tmp_path):
+def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp_path):
     file = find_weights(
         shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors")
     )
@@ -299,7 +299,7 @@ def build(shape, classes):
 """
 
 
-def test_factors_on_the_learning_rate_are_for_the_layers_of_the_head(trained_once, tmp_path):
+def test_factors_on_the_learning_rate_are_for_layers_of_the_head(trained_once, tmp_path):
     file = find_weights(trained_once(*NATIVE)[0] / "model.safetensors")
     head = head_of_digits(file, ema=None)
     fit_here(
@@ -386,9 +386,7 @@ def test_setting_that_needs_images_is_refused(changes, problem):
         ({"init_sha256": None}, "these need trained weights: give their file or run as --init"),
     ],
 )
-def test_head_that_is_none_or_has_no_weights_is_refused_before_the_run(
-    tmp_path, photos, changes, problem
-):
+def test_a_head_that_is_none_or_has_no_weights_is_refused_early(tmp_path, photos, changes, problem):
     with pytest.raises(LockstepError, match=problem):
         train(
             tmp_path / "runs/a",

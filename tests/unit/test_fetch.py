@@ -43,7 +43,7 @@ def destination(tmp_path):
     return tmp_path / "data/toy"
 
 
-def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, destination, caplog):
+def test_an_archive_is_fetched_once_verified_and_unpacked(server, destination, caplog):
     source = toy(TOY, server.url)
     destination.mkdir()  # an empty folder holds nothing to lose
     assert fetch.fetch(source, destination)
@@ -62,7 +62,7 @@ def test_an_archive_is_fetched_verified_unpacked_and_not_fetched_again(server, d
     ]
 
 
-def test_a_gz_file_is_kept_even_if_the_server_declares_it_as_an_encoding(server, destination):
+def test_a_gz_file_is_kept_even_if_declared_as_an_encoding(server, destination):
     bodies = {f"{name}.gz": gzip.compress(name.encode() * 1000) for name in ("one", "two")}
     for name, body in bodies.items():
         server.files[name] = lambda handler, body=body: handler.send(body, Content_Encoding="gzip")

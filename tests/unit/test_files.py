@@ -68,7 +68,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("make", FOREIGN.values(), ids=FOREIGN)
-def test_nothing_is_written_through_what_a_stranger_may_have_put_there(tmp_path, make):
+def test_nothing_is_written_through_what_a_stranger_put_there(tmp_path, make):
     own, other = tmp_path / "own", tmp_path / "other"
     own.mkdir()
     other.write_text("precious")

@@ -55,7 +55,7 @@ def test_one_channel_that_is_asked_for_stays():
     assert (fit.recipe, fit.settings["image_px"]) == ("folder", 64)
 
 
-def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stated():
+def test_photos_weight_decay_follows_classes_images_or_the_user():
     found = survey_of([96] * 101, [False] * 101)
     assert (
         fitting(found, {"weight_decay": {}}).settings
@@ -81,9 +81,7 @@ def test_the_weight_decay_of_photos_follows_classes_and_images_unless_it_is_stat
         ((160, 40), (40, 10), "train", None),  # a part of the training images, which tells nothing
     ],
 )
-def test_photos_are_not_balanced_if_the_users_test_images_have_the_shares_of_the_training_images(
-    train, test, folders, balanced
-):
+def test_photos_are_unbalanced_if_test_images_have_their_shares(train, test, folders, balanced):
     found = survey_of([96] * 2, [False] * 2)
     photo = found.splits["train"][0]
     for split, counts in (("train", train), ("test", test)):
@@ -123,7 +121,7 @@ def made(what, changes=(), data=None):
     return fitted(subject_of(what, dict(changes), data))
 
 
-def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_path):
+def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
     folder = grey_folder(tmp_path / "letters", 12)
     own = made(str(folder))
     assert (own.name, own.image_px, own.grey, own.augmentation.flip, own.augmentation.mean) == (
@@ -149,7 +147,7 @@ def test_settings_that_the_user_states_stay_and_recipes_from_elsewhere_too(tmp_p
     assert (on.grey, on.augmentation.mean, on.augmentation.flip) == (True, (0.449,), True)
 
 
-def test_photos_are_chosen_unless_the_command_names_a_recipe_or_a_model(tmp_path):
+def test_photos_is_chosen_unless_a_recipe_or_a_model_is_named(tmp_path):
     big = write(tmp_path / "big", {"a": range(4), "b": range(4, 8)}, side=100)
     assert (
         made(str(big))
@@ -171,9 +169,7 @@ def test_a_run_to_continue_keeps_its_settings(tmp_path):
     assert fitted(named, stated | {"name": "photos"}) == named.recipe
 
 
-def test_the_spec_has_the_choice_and_a_run_takes_the_recipe_of_the_weights_it_starts_from(
-    tmp_path, monkeypatch
-):
+def test_the_spec_has_the_choice_and_init_brings_its_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = grey_folder(tmp_path / "letters", 12)
 
@@ -218,7 +214,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
     assert data("runs/one") == moved
 
 
-def test_a_grey_folder_has_one_channel_and_the_pixels_of_prediction(tmp_path):
+def test_a_grey_folder_has_one_channel_and_predictions_pixels(tmp_path):
     folder = grey_folder(tmp_path / "letters", 12)
     Image.new("RGB", (28, 28), (200, 0, 100)).save(folder / "a/colour.png")
     grey, colour = load_folder(folder, grey=True)["train"], load_folder(folder)["train"]

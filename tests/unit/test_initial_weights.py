@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
     return path
 
 
-def test_all_weights_are_loaded_and_averages_but_not_the_count_of_batches(tmp_path):
+def test_all_weights_and_averages_are_loaded_but_no_batch_count(tmp_path):
     trained = model()
     trained.train()(torch.rand(4, *SHAPE))
     state = trained.state_dict()
@@ -57,7 +57,7 @@ def test_all_weights_are_loaded_and_averages_but_not_the_count_of_batches(tmp_pa
     assert (str(taken), taken.complete) == ("17 of 17 tensors are loaded", True)
 
 
-def test_what_does_not_match_is_named_and_keeps_its_initial_weights(tmp_path):
+def test_what_does_not_match_is_named_and_stays_initial(tmp_path):
     state = model(classes=7).state_dict()
     state["head.bias"] = state.pop("norm1.bias")
     # another floating-point type is converted
@@ -118,7 +118,7 @@ def test_what_cannot_be_used_is_one_message(tmp_path, name, value, code, message
     assert str(error.value).isprintable()
 
 
-def test_a_run_gives_its_final_weights_or_its_newest_valid_checkpoint(finished, tmp_path):
+def test_a_run_gives_final_weights_or_its_newest_checkpoint(finished, tmp_path):
     found = find_weights(finished)
     assert (found.path, found.run) == (finished / "model.safetensors", finished)
     final = load_file(found.path)
@@ -142,7 +142,7 @@ def starting(path, **changes):
     return recipe(init_sha256=found.sha256, **changes), Placement(init=found.path, summary_every=0)
 
 
-def test_a_run_starts_from_the_weights_and_resumes_without_the_file(finished, tmp_path, capsys):
+def test_a_run_starts_from_weights_and_resumes_without_the_file(finished, tmp_path, capsys):
     copy = shutil.copy(finished / "model.safetensors", tmp_path / "w.safetensors")
     own, placement = starting(copy, seed=5)
     whole = fit_here(own, tmp_path / "b", placement.replace(save_every=2)).result
@@ -177,7 +177,7 @@ def test_weights_that_are_missing_or_have_changed_are_refused(finished, tmp_path
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_whitening_is_fitted_to_the_images_unless_the_file_has_it(tmp_path, stored):
+def test_whitening_is_fitted_to_images_unless_the_file_has_it(tmp_path, stored):
     source = replica(WHITENED)
     fitted = source.state.buffers["whitening"]
     assert fitted.any()

@@ -351,9 +351,7 @@ def evaluated_model(name, dtype=torch.float32):
         for dtype in (torch.float32, torch.bfloat16)
     ],
 )
-def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(
-    monkeypatch, name, dtype
-):
+def test_without_gradients_bits_stay_and_no_autograd_runs(monkeypatch, name, dtype):
     model, images = evaluated_model(name, dtype)
     expected = model(images)
     assert expected.requires_grad
@@ -371,7 +369,7 @@ def test_without_gradients_the_bits_are_the_same_and_no_autograd_function_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_KERNELS)
-def test_an_exported_model_has_only_torchs_operators_and_close_outputs(name):
+def test_an_export_has_only_torchs_operators_and_close_outputs(name):
     model, images = evaluated_model(name)
     program = torch.export.export(model, (images,))
     operators = [node.target for node in program.graph.nodes if node.op == "call_function"]

@@ -46,7 +46,7 @@ def photos(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_data_check_lists_exchanged_labels_first_and_writes_a_page_once(here, photos):
+def test_data_check_lists_exchanged_labels_first_on_a_page(here, photos):
     words = ("data", "check", photos, "--labels", "--html", "page.html")
     checked = here(*words, "--json")
     assert checked.returncode == 0, checked.stderr

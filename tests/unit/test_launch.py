@@ -112,7 +112,7 @@ def started(tmp_path, monkeypatch):
         job._kill()
 
 
-def test_when_a_worker_fails_the_others_are_ended_and_no_other_child(started):
+def test_when_a_worker_fails_only_the_other_workers_are_ended(started):
     other = subprocess.Popen([sys.executable, "-S", "-c", SLEEP])
     job = started("import sys; sys.exit(3)", SLEEP)
     assert job._wait() == ""
@@ -152,7 +152,7 @@ def test_the_first_cause_of_a_failure_is_told(started, ends, message):
     assert job._first_cause(dict(enumerate(ends))).message.startswith(message)
 
 
-def test_a_second_ctrl_c_counts_after_a_second_and_other_signals_do_not(monkeypatch):
+def test_only_ctrl_c_counts_twice_and_only_after_a_second(monkeypatch):
     request, now, found = StopRequest(), [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for when, number in (
@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_counts_after_a_second_and_other_signals_do_not(monkeypa
     assert request.received == signal.SIGINT
 
 
-def test_a_signal_ends_the_process_at_once_unless_there_is_something_to_save(monkeypatch):
+def test_a_signal_ends_the_process_unless_it_has_work_to_save(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", None)
     request, done = StopRequest(), []
 
@@ -270,7 +270,7 @@ EVALUATION = EvaluateSpec(recipe=SPEC.recipe, placement=SPEC.placement, path=SPE
         (EVALUATION, [-1, -1], 2, True),
     ],
 )
-def test_a_request_to_stop_is_repeated_and_kills_only_what_has_nothing_to_save(
+def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
     monkeypatch, spec, steps, sent, killed
 ):
     now, signals = [0.0], []
@@ -340,7 +340,7 @@ def test_restarts_without_progress_end(started):
         [*restarts_until_it_ends(started("pass"), [5] * 4)]
 
 
-def test_a_restart_needs_the_file_of_the_weights_only_without_a_checkpoint(started, tmp_path):
+def test_a_restart_needs_the_init_file_only_without_a_checkpoint(started, tmp_path):
     job = started("pass")
     job._spec = SPEC.replace(placement=SPEC.placement.replace(init=tmp_path / "gone.safetensors"))
     job._prepare_restart(End(ENVIRONMENT, "killed"))
@@ -350,7 +350,7 @@ def test_a_restart_needs_the_file_of_the_weights_only_without_a_checkpoint(start
     assert job._spec.resume
 
 
-def test_a_restart_continues_a_run_whose_folder_was_made_and_not_told(started, tmp_path):
+def test_a_restart_continues_a_run_whose_folder_was_not_told(started, tmp_path):
     job = started("pass")
     job._spec = SPEC.replace(path=tmp_path / "x")
     job._prepare_restart(End(ENVIRONMENT, "killed"))
@@ -361,7 +361,7 @@ def test_a_restart_continues_a_run_whose_folder_was_made_and_not_told(started, t
     assert job._spec.resume
 
 
-def test_a_relay_works_beside_more_files_than_select_can_wait_for():
+def test_a_relay_works_beside_more_files_than_select_takes():
     with contextlib.ExitStack() as stack:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))

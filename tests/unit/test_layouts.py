@@ -499,7 +499,7 @@ def test_a_layout_that_is_refused(tmp_path, name):
         assert option.replace("-", "_") in Recipe.options
 
 
-def test_the_way_to_read_a_folder_is_in_the_recipe_and_moves_no_digest():
+def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
     recipe = get_recipe("folder")
     assert not any(getattr(recipe, name) for name in Reading._fields)
     other = recipe.replace(label_column="dx", layout="table")

@@ -42,7 +42,7 @@ def test_it_yields_once_after_each_update():
     assert len(set(weights)) == 7
 
 
-def test_it_ends_after_the_step_in_which_a_process_requests_to_stop_and_not_to_save():
+def test_it_ends_after_a_step_with_a_request_to_stop_not_to_save():
     state, items = loop(
         poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1)
     )

@@ -79,9 +79,7 @@ def stepped(recipe, steps=2):
     ],
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-def test_with_factor_0_a_layer_keeps_every_bit_and_its_norms_use_their_running_averages(
-    names, layers, norms, optimizer
-):
+def test_with_factor_0_a_layer_keeps_its_bits_and_norm_averages(names, layers, norms, optimizer):
     decay = {} if optimizer == "muon" else {"default": 0.1}
     recipe = normed(lr_factors=dict.fromkeys(names, 0), optimizer=optimizer, weight_decay=decay)
     before, after, network, averages = stepped(recipe)
@@ -96,7 +94,7 @@ def test_with_factor_0_a_layer_keeps_every_bit_and_its_norms_use_their_running_a
     } == still & averages.keys()
 
 
-def test_a_layer_is_untrained_if_all_its_own_parameters_are_or_without_any_if_it_lies_in_one():
+def test_a_layer_is_untrained_as_its_parameters_or_its_parent():
     parameters = ["a.weight", "a.norm.weight", "b.weight", "b.bias"]
     layers = ["a", "a.norm", "a.norm.inner", "b", "", "c"]
 
@@ -115,7 +113,7 @@ def test_nothing_to_train_is_refused(tmp_path):
         fit_here(normed(lr_factors=dict.fromkeys(("body", "norm", "head"), 0)), tmp_path / "a")
 
 
-def test_a_name_that_no_layer_has_is_refused_with_near_ones_and_the_outer_layers():
+def test_a_name_without_a_layer_is_refused_with_near_names():
     message = (
         r"layer or parameter in lr_factors 'boddy': did you mean body or .*\? Allowed: "
         r"body, "

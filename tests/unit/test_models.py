@@ -83,7 +83,7 @@ def mnist_network():
         return mnist.build((1, 28, 28), 10)
 
 
-def test_mnist_has_the_originals_parameters_and_linear_dense_layers(mnist_network):
+def test_mnist_has_the_originals_parameters_and_dense_layers(mnist_network):
     assert sum(p.numel() for p in mnist_network.parameters()) == 20_217_226
     assert isinstance(mnist_network.activations["dense1"], torch.nn.Identity)
 
@@ -111,7 +111,7 @@ def test_mnist_has_the_originals_initialisers(mnist_network, layer, inputs, outp
     assert not bias.any()
 
 
-def test_mnist_options_give_the_network_of_the_originals_comments(mnist_network):
+def test_mnist_options_give_the_network_of_the_comments(mnist_network):
     network = mnist.build((1, 28, 28), 10, dropout=0.25, dense_activation="relu")
     network.load_state_dict(mnist_network.state_dict())
     images = torch.rand(2, 1, 28, 28)
@@ -209,7 +209,7 @@ def test_the_tutorial_recipe_crops_and_flips_uniformly(distorted):
     assert 0.48 < mirrored.double().mean() < 0.52
 
 
-def test_the_tutorial_recipe_draws_brightness_and_contrast_uniformly(distorted):
+def test_the_tutorial_draws_brightness_and_contrast_uniformly(distorted):
     assert_uniform(distorted[:, 2].mean((1, 2)) - 7, -63, 63)
     assert_uniform((distorted[:, 0, -1] - distorted[:, 0, 0]).mean(1) / 23, 0.2, 1.8)
     assert distorted[:, 2].min() < -55  # 7 - 63 is not clipped at 0
@@ -224,7 +224,7 @@ def test_the_tutorial_recipe_evaluates_the_central_crop():
     assert torch.allclose(evaluated, (centre - mean) / deviation, atol=1e-4)
 
 
-def test_mnist_drops_three_quarters_after_each_dense_layer_in_training():
+def test_mnist_in_training_drops_3_of_4_after_each_dense_layer():
     network = build_model(get_recipe("mnist"), (1, 28, 28), 10)
     passes = {}
     for name in ("dense1", "dense2", "logits"):

@@ -11,7 +11,7 @@ def test_the_launcher_reads_what_a_process_does(tmp_path):
         assert heartbeat.beat == monitor.beat == Beat(0, 3, 1, step=12)
 
 
-def test_the_first_step_may_be_slow_and_so_may_all_that_is_no_step():
+def test_the_first_step_and_all_that_is_no_step_may_be_slow():
     monitor = Monitor()
     with monitor.doing("communication"):  # before training
         assert monitor.beat.slow == SLOW
@@ -23,7 +23,7 @@ def test_the_first_step_may_be_slow_and_so_may_all_that_is_no_step():
             assert monitor.beat.slow == SLOW
 
 
-def test_all_but_a_step_a_wait_and_a_part_of_an_evaluation_may_take_any_time():
+def test_only_a_step_a_wait_and_an_evaluations_part_have_limits():
     """Imports, reading, saving, output that a terminal stops, the end of a run. The watching thread
     calls `tick`.
     """
@@ -51,7 +51,7 @@ def test_all_but_a_step_a_wait_and_a_part_of_an_evaluation_may_take_any_time():
     assert ticking()
 
 
-def test_seconds_count_for_the_innermost_part_and_not_within_an_evaluation(monkeypatch):
+def test_seconds_count_for_the_innermost_part_not_in_evaluations(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     monitor = Monitor()

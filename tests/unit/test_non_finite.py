@@ -47,7 +47,7 @@ def late_nan(shape, classes):
     return LateNaN(shape[0] * shape[1] * shape[2], classes)
 
 
-def test_a_step_that_is_not_finite_stops_the_run_and_a_resume_stops_there_again(tmp_path):
+def test_a_step_that_is_not_finite_stops_the_run_and_each_resume(tmp_path):
     for resume in (False, True):
         with pytest.raises(
             LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1"
@@ -76,14 +76,14 @@ def steep(shape, classes):
     return Steep(shape[0] * shape[1] * shape[2], classes)
 
 
-def test_a_sum_that_overflows_is_never_saved_although_every_tower_is_finite(tmp_path):
+def test_a_sum_of_finite_towers_that_overflows_is_never_saved(tmp_path):
     with pytest.raises(LockstepError, match="not finite") as error:
         train(tmp_path / "run", "steep")
     assert error.value.code == CRASH
     assert [*statefile.checkpoints_in(tmp_path / "run/checkpoints")] == [0]
 
 
-def test_the_scale_halves_at_once_and_doubles_after_1000_applied_steps():
+def test_the_scale_halves_at_once_and_doubles_after_1000_steps():
     assert LossScale(1).value == 2**15
     assert LossScale(100).value == LossScale(128).value == 2**8
     scale = LossScale(32)

@@ -73,7 +73,7 @@ class SumsWithNumbers(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def test_muon_adds_no_number_that_cpus_and_gpus_would_round_differently():
+def test_muon_adds_no_number_that_gpus_would_round_differently():
     with SumsWithNumbers() as sums:
         torch.ones(2).bfloat16() + 0.1
         assert sums.found == 1
@@ -81,7 +81,7 @@ def test_muon_adds_no_number_that_cpus_and_gpus_would_round_differently():
     assert sums.found == 1
 
 
-def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
+def test_a_filter_keeps_its_norm_and_moves_orthogonally():
     named = parameters()
     named["zeros"] = torch.zeros(8, 4, 3, 3)
     named["zeros"].grad = named["a"].grad.flip(0)
@@ -95,7 +95,7 @@ def test_a_filter_keeps_its_norm_and_moves_by_the_orthogonal_direction():
     assert 0.1 < named["zeros"].norm() < torch.inf
 
 
-def test_vectors_and_matrices_move_by_gradient_descent_with_nesterovs_momentum():
+def test_vectors_and_matrices_move_by_sgd_with_nesterov_momentum():
     found, expected = parameters(), parameters()
     optimizer = built(found, {"dense": 0.3}, vector_scale=2.0, matrix_scale=0.5, other_momentum=0.8)
     groups = ("bias", 0.2, 0.0), ("dense", 0.05, 0.3)
@@ -176,7 +176,7 @@ def test_default_is_for_the_matrices_that_are_not_named():
         decay_by_name(layers(), {"fixed": 0.5}, SGD())
 
 
-def test_default_is_one_term_of_the_loss_and_a_named_one_its_own_and_decoupled_decay_is_none():
+def test_default_and_named_decay_are_terms_and_decoupled_is_none():
     recipe = digits(optimizer="sgd", weight_decay={DEFAULT: 0.5, "bias": 0.25})
     assert (
         State(recipe.replace(optimizer="adamw"), layers(), {}, torch.device("cpu")).decay_losses()

@@ -52,7 +52,7 @@ def dataset(values):
     return Dataset(views.view(torch.uint8), torch.zeros(len(values), dtype=torch.int64), ("a",), "")
 
 
-def test_one_held_out_image_in_a_hundred_is_marked_and_all_of_another_kind():
+def test_one_image_in_100_is_marked_and_all_of_another_kind():
     unlike = Unlike(outlier_tensors(dataset(features(2_000, 1))), 32)
     marked = sum(unlike(features(4_000, 2)))
     assert 20 <= marked <= 70  # 40 are expected
@@ -96,7 +96,7 @@ def head_run(tmp_path_factory):
     return root
 
 
-def test_noise_is_marked_and_images_like_the_training_images_are_not(head_run):
+def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     classifier = lockstep.load(head_run / "run")
     (bad := head_run / "bad.png").write_bytes(b"no image")
     found = [p.answer for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]

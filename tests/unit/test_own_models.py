@@ -172,7 +172,7 @@ def test_a_model_without_least_px_is_tried_on_each_size():
             probed("OfOneSize", **sizes, **{"model_options.px": px})
 
 
-def test_another_model_drops_the_settings_that_name_parts_of_the_old_one():
+def test_another_model_drops_settings_that_name_the_olds_parts():
     notes = []
     own = recipe("Small", "cifar10", notes.append)
     assert (own.model_options, own.weight_decay, own.lr_factors) == ({}, {"default": 3.8e-5}, {})

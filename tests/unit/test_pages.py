@@ -60,7 +60,7 @@ def html(judged):
     return runs.page(Run(path), record)
 
 
-def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judged):
+def test_the_job_counts_as_eval_and_finds_the_worst_mistakes(judged):
     path, record = judged
     result = Run(path).result()
     assert record["accuracy"] == Run(path).accuracy
@@ -73,13 +73,13 @@ def test_the_job_counts_as_an_evaluation_does_and_finds_the_worst_mistakes(judge
     assert all(one["top"][0][0] != one["label"] for one in record["mistakes"])
 
 
-def test_the_calibration_error_is_the_mean_distance_of_probability_and_accuracy():
+def test_calibration_error_is_mean_distance_to_accuracy():
     confidence = torch.tensor([0.9, 0.9, 0.6, 1.0], dtype=torch.float64)
     found = calibration(confidence, torch.tensor([True, False, True, True]))
     assert found == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
 
 
-def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged, html, monkeypatch):
+def test_the_page_of_a_run_has_its_parts_in_order_and_numbers(judged, html, monkeypatch):
     path, record = judged
     page = Page(html)
     assert page.headings == [
@@ -111,7 +111,7 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_its_numbers(judged, html, 
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
 
-def test_every_figure_has_a_description_and_no_page_makes_a_request(judged, html):
+def test_every_figure_is_described_and_no_page_makes_a_request(judged, html):
     path, record = judged
     page = Page(html)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]

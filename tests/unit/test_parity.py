@@ -138,7 +138,7 @@ class Weights(Listener):
 @pytest.mark.parametrize(
     ("towers", "per_tower", "first"), [(1, False, 136_718), (2, False, 68_359), (2, True, 136_718)]
 )
-def test_the_metric_and_the_update_use_the_learning_rate_of_their_step(
+def test_the_metric_and_the_update_use_their_steps_learning_rate(
     tmp_path, towers, per_tower, first
 ):
     recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
@@ -201,7 +201,7 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
 
 
 @pytest.mark.parametrize("towers", [1, 2, 4])
-def test_steps_of_the_tutorials_update_are_gradient_descent_on_the_mean_total_loss(towers):
+def test_the_tutorials_update_is_sgd_on_the_mean_total_loss(towers):
     """Through the training loop, in which a sum over towers in place of their mean is a larger
     step.
     """
@@ -252,7 +252,7 @@ def assert_shows(found, values):
     assert found.sum == pytest.approx(values.sum().item(), abs=1e-3 * values.abs().sum().item())
 
 
-def test_gradients_in_summaries_are_of_the_mean_total_loss_of_all_towers(summarised):
+def test_summaries_have_gradients_of_all_towers_mean_total_loss(summarised):
     """And the weights are those after the update."""
     events, model, state, shards = summarised
     losses = [functional.cross_entropy(model(shard.images), shard.labels) for shard in shards]
@@ -264,7 +264,7 @@ def test_gradients_in_summaries_are_of_the_mean_total_loss_of_all_towers(summari
         assert_shows(shown(events, f"weights/{name}"), state.parameters[name])
 
 
-def test_activations_and_images_in_summaries_are_the_first_towers(summarised):
+def test_activations_and_images_in_summaries_are_of_tower_0(summarised):
     events, model, _, (shard, _) = summarised
     outputs = {}
     for name, layer in [*model.activations.items(), ("logits", model)]:

@@ -270,7 +270,7 @@ def test_unreadable_files_are_listed_at_once_and_read_again(photos):
     assert contents(sound(photos)) == clean
 
 
-def test_a_file_without_suffix_is_read_by_content_and_other_kinds_are_named(photos):
+def test_a_file_without_suffix_is_read_and_other_kinds_are_named(photos):
     write(photos, {"a": [1, 2], "b": [3, 4]})
     (photos / "a/1.png").rename(photos / "a/1")
     (photos / "a/README").write_text("a text")
@@ -352,7 +352,7 @@ def test_a_table_names_the_class_of_each_image(photos, header, numbers):
     assert found.splits.keys() == {"train", "test"}
 
 
-def test_a_table_or_the_folders_around_its_images_state_the_splits(photos):
+def test_a_table_or_the_folders_around_images_state_the_splits(photos):
     write(photos, {"train": range(4), "test": range(4, 6)})
     rows = [f"{n},{'ab'[n % 2]}" for n in range(6)]
     by_folder = paths(sound(table(photos, "\n".join(["id,class", *rows]))))
@@ -408,7 +408,7 @@ def test_a_table_that_leaves_a_doubt_is_refused(photos, text, words):
     refused(table(write(photos, {"": [1, 2, 3]}), text), *words)
 
 
-def test_tables_beside_classes_and_several_tables_are_refused_if_they_differ(photos):
+def test_tables_that_differ_from_classes_or_others_are_refused(photos):
     write(photos, {"a": [1, 2], "b": [3, 4]})
     assert sound(table(photos, "id,label\n1,a\n3,b\n")).classes == ("a", "b")
     assert sound(table(photos, "x,y\n")).classes == ("a", "b")
@@ -561,7 +561,7 @@ def test_the_dataset_has_the_pixels_of_its_fit(photos):
             assert np.array_equal(data.pixels(slice(None)), shown)
 
 
-def test_the_dataset_has_the_decoded_images_whatever_their_names_times_and_order(photos, tmp_path):
+def test_the_dataset_is_the_same_for_any_names_times_and_order(photos, tmp_path):
     write(photos, {"a": range(8), "b": range(8, 16)})
     splits, found = load_folder(photos), sound(photos)
     assert list(splits) == ["train", "test"]
@@ -600,7 +600,7 @@ def test_one_photo_more_is_one_photo_decoded(photos, monkeypatch):
         assert [args[0] for args in decoded] == [encoded(99)]
 
 
-def test_the_sha256_of_a_dataset_covers_files_labels_classes_and_size(tmp_path):
+def test_a_datasets_sha256_covers_files_labels_classes_and_size(tmp_path):
     names = iter("0123456789")
 
     def sha256(classes, **options):
@@ -674,9 +674,7 @@ def test_only_new_and_changed_files_are_read(six, examined):
         None,
     ],
 )
-def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(
-    six, examined, damage, monkeypatch
-):
+def test_an_index_damaged_or_of_another_decoder_is_made_again(six, examined, damage, monkeypatch):
     first = read(scan(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
@@ -687,9 +685,7 @@ def test_an_index_that_is_damaged_or_of_another_decoder_is_made_again(
     assert len(examined) == 6
 
 
-def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(
-    six, monkeypatch, caplog
-):
+def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(
             "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
@@ -703,7 +699,7 @@ def test_what_this_host_cannot_do_is_not_kept_and_a_missing_cache_costs_time(
     assert f"reading the images in {six}: 100%" in caplog.text
 
 
-def test_copies_of_another_size_or_format_are_counted_over_splits(photos):
+def test_copies_of_other_size_or_format_are_counted_over_splits(photos):
     """Of pictures that are different, none looks like another one; equal files and tiny pictures do
     not count.
     """

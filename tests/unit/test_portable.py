@@ -97,7 +97,7 @@ def geometries(count):
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on_each_unit, part):
+def test_convolutions_of_any_geometry_are_exact_and_near_float64(on_each_unit, part):
     few, many = 20, 60
     every = enumerate(geometries(many))
     for number, ((b, inputs, outputs, height, width), side, at) in list(every)[
@@ -136,7 +136,7 @@ def test_convolutions_of_any_geometry_are_exact_on_each_unit_and_near_float64(on
         (3, 3, (46, 46), 3, 0),
     ],
 )
-def test_convolutions_of_the_largest_slices_are_exact_on_each_side_of_the_limit(
+def test_convolutions_are_exact_on_both_sides_of_the_slice_limit(
     on_each_unit, monkeypatch, inputs, outputs, sides, groups, longest
 ):
     """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix
@@ -155,7 +155,7 @@ def test_convolutions_of_the_largest_slices_are_exact_on_each_side_of_the_limit(
     )
 
 
-def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monkeypatch):
+def test_a_unit_that_fails_strided_convolutions_does_all_others(monkeypatch):
     def wrong_in_steps(self, x, offset, weight, part, at, power):
         return right(self, x, offset, weight, part, at, power).add_(max(at.stride) > 1)
 
@@ -173,7 +173,7 @@ def test_a_unit_that_fails_for_strided_convolutions_is_used_for_all_others(monke
     }
 
 
-def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_times(monkeypatch):
+def test_units_of_products_and_convolutions_are_timed_apart(monkeypatch):
     """Without VNNI, 8-bit integers are the slower unit for products and the faster one for
     convolutions.
     """
@@ -188,7 +188,7 @@ def test_the_unit_of_products_and_that_of_convolutions_are_chosen_by_their_own_t
     assert first == ["float32", "8-bit integers"]
 
 
-def test_kept_slices_are_those_of_the_values_that_a_backward_pass_or_a_frozen_layer_has():
+def test_kept_slices_are_of_a_backwards_or_frozen_layers_values():
     at, weight, gradient = (
         Geometry((1, 1), (1, 1), (1, 1)),
         seeded(16, 8, 3, 3),
@@ -251,9 +251,7 @@ def test_values_that_are_not_finite_stay_so():
 
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
-def test_a_power_of_two_is_exact_on_each_unit_and_infinite_beyond_the_range_of_float32(
-    on_each_unit, powers, groups
-):
+def test_a_power_of_two_is_exact_and_infinite_beyond_float32(on_each_unit, powers, groups):
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x, weight = (
         seeded(6, 8, 8, 8).clamp(-1, 1),

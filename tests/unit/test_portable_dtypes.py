@@ -397,7 +397,7 @@ def forms(name, make, dtype):
     "dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"]
 )
 @pytest.mark.parametrize("name", sorted((EXACT | PORTABLE.keys()) - ONLY_ON_GPUS))
-def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name, dtypes):
+def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
     accepted = set()
     # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.
     for dtype, make in product(dtypes[:: 2 if name in EXACT else 1], ARGUMENTS[name]):
@@ -458,13 +458,13 @@ def test_batch_norm_by_the_names_of_a_gpu_is_that_of_a_cpu():
     assert all(map(torch.equal, (*found, *back), (y, mean, inverse, *right)))
 
 
-def test_a_number_beside_bfloat16_is_refused_as_devices_round_it_at_different_places():
+def test_a_number_beside_bfloat16_that_devices_round_is_refused():
     for refused in (lambda: torch.ones(2).bfloat16() + 0.1, lambda: torch.ones(2).bfloat16() / 3):
         with pytest.raises(NotPortableError), Portable():
             refused()
 
 
-def test_a_float64_product_keeps_its_operands_and_trains_as_float32_does():
+def test_a_float64_product_keeps_operands_and_trains_as_float32():
     """A layer in float64 had scaled its own weight: the weight is the operand of the next step's
     product.
     """
@@ -490,7 +490,7 @@ def test_a_float64_product_keeps_its_operands_and_trains_as_float32_does():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_remainder_is_exact_where_the_quotient_is_beyond_all_numbers(dtype):
+def test_a_remainder_is_exact_for_a_quotient_beyond_all_numbers(dtype):
     """The vector form of torch's remainder is NaN there, and the other one is not."""
     draw, most = np.random.default_rng(0), np.finfo(dtype).maxexp
     x = np.ldexp(draw.uniform(1, 2, 64), most - 2).astype(dtype)

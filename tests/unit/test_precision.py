@@ -92,7 +92,7 @@ def driver(monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "chosen"), [((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")]
 )
-def test_the_launcher_chooses_the_precision_of_a_gpu_without_a_cuda_context(
+def test_the_launcher_chooses_a_gpus_precision_without_context(
     monkeypatch, tmp_path, driver, capability, chosen
 ):
     """A context of the launcher would hold memory of the GPU while the workers train."""
@@ -105,7 +105,7 @@ def test_the_launcher_chooses_the_precision_of_a_gpu_without_a_cuda_context(
 
 
 @pytest.mark.parametrize("library", [None, Driver((9, 0), broken=True)])
-def test_torch_names_the_generation_of_a_gpu_of_which_no_driver_tells(monkeypatch, driver, library):
+def test_torch_names_a_gpus_generation_where_no_driver_does(monkeypatch, driver, library):
     driver(library)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     recipe, reason = precision.resolve(get_recipe("cifar10"), "auto")

@@ -42,7 +42,7 @@ def load(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_source_is_the_module_and_what_it_has_imported_from_its_folder(load):
+def test_the_source_is_the_module_and_its_imports_in_its_folder(load):
     assert sources("tutorial") == {}  # is built in
     files = {
         "mine1": "import json, torch\nimport beside1\n",
@@ -52,7 +52,7 @@ def test_the_source_is_the_module_and_what_it_has_imported_from_its_folder(load)
     assert found == ["beside1.py", "deep1/x.py", "mine1.py"]
 
 
-def test_the_source_of_a_module_in_a_package_is_relative_to_the_folder_of_the_package(load):
+def test_the_source_in_a_package_is_relative_to_its_folder(load):
     model = "import json, elsewhere1\nfrom . import layers\ndef build():\n    import pkg1.unused\n"
     found = load(
         "pkg1.model",
@@ -77,14 +77,14 @@ def test_the_source_of_an_installed_model_is_its_module_alone(load):
     assert load("mine2", mine2="import big1.net, lockstep\n") == ["mine2.py"]
 
 
-def test_a_process_that_has_imported_more_of_the_folder_has_the_same_source():
+def test_more_imports_of_the_folder_leave_the_source_the_same():
     same = {"a.py": "1" * 64}
     assert compare({"model_source": same}, {"model_source": same | {"plots.py": "2" * 64}}) == []
     # two models
     assert len(compare({"model_source": {"b.py": "2" * 64}}, {"model_source": same})) == 2
 
 
-def test_differences_of_a_fingerprint_are_named_and_entries_of_one_side_are_ignored():
+def test_a_fingerprints_differences_are_named_unless_one_sided():
     current = fingerprint(torch.device("cpu"))
     assert (
         compare(current, current)
@@ -103,7 +103,7 @@ def test_differences_of_a_fingerprint_are_named_and_entries_of_one_side_are_igno
     ]
 
 
-def test_the_sha256_of_code_is_of_names_and_contents_of_python_files(tmp_path):
+def test_codes_sha256_is_of_names_and_contents_of_python_files(tmp_path):
     def written(name, **files):
         for path, text in files.items():
             (tmp_path / name / "inner").mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def test_the_sha256_of_code_is_of_names_and_contents_of_python_files(tmp_path):
     assert len({one, *others}) == 4
 
 
-def test_the_versions_of_a_models_libraries_count_once_they_are_imported(monkeypatch):
+def test_versions_of_a_models_libraries_count_once_imported(monkeypatch):
     assert {
         "python",
         "torch",

@@ -120,7 +120,7 @@ def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
 
 
-def test_options_override_files_and_a_file_may_not_contradict_itself():
+def test_options_override_files_and_no_file_contradicts_itself():
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"batch": 64}).batch == 64
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"towers": 2}).batch == 20
     assert make(TUTORIAL, {"epochs": 3}, {"steps": 7}).steps == 7
@@ -129,7 +129,7 @@ def test_options_override_files_and_a_file_may_not_contradict_itself():
         make({**TUTORIAL, "towers": 0}, {})
 
 
-def test_the_digest_distinguishes_recipes_and_a_setting_at_its_default_is_no_part_of_it():
+def test_the_digest_tells_recipes_apart_and_ignores_defaults():
     """So a run from before that setting existed can still be resumed and evaluated."""
     before = {name: value for name, value in TUTORIAL.items() if name != "model_options"}
     before["schedule"] = {
@@ -179,7 +179,7 @@ def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
         validated(Placement, {"reduction": "trees"})
 
 
-def test_replace_keeps_all_other_settings_and_reads_new_ones_like_a_file():
+def test_replace_keeps_other_settings_and_reads_new_like_a_file():
     tutorial = get_recipe("cifar10-tutorial")
     changed = tutorial.replace(optimizer={"kind": "sgd", "momentum": 0.5}, precision="bfloat16")
     assert type(changed.schedule) is type(tutorial.schedule)

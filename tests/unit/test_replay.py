@@ -70,7 +70,7 @@ def test_which_steps_are_replayed(run, caplog):
     assert ranges() == (0, 30)  # the SHA-256 of the result
 
 
-def test_the_initial_state_is_computed_and_compared_although_a_program_trains_the_run(run):
+def test_the_initial_state_is_compared_while_a_program_trains(run):
     with (run / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         record = record_of(run, start=0)
@@ -97,7 +97,7 @@ def test_what_was_changed_differs_from_the_replay(run):
 @pytest.mark.parametrize(
     "exchange", ["weights", pytest.param("names of classes", marks=pytest.mark.slow)]
 )
-def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, exchange):
+def test_a_model_file_exchanged_and_sealed_again_is_a_difference(run, exchange):
     def change(facts, tensors):
         if exchange == "weights":
             tensors["logits.bias"] = tensors["logits.bias"].flip(0)
@@ -119,7 +119,7 @@ def test_a_model_file_that_is_exchanged_and_sealed_again_is_a_difference(run, ex
     )
 
 
-def test_a_checkpoint_with_other_names_of_classes_is_a_difference(run):
+def test_a_checkpoint_with_other_class_names_is_a_difference(run):
     change_state(
         run / "checkpoints/step-000000020.safetensors", lambda facts, _: facts["classes"].reverse()
     )
@@ -188,7 +188,7 @@ def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
 
 
 @pytest.mark.slow
-def test_a_run_from_a_file_needs_the_file_only_for_its_first_state(run, trained_once):
+def test_a_run_from_a_file_needs_it_only_for_its_first_state(run, trained_once):
     tuned, _ = trained_once(*NATIVE, "--init", run / "model.safetensors")
     assert record_of(tuned)["same"]
     # from the checkpoint of step 0

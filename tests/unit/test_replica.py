@@ -43,9 +43,7 @@ SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
         ({**WHITENED, **SIZES}, 28, "got 32: 16 to 28 is allowed"),
     ],
 )
-def test_image_sizes_that_the_model_or_the_dataset_does_not_allow_are_rejected(
-    fields, side, message
-):
+def test_image_sizes_that_model_or_dataset_forbid_are_rejected(fields, side, message):
     with pytest.raises(LockstepError, match=message):
         replica(fields, side)
 

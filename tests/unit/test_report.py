@@ -122,7 +122,7 @@ def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     ("every", "seconds"),
     [(10, {0: 1.0, 10: 6.5, 20: 16.5, 24: 23.5}), (1, {step: step + 1.0 for step in range(25)})],
 )
-def test_a_line_states_the_mean_of_the_steps_since_the_previous_line(monkeypatch, every, seconds):
+def test_a_line_states_the_mean_of_the_steps_since_the_last_line(monkeypatch, every, seconds):
     """The first line covers one step. With an interval of 1 every line covers a single step."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -168,7 +168,7 @@ def frames(text):
     ]
 
 
-def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lines():
+def test_a_terminal_gets_one_redrawn_line_and_others_plain_lines():
     """As the object that an IDE or a test tool puts in place of sys.stdout."""
     stream = Terminal()
     run([live(stream, 120)])
@@ -183,9 +183,7 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_any_other_stream_plain_lin
 @pytest.mark.parametrize(
     ("every", "steps"), [(None, [0, 3, 6, 9, 12, 15, 18, 21, 24]), (7, [0, 7, 14, 21, 24])]
 )
-def test_a_stream_gets_a_line_every_ten_seconds_or_as_many_as_the_user_asks_for(
-    monkeypatch, every, steps
-):
+def test_a_stream_gets_a_line_every_ten_seconds_or_as_asked_for(monkeypatch, every, steps):
     """A step takes 4 s. Details go to the log file, and to the console with --verbose."""
     now, stream, asked = [0.0], io.StringIO(), io.StringIO()
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
@@ -252,7 +250,7 @@ def test_the_line_fits_and_its_end_is_cut(width):
     assert shown[0]
 
 
-def test_the_line_shows_the_progress_of_an_evaluation_and_leaves_the_cursor(monkeypatch):
+def test_the_line_shows_an_evaluations_progress_and_keeps_cursor(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stream = Terminal()
@@ -274,7 +272,7 @@ def test_without_listeners_no_metric_is_read_from_the_device():
 
 
 @pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
-def test_listeners_get_the_coefficients_of_decay_that_is_in_the_loss(terms, passed):
+def test_listeners_get_the_coefficients_of_decay_in_the_loss(terms, passed):
     """AdamW's is not: its state has coefficients, but no terms of the loss."""
     seen = []
     recorder = Recorder(1)
@@ -306,7 +304,7 @@ def test_running_averages_cover_every_step_and_each_term():
     assert recorder.events[0].decay_average == {"a": 0.5, "b": 0.25}
 
 
-def test_a_skipped_first_step_has_no_averages_and_its_row_is_json(tmp_path):
+def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
     log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])

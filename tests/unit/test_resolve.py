@@ -31,7 +31,7 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
         assert subject_of(word, {}).data == photos
 
 
-def test_without_a_recipe_a_folder_of_images_is_trained_as_its_path_says(photos, tmp_path):
+def test_without_a_recipe_a_folder_is_trained_as_its_path_says(photos, tmp_path):
     assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
     assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
     with pytest.raises(LockstepError, match=r"there is no folder .*nowhere: give"):
@@ -89,7 +89,7 @@ def theirs(request, tmp_path):
     "changes",
     [{"model": "mynet:build", "weight_decay": {}}, {"dataset": "mine:data"}],
 )
-def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs, changes):
+def test_code_that_a_file_or_run_names_is_refused_unless_trusted(theirs, changes):
     for given in ({}, changes):
         with pytest.raises(
             LockstepError,
@@ -103,9 +103,7 @@ def test_code_that_a_file_or_a_run_names_is_refused_unless_it_is_trusted(theirs,
     assert subject_of(None, changes).recipe.custom_code  # named by the command itself
 
 
-def test_code_that_the_command_names_needs_no_trust_unless_the_file_has_its_options(
-    theirs, tmp_path
-):
+def test_code_of_the_command_needs_trust_only_with_files_options(theirs, tmp_path):
     changes = {"model": "timm:create_model", "model_options.model_name": "x"}
     recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes).recipe
     assert (recipe.model, recipe.model_options) == ("timm:create_model", {"model_name": "x"})

@@ -11,7 +11,7 @@ from lockstep.data.dataset import Pipeline, Plan
 GOLDEN_WORD = 12629228696511295478
 
 
-def test_words_never_change_and_those_of_an_array_are_those_of_its_elements():
+def test_words_never_change_and_an_arrays_are_its_elements():
     """Other words would change the order, the augmentation and the weights of every run."""
     assert int(rng.words(0, "order", 0, 0)) == GOLDEN_WORD
     assert rng.words(0, "order", 0, np.arange(3)).tolist() == [
@@ -42,7 +42,7 @@ def test_uniform_and_below_stay_in_their_ranges():
     assert counts.min() > 50_000 / 9 * 0.95
 
 
-def test_permutations_are_complete_and_differ_by_epoch_and_move_an_example_by_any_distance():
+def test_permutations_are_complete_differ_and_move_any_distance():
     first, second = (rng.permutation(0, "order", epoch, 10_000) for epoch in (0, 1))
     assert sorted(first) == sorted(second) == list(range(10_000))
     assert (first == second).sum() < 10
@@ -73,7 +73,7 @@ def test_each_example_is_seen_once_an_epoch():
     assert (stream[:50] != stream[50:100]).any()
 
 
-def test_a_batch_that_spans_two_epochs_states_the_epoch_of_each_example():
+def test_a_batch_over_two_epochs_states_each_examples_epoch():
     assert plan(4).epochs.ravel().tolist() == [0, 0] + [1] * 10  # positions 48 to 59
 
 

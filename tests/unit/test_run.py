@@ -53,7 +53,7 @@ def test_what_is_there_is_never_overwritten(stopped, change):
     assert contents(stopped) == before
 
 
-def test_a_program_that_was_killed_before_it_wrote_the_recipe_does_not_block_its_name(tmp_path):
+def test_a_kill_before_the_recipe_is_written_blocks_no_name(tmp_path):
     (tmp_path / "a").mkdir()
     for name in (".lock", ".recipe.json-77"):
         (tmp_path / "a" / name).touch()
@@ -169,7 +169,7 @@ def forbid(monkeypatch, path):
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "recipe.json", "environment.json", "metrics.jsonl", ".lock"]
 )
-def test_a_file_that_this_user_may_not_read_is_not_called_damaged(stopped, monkeypatch, name):
+def test_a_file_that_this_user_may_not_read_is_not_damaged(stopped, monkeypatch, name):
     for each in ("model.safetensors", "environment.json", "metrics.jsonl"):
         (stopped / each).touch()
     forbid(monkeypatch, stopped / name)
@@ -188,9 +188,7 @@ def test_a_file_that_this_user_may_not_read_is_not_called_damaged(stopped, monke
     assert raised.value.code == ENVIRONMENT
 
 
-def test_a_checkpoint_that_this_user_may_not_read_is_neither_passed_over_nor_renamed(
-    stopped, monkeypatch
-):
+def test_an_unreadable_checkpoint_is_not_passed_over_nor_renamed(stopped, monkeypatch):
     folder = stopped / "checkpoints"
     for step in (1, 2):
         saver.save(folder, {"step": torch.tensor(step)}, {})

@@ -29,7 +29,7 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_a_checkpoint_is_read_as_saved_and_equal_states_have_equal_bytes(tmp_path):
+def test_a_checkpoint_is_as_saved_and_equal_states_equal_bytes(tmp_path):
     paths = [saved(tmp_path / run, 7) for run in ("a", "b")]
     newest = statefile.latest(tmp_path / "a")
     assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
@@ -72,7 +72,7 @@ def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
         "link to nowhere",
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, caplog, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, caplog, damage):
     saved(tmp_path, 1)
     damage(saved(tmp_path, 2))
     assert statefile.latest(tmp_path).step == 1
@@ -85,9 +85,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(tmp_path, ca
 
 
 @pytest.mark.parametrize("reader", ["open_to_read", "read_tensors"])
-def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(
-    tmp_path, monkeypatch, caplog, reader
-):
+def test_a_checkpoint_pruned_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, caplog, reader):
     """Another program trains, saves a new checkpoint and deletes the old ones. The new one is
     returned.
     """
@@ -108,7 +106,7 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_called_damaged(
         statefile.read(tmp_path / "step-000000002.safetensors")
 
 
-def test_clear_ahead_renames_later_checkpoints_and_deletes_unfinished_ones(tmp_path):
+def test_clear_ahead_renames_later_and_deletes_unfinished_ones(tmp_path):
     for step in (1, 2):
         saved(tmp_path, step)
     (tmp_path / ".step-000000003.safetensors-99").touch()
@@ -148,7 +146,7 @@ def saved_weights(folder):
     return [file.tensors["parameter/w"].unique().item() for file in files]
 
 
-def test_training_continues_during_a_save_and_saves_are_made_one_at_a_time(tmp_path, monkeypatch):
+def test_training_continues_during_saves_one_at_a_time(tmp_path, monkeypatch):
     opened, written = threading.Event(), saver.save
 
     def slowly(*arguments):

@@ -51,7 +51,7 @@ def test_processes_see_what_others_wrote_before_they_met(peer):
     assert second.vectors[1].tolist() == [0, 0, 0]
 
 
-def test_processes_meet_beside_more_files_than_select_can_wait_for(peer):
+def test_processes_meet_beside_more_files_than_select_takes(peer):
     with contextlib.ExitStack() as stack:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))

@@ -47,7 +47,7 @@ def test_a_resumed_state_continues_with_the_same_bits(optimizer):
     assert all(torch.equal(resumed[name], expected[name]) for name in resumed)
 
 
-def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffers_sorted_by_them():
+def test_names_come_from_the_model_and_order_its_sha256():
     s = state()
     digest = hashlib.sha256()
     for group in (s.parameters, s.buffers):
@@ -67,7 +67,7 @@ def test_names_come_from_the_model_and_the_sha256_is_over_parameters_then_buffer
 @pytest.mark.parametrize(
     "name", ["parameter/logits.bias", "buffer/norm1.running_mean", "ema/conv1.weight"]
 )
-def test_a_checkpoint_of_another_model_is_rejected_before_anything_is_loaded(name):
+def test_a_checkpoint_of_another_model_is_rejected_unloaded(name):
     s, tensors = state(), state(seed=1).state_dict()
     before = s.weights_sha256()
     tensors[name] = tensors[name].flatten()[:1]  # a shape that copy_ would broadcast

@@ -164,7 +164,7 @@ def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
 @pytest.mark.parametrize(
     ("is_file", "reason"), [(True, "File exists"), (False, "No space left on device")]
 )
-def test_a_folder_that_cannot_be_written_costs_the_summaries_only(
+def test_a_folder_that_cannot_be_written_costs_only_summaries(
     tmp_path, monkeypatch, caplog, is_file, reason
 ):
     def full(self, record):
@@ -229,7 +229,7 @@ def test_a_histogram_counts_every_finite_value(values):
         ([float(number) for number in range(65)], {**dict.fromkeys(range(63), 1), 63: 2}),
     ],
 )
-def test_the_bins_of_a_histogram_reach_from_the_least_to_the_greatest_value(values, counts):
+def test_a_histograms_bins_reach_from_least_to_greatest_value(values, counts):
     histo = histogram("x", torch.tensor(values)).value[0].histo
     assert {place: count for place, count in enumerate(histo.bucket) if count} == counts
 
@@ -246,7 +246,7 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_histogram_is_computed_by_what_a_gpu_does_without_waiting_and_in_one_order():
+def test_a_histogram_waits_for_no_gpu_and_has_one_order():
     """A selection and a single value make the host wait for a GPU; histc and cumsum have no order
     there.
     """

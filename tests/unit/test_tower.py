@@ -90,7 +90,7 @@ def tutorial_recipe(network, towers):
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
 @pytest.mark.parametrize("towers", [1, 3, 4])
-def test_the_mean_gradient_and_the_update_equal_a_float64_reference(towers, network, tolerance):
+def test_mean_gradient_and_update_equal_a_float64_reference(towers, network, tolerance):
     """SGD on mean cross-entropy of the whole batch plus 0.004/2 ||w||^2 on the weights that
     decay.
     """
@@ -180,7 +180,7 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
     assert not torch.equal(first, other_step)
 
 
-def test_bfloat16_keeps_master_weights_vector_and_norms_in_float32():
+def test_bfloat16_keeps_weights_vector_and_norms_in_float32():
     recipe = get_recipe("digits").replace(precision="bfloat16", arithmetic="native")
     tower, state, _ = parts(recipe, (1, 8, 8))
     dtypes = {name: p.dtype for name, p in tower._network.parameters.items()}

@@ -27,7 +27,7 @@ def node_sum(vectors):
     return node.with_last(last, slice(None))
 
 
-def test_every_number_of_processes_gives_the_bits_of_the_definition():
+def test_any_number_of_processes_has_the_bits_of_the_definition():
     for towers in range(1, 18):
         expected = definition(vectors(towers), 0, towers)
         for processes in range(1, towers + 1):
@@ -43,7 +43,7 @@ def test_every_number_of_processes_gives_the_bits_of_the_definition():
 
 
 @given(st.integers(1, 200), st.data())
-def test_owned_ranges_are_contiguous_complete_and_even_and_covered_by_few_nodes(towers, data):
+def test_owned_ranges_are_contiguous_even_and_of_few_nodes(towers, data):
     processes = data.draw(st.integers(1, towers))
     shares = [owned(towers, processes, process) for process in range(processes)]
     assert [t for share in shares for t in share] == list(range(towers))

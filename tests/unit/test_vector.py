@@ -29,7 +29,7 @@ def test_of_several_requests_sigint_precedes_sigterm_and_sighup(requests, expect
     assert Requests.of(sums) == expected
 
 
-def test_a_vector_returns_what_was_packed_and_its_metrics_are_read_in_one_piece():
+def test_a_vector_returns_what_was_packed_metrics_in_one_piece():
     layout = Layout(
         {"w": torch.zeros(2, 3), "b": torch.zeros(3)}, {"mean": torch.zeros(4)}, towers=3
     )
@@ -58,7 +58,7 @@ def in_parts(monkeypatch):
     )
 
 
-def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, monkeypatch):
+def test_parts_cover_a_vector_from_its_end_and_are_few_and_large(in_parts, monkeypatch):
     first = in_parts.length - 7
     assert in_parts.parts == [
         (slice(first, in_parts.length), range(3, 5)),
@@ -84,9 +84,7 @@ def test_parts_cover_a_vector_from_its_end_and_are_not_small_or_many(in_parts, m
         ([], [0, 0, 0]),
     ],
 )
-def test_a_part_is_complete_when_all_its_gradients_are_there_and_may_change_at_once(
-    in_parts, order, then, bad
-):
+def test_a_part_with_all_gradients_is_complete_and_may_change(in_parts, order, then, bad):
     """`bad` is the number of a gradient that is not finite: noted, whichever part it is in."""
     gradients = [torch.full((n,), float(n)) for n in (1, 2, 6, 4, 3)]
     if bad is not None:
@@ -138,7 +136,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.parametrize("each", [None, lambda number, gradient: None])
-def test_a_gradient_that_a_layer_adds_by_itself_is_refused_and_one_that_is_none_is_zero(each):
+def test_a_gradient_added_by_a_layer_is_refused_and_none_is_zero(each):
     network = Network(get_recipe("digits"), Net(lambda x, w: x * w * w), (1, 8, 8), CPU)
     images = torch.ones(2, 1, 8, 8)
     unused, first, w = network.gradients(network(images).sum(), each)

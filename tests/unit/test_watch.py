@@ -106,9 +106,7 @@ def events(folder, tag):
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_each_new_checkpoint_is_evaluated_once_oldest_first_until_the_run_ends(
-    training, evaluate, asleep
-):
+def test_each_new_checkpoint_is_evaluated_once_oldest_first(training, evaluate, asleep):
     def several():
         for step in (3, 4, 5):
             training.save(step, keep=2)
@@ -199,9 +197,7 @@ def test_averaged_and_raw_weights_have_evaluations_of_their_own(training, evalua
     assert records["ema"]["loss"] < 3 < records["raw"]["loss"]
 
 
-def test_a_checkpoint_that_training_deletes_before_it_is_read_is_passed_over(
-    training, evaluate, monkeypatch
-):
+def test_a_checkpoint_deleted_before_it_is_read_is_passed_over(training, evaluate, monkeypatch):
     for step in (2, 4, 6):
         training.save(step)
     training.end()
@@ -241,7 +237,7 @@ def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asle
 
 
 @pytest.mark.parametrize("fields", [{"once": True}, {"watch": False}, {}])
-def test_a_run_without_a_checkpoint_is_an_error_where_nothing_comes(training, evaluate, fields):
+def test_a_run_without_a_checkpoint_is_an_error_if_none_comes(training, evaluate, fields):
     if not fields:
         training.end()
     with pytest.raises(LockstepError, match="runs/x has no checkpoint yet") as error:
@@ -308,7 +304,7 @@ def test_checkpoint_chooses_the_best_a_step_or_the_newest(evaluated):
     assert evaluated.run.load("best").step == 8
 
 
-def test_a_missing_checkpoint_is_an_error_that_lists_the_existing_ones(evaluated):
+def test_a_missing_checkpoint_is_an_error_that_lists_the_others(evaluated):
     refused(
         evaluated,
         5,

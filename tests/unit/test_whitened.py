@@ -72,7 +72,7 @@ def test_stem_and_stages_follow_from_the_size_of_the_images(px, stride, stages):
         assert model(torch.randn(2, 3, side, side)).shape == (2, 5)
 
 
-def test_a_stem_of_many_values_keeps_the_directions_of_the_greatest_variance():
+def test_a_stem_of_many_values_keeps_the_greatest_variance():
     torch.manual_seed(0)
     smooth = torch.nn.functional.interpolate(torch.randn(200, 3, 16, 16), 64, mode="bilinear")
     model = residual_network(64)
@@ -85,7 +85,7 @@ def test_a_stem_of_many_values_keeps_the_directions_of_the_greatest_variance():
     assert kept > 0.99
 
 
-def test_whitening_sees_images_of_all_classes_of_a_sorted_dataset(monkeypatch):
+def test_whitening_sees_all_classes_of_a_sorted_dataset(monkeypatch):
     """Images of a folder are sorted by class, so the first 2 000 may be of one class alone."""
     seen = []
     monkeypatch.setattr(residual.Residual, "whiten", lambda self, images: seen.append(images))

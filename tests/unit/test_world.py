@@ -76,7 +76,7 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
         {**MASTER, "RANK": "3"},
     ],
 )
-def test_processes_that_cannot_connect_are_an_error_and_do_not_train_separately(variables):
+def test_processes_that_cannot_connect_do_not_train_separately(variables):
     with pytest.raises(
         LockstepError, match=r"Every process needs its number.* a free port"
     ) as error:
