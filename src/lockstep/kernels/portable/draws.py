@@ -45,7 +45,7 @@ def _filled(
     flat = values.view(-1)
     for start in range(0, x.numel(), _CHUNK):
         end = min(start + _CHUNK, x.numel())
-        words = rng.words(seed, "portable", np.arange(start, end, dtype=np.uint64))
-        uniform = torch.from_numpy((words >> np.uint64(40)).astype(np.float64) * 2.0**-24)
+        bits = rng.bits(seed, "portable", np.arange(start, end, dtype=np.uint64))
+        uniform = torch.from_numpy((bits >> np.uint64(40)).astype(np.float64) * 2.0**-24)
         flat[start:end] = of_uniform(uniform)
     return x.copy_(values.pin_memory() if x.is_cuda else values, non_blocking=x.is_cuda)
