@@ -25,7 +25,7 @@ from lockstep.kernels.portable import (
     products,
 )
 from lockstep.kernels.portable.backends import Float32, Geometry, Int8
-from lockstep.kernels.portable.operations import EXACT, PORTABLE
+from lockstep.kernels.portable.registry import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
 from lockstep.recipes import get_recipe
 
@@ -515,7 +515,7 @@ def test_what_is_not_covered_is_refused_with_its_name():
     ):
         with pytest.raises(NotPortableError), Portable():
             refused()
-    assert not EXACT & PORTABLE.keys()
+    assert not EXACT.keys() & PORTABLE.keys()
 
 
 def test_the_context_is_of_this_thread_and_can_be_left():

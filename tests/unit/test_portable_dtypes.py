@@ -19,7 +19,7 @@ from lockstep.errors import LockstepError
 from lockstep.kernels.portable import NotPortableError, Portable, backends, integers, products
 from lockstep.kernels.portable.backends import Float32, Geometry
 from lockstep.kernels.portable.integers import assembled, sliced
-from lockstep.kernels.portable.operations import EXACT, PORTABLE
+from lockstep.kernels.portable.registry import EXACT, PORTABLE
 
 DTYPES = (
     torch.float32,
@@ -396,7 +396,7 @@ def forms(name, make, dtype):
 @pytest.mark.parametrize(
     "dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"]
 )
-@pytest.mark.parametrize("name", sorted((EXACT | PORTABLE.keys()) - ONLY_ON_GPUS))
+@pytest.mark.parametrize("name", sorted((EXACT.keys() | PORTABLE.keys()) - ONLY_ON_GPUS))
 def test_any_dtype_gives_what_torch_gives_or_a_refusal_with_the_name(name, dtypes):
     accepted = set()
     # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.kernels.portable.elementary import normal
+from lockstep.kernels.portable.registry import NUMBERS, portable
 
 _CHUNK = 1 << 18  # values at a time, to bound the memory
 
 
+@portable("uniform", in_place=True)
 def uniform_(
     x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -21,6 +23,7 @@ def uniform_(
     return _filled(x, generator, lambda u: u * (high - low) + low)
 
 
+@portable("normal", in_place=True)
 def normal_(
     x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -28,6 +31,7 @@ def normal_(
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
+@portable("bernoulli", dtypes=NUMBERS, in_place=True)
 def bernoulli_(
     x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None
 ) -> Tensor:
