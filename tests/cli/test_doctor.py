@@ -32,8 +32,8 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
         lambda spec, quiet: {"weights_sha256": results[spec.placement.processes]},
     )
     monkeypatch.setattr(hardware, "gpu_problem", lambda: "the driver is too old")
-    kinds = {"8-bit integers": ["matrix products"], "float32": ["convolutions"]}
-    monkeypatch.setattr(backends, "kinds_by_unit", lambda: kinds)
+    uses = {"8-bit integers": ["matrix products"], "float32": ["convolutions"]}
+    monkeypatch.setattr(backends, "uses_by_backend", lambda: uses)
     done = here("doctor")
     assert done.returncode == 4
     assert "computes other bits" in done.stderr

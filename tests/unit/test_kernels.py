@@ -264,22 +264,25 @@ def of_kind(monkeypatch):
 
     def choose(name):
         monkeypatch.setattr(hardware, "cpuinfo", lambda key: KINDS[name][0].get(key, ""))
-        cpu_table.kind.cache_clear()
+        cpu_table.for_this_cpu.cache_clear()
 
     yield choose
-    cpu_table.kind.cache_clear()
+    cpu_table.for_this_cpu.cache_clear()
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_kind_of_a_cpu_decides_library_and_scheme(of_kind, name):
     of_kind(name)
     _, onednn, filters = KINDS[name]
-    assert (cpu_table.kind().dense, cpu_table.kind().onednn) == onednn
+    assert (cpu_table.for_this_cpu().dense, cpu_table.for_this_cpu().onednn) == onednn
     assert {
-        f"{dtype} {side}x{side}".removeprefix("torch.") for dtype, side in cpu_table.kind().winograd
+        f"{dtype} {side}x{side}".removeprefix("torch.")
+        for dtype, side in cpu_table.for_this_cpu().winograd
     } == filters
     dense, products = ("oneDNN" if chosen else "MKL" for chosen in onednn)
-    assert f"dense layers by {dense}, Winograd's products by {products}," in str(cpu_table.kind())
+    assert f"dense layers by {dense}, Winograd's products by {products}," in str(
+        cpu_table.for_this_cpu()
+    )
     for side, dtype in (
         (3, torch.float32),
         (5, torch.float32),

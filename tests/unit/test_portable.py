@@ -1,4 +1,4 @@
-"""Portable arithmetic: exact products and sums on every unit, errors against float64, and what is
+"""Portable arithmetic: exact products and sums on every backend, errors against float64, and what is
 refused.
 """
 
@@ -25,7 +25,7 @@ from lockstep.kernels.portable import (
     products,
 )
 from lockstep.kernels.portable.backends import Float32, Geometry, Int8
-from lockstep.kernels.portable.operations import EXACT, PORTABLE
+from lockstep.kernels.portable.registry import EXACT, PORTABLE
 from lockstep.kernels.portable.sums import total
 from lockstep.recipes import get_recipe
 
@@ -45,7 +45,7 @@ class Amx(Int8):
         return (raw - offset * weight.float().sum((1, 2, 3))[:, None, None]) * 2.0**power
 
 
-UNITS = [Int8(), Float32(), Amx()]
+BACKENDS = [Int8(), Float32(), Amx()]
 COMPLEX = torch.ones(2, dtype=torch.complex64)
 
 
@@ -59,13 +59,13 @@ def relative(found, expected):
 
 
 @pytest.fixture
-def on_each_unit(monkeypatch):
-    """on_each_unit(function) -> its result, which is equal on all units."""
+def on_each_backend(monkeypatch):
+    """on_each_backend(function) -> its result, which is equal on all backends."""
 
     def compute(function):
         results = []
-        for one in UNITS:
-            monkeypatch.setattr(products, "unit", lambda at=None, one=one: one)
+        for one in BACKENDS:
+            monkeypatch.setattr(products, "backend", lambda at=None, one=one: one)
             results.append(function())
         flat = [
             [x for x in (r if isinstance(r, tuple) else (r,)) if x is not None] for r in results
@@ -97,7 +97,9 @@ def geometries(count):
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_convolutions_of_any_geometry_are_exact_and_near_float64(on_each_unit, part):
+def test_convolutions_of_any_geometry_are_exact_on_each_backend_and_near_float64(
+    on_each_backend, part
+):
     few, many = 20, 60
     every = enumerate(geometries(many))
     for number, ((b, inputs, outputs, height, width), side, at) in list(every)[
@@ -109,10 +111,12 @@ def test_convolutions_of_any_geometry_are_exact_and_near_float64(on_each_unit, p
         )
         x = x.contiguous(memory_format=torch.channels_last) if number % 2 else x
         numbers = None, at.stride, at.padding, at.dilation, at.groups
-        y = on_each_unit(lambda: products.convolution(x, weight, at))  # noqa: B023  used at once
+        y = on_each_backend(lambda: products.convolution(x, weight, at))  # noqa: B023  used at once
         gradient = seeded(*y.shape, seed=2)
         needed = [True] * 3
-        found = on_each_unit(lambda: products.convolution_backward(gradient, x, weight, at, needed))  # noqa: B023
+        found = on_each_backend(
+            lambda: products.convolution_backward(gradient, x, weight, at, needed)  # noqa: B023
+        )
         wide = [t.double().requires_grad_() for t in (x, weight, torch.zeros(outputs))]
         expected = functional.conv2d(wide[0], wide[1], wide[2], *numbers[1:])
         gradients = torch.autograd.grad(expected, wide, gradient.double())
@@ -137,44 +141,46 @@ def test_convolutions_of_any_geometry_are_exact_and_near_float64(on_each_unit, p
     ],
 )
 def test_convolutions_are_exact_on_both_sides_of_the_slice_limit(
-    on_each_unit, monkeypatch, inputs, outputs, sides, groups, longest
+    on_each_backend, monkeypatch, inputs, outputs, sides, groups, longest
 ):
     """Above 2,048 terms, a float32 sum with an offset is not exact, so the convolution is a matrix
     product.
     """
     monkeypatch.setattr(products, "_FEW_OUTPUTS", 0)
-    monkeypatch.setattr(UNITS[-1], "longest", 0)
+    monkeypatch.setattr(BACKENDS[-1], "longest", 0)
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x = 1.0 - seeded(2, inputs, sides[0] + 2, sides[1] + 4).abs().mul_(2.0**-8)
     weight = 1.0 - seeded(outputs, inputs // groups, *sides, seed=1).abs().mul_(2.0**-8)
-    found = on_each_unit(lambda: products.convolution(x, weight, at))
-    assert UNITS[-1].longest == longest
+    found = on_each_backend(lambda: products.convolution(x, weight, at))
+    assert BACKENDS[-1].longest == longest
     assert (
         relative(found, functional.conv2d(x.double(), weight.double(), None, 1, 1, 1, groups))
         < 1e-3
     )
 
 
-def test_a_unit_that_fails_strided_convolutions_does_all_others(monkeypatch):
+def test_a_backend_that_fails_for_strided_convolutions_is_used_for_all_others(monkeypatch):
     def wrong_in_steps(self, x, offset, weight, part, at, power):
         return right(self, x, offset, weight, part, at, power).add_(max(at.stride) > 1)
 
     right = Int8._convolved
     monkeypatch.setattr(Int8, "_convolved", wrong_in_steps)
-    monkeypatch.setattr(backends, "_by_speed", lambda convolves: UNITS[:2])
-    backends._unit.cache_clear()
+    monkeypatch.setattr(backends, "_by_speed", lambda convolves: BACKENDS[:2])
+    backends._backend.cache_clear()
     try:
-        chosen = backends.kinds_by_unit()
+        chosen = backends.uses_by_backend()
     finally:
-        backends._unit.cache_clear()
+        backends._backend.cache_clear()
     assert chosen == {
         "8-bit integers": ["matrix products", "convolutions"],
         "float32": ["strided convolutions", "grouped convolutions", "grouped strided convolutions"],
     }
 
 
-def test_units_of_products_and_convolutions_are_timed_apart(monkeypatch):
-    """Without VNNI, 8-bit integers are the slower unit for products and the faster one for
+def test_the_backend_of_products_and_that_of_convolutions_are_chosen_by_their_own_times(
+    monkeypatch,
+):
+    """Without VNNI, 8-bit integers are the slower backend for products and the faster one for
     convolutions.
     """
     seconds = {"convolution": {Int8: 1.0, Float32: 2.0}, "product": {Int8: 2.0, Float32: 1.0}}
@@ -214,18 +220,18 @@ def test_kept_slices_are_of_a_backwards_or_frozen_layers_values():
 
 
 @pytest.mark.parametrize(("terms", "bound"), [(100, 2e-3), (5000, 2e-3), (300_000, 1e-4)])
-def test_matrix_products_are_exact_on_each_unit_and_near_float64(on_each_unit, terms, bound):
+def test_matrix_products_are_exact_on_each_backend_and_near_float64(on_each_backend, terms, bound):
     a, b = seeded(40, terms) + 0.1, seeded(terms, 30, seed=1)
-    assert relative(on_each_unit(lambda: products.matmul(a, b)), a.double() @ b.double()) < bound
+    assert relative(on_each_backend(lambda: products.matmul(a, b)), a.double() @ b.double()) < bound
     assert products.matmul(a[None], b[None]).shape == (1, 40, 30)
 
 
-def test_long_sums_of_the_largest_products_do_not_overflow(on_each_unit, monkeypatch):
+def test_long_sums_of_the_largest_products_do_not_overflow(on_each_backend, monkeypatch):
     """The first of two chunks of these sums is beyond what float32 holds."""
     monkeypatch.setattr(products, "_CHUNK_BYTES", 1 << 18)
     x, gradient = torch.full((130, 14, 8, 8), 0.97), torch.full((130, 10, 8, 8), 0.93)
     at = Geometry((1, 1), (0, 0), (1, 1))
-    _, found, bias = on_each_unit(
+    _, found, bias = on_each_backend(
         lambda: products.convolution_backward(
             gradient, x, torch.ones(10, 14, 1, 1), at, [False, True, True]
         )
@@ -251,7 +257,9 @@ def test_values_that_are_not_finite_stay_so():
 
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
-def test_a_power_of_two_is_exact_and_infinite_beyond_float32(on_each_unit, powers, groups):
+def test_a_power_of_two_is_exact_on_each_backend_and_infinite_beyond_the_range_of_float32(
+    on_each_backend, powers, groups
+):
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x, weight = (
         seeded(6, 8, 8, 8).clamp(-1, 1),
@@ -261,13 +269,13 @@ def test_a_power_of_two_is_exact_and_infinite_beyond_float32(on_each_unit, power
 
     def computed(first, second):
         a, b = x * 2.0**first, weight * 2.0**second
-        y = on_each_unit(lambda: products.convolution(a, b, at))
-        back = on_each_unit(
+        y = on_each_backend(lambda: products.convolution(a, b, at))
+        back = on_each_backend(
             lambda: products.convolution_backward(
                 gradient * 2.0**second, a, b, at, [True, True, False]
             )
         )
-        matrices = on_each_unit(
+        matrices = on_each_backend(
             lambda: products.matmul(
                 a.view(48, 64).repeat(1, 64), b.flatten()[:64, None].repeat(64, 40)
             )
@@ -507,7 +515,7 @@ def test_what_is_not_covered_is_refused_with_its_name():
     ):
         with pytest.raises(NotPortableError), Portable():
             refused()
-    assert not EXACT & PORTABLE.keys()
+    assert not EXACT.keys() & PORTABLE.keys()
 
 
 def test_the_context_is_of_this_thread_and_can_be_left():

@@ -19,7 +19,7 @@ from lockstep.errors import LockstepError
 from lockstep.kernels.portable import NotPortableError, Portable, backends, integers, products
 from lockstep.kernels.portable.backends import Float32, Geometry
 from lockstep.kernels.portable.integers import assembled, sliced
-from lockstep.kernels.portable.operations import EXACT, PORTABLE
+from lockstep.kernels.portable.registry import EXACT, PORTABLE
 
 DTYPES = (
     torch.float32,
@@ -396,7 +396,7 @@ def forms(name, make, dtype):
 @pytest.mark.parametrize(
     "dtypes", [FEW, pytest.param(DTYPES, marks=pytest.mark.slow)], ids=["few", "all"]
 )
-@pytest.mark.parametrize("name", sorted((EXACT | PORTABLE.keys()) - ONLY_ON_GPUS))
+@pytest.mark.parametrize("name", sorted((EXACT.keys() | PORTABLE.keys()) - ONLY_ON_GPUS))
 def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
     accepted = set()
     # Torch itself computes the operations of `EXACT`, so that every other dtype is enough.
@@ -531,7 +531,7 @@ def test_a_tensor_of_integers_is_never_made_of_parts_of_numbers():
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_no_sum_is_a_zero_below_0(monkeypatch, groups):
-    """Integers have no -0, so the units agree only if a float sum of the same integers has none
+    """Integers have no -0, so the backends agree only if a float sum of the same integers has none
     either.
 
     A library's product of -1 and 0 may be -0: here those of matrices are, and a convolution is made
@@ -553,7 +553,7 @@ def test_no_sum_is_a_zero_below_0(monkeypatch, groups):
         assert not one.signbit().any()
 
 
-def test_the_check_of_a_unit_refuses_longer_float32_sums(monkeypatch):
+def test_the_check_of_a_backend_refuses_longer_float32_sums(monkeypatch):
     """With four times as many terms, a float32 sum is above 2**24, so it would not be exact."""
     assert integers.MOST_TERMS * 2**12 == 2**24
     assert backends._is_exact(Float32(), None)

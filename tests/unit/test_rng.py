@@ -13,28 +13,28 @@ GOLDEN_WORD = 12629228696511295478
 
 def test_words_never_change_and_an_arrays_are_its_elements():
     """Other words would change the order, the augmentation and the weights of every run."""
-    assert int(rng.words(0, "order", 0, 0)) == GOLDEN_WORD
-    assert rng.words(0, "order", 0, np.arange(3)).tolist() == [
-        int(rng.words(0, "order", 0, i)) for i in range(3)
+    assert int(rng.bits(0, "order", 0, 0)) == GOLDEN_WORD
+    assert rng.bits(0, "order", 0, np.arange(3)).tolist() == [
+        int(rng.bits(0, "order", 0, i)) for i in range(3)
     ]
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
 def test_seed_and_epoch_are_not_interchangeable(seed, a, b):
     if a != b:
-        assert rng.words(seed, "s", a, b) != rng.words(seed, "s", b, a)
-        assert rng.words(a, "s", b) != rng.words(b, "s", a)
+        assert rng.bits(seed, "s", a, b) != rng.bits(seed, "s", b, a)
+        assert rng.bits(a, "s", b) != rng.bits(b, "s", a)
 
 
 def test_streams_are_independent():
-    a, b = (rng.uniform(rng.words(1, name, np.arange(20_000))) for name in ("crop_x", "crop_y"))
+    a, b = (rng.uniform(rng.bits(1, name, np.arange(20_000))) for name in ("crop_x", "crop_y"))
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.03
     assert abs(a.mean() - 0.5) < 0.01
     assert abs(a.std() - 12**-0.5) < 0.01
 
 
 def test_uniform_and_below_stay_in_their_ranges():
-    words = rng.words(3, "x", np.arange(50_000))
+    words = rng.bits(3, "x", np.arange(50_000))
     u = rng.uniform(words, -63, 63)
     assert u.min() >= -63
     assert u.max() < 63

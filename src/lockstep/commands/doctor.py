@@ -37,8 +37,8 @@ def doctor() -> Iterator[str | Record]:
     numerics.prepare(1)  # The next line imports torch.
     import torch
 
-    from lockstep.kernels.cpu_table import kind
-    from lockstep.kernels.portable.backends import kinds_by_unit
+    from lockstep.kernels.cpu_table import for_this_cpu
+    from lockstep.kernels.portable.backends import uses_by_backend
 
     gpus = [torch.cuda.get_device_name(number) for number in range(hardware.gpus())]
     problem, processor, cores = hardware.gpu_problem(), hardware.processor(), hardware.cores()
@@ -47,8 +47,8 @@ def doctor() -> Iterator[str | Record]:
         "native bits depend on this kind of CPU and on the version of torch; log.txt of a run "
         "names both"
     )
-    units = kinds_by_unit()
-    used = [unit for unit, kinds in units.items() if kinds]
+    backends = uses_by_backend()
+    used = [name for name, uses in backends.items() if uses]
     yield f"portable bits are those of every CPU tried; computed here in {' and '.join(used)}"
     none = f"none: a driver is here, but {problem}" if problem else "none"
     yield f"gpu   {', '.join(gpus) or none}"
@@ -71,8 +71,8 @@ def doctor() -> Iterator[str | Record]:
         "torch": torch.__version__,
         "gpus": gpus,
         "gpu_problem": problem,
-        "native": str(kind()),
-        "units": units,
+        "native": str(for_this_cpu()),
+        "units": backends,
         "weights_sha256": weights,
         "right": right,
     }

@@ -31,19 +31,19 @@ class Keys(NamedTuple):
     epochs: NDArray[np.int64]
     examples: NDArray[np.int64]
 
-    def words(self, stream: str) -> rng.Words:
-        """Return one random 64-bit word for each image of the batch, from the stream called
+    def bits(self, stream: str) -> rng.Bits:
+        """Return 64 random bits for each image of the batch, from the stream called
         `stream`.
         """
-        return rng.words(self.seed, stream, self.epochs, self.examples)
+        return rng.bits(self.seed, stream, self.epochs, self.examples)
 
     def below(self, stream: str, limit: int) -> NDArray[np.int64]:
         """Return one random integer in [0, limit) for each image."""
-        return rng.below(self.words(stream), limit)
+        return rng.below(self.bits(stream), limit)
 
     def uniform(self, stream: str, low: float = 0.0, high: float = 1.0) -> NDArray[np.float64]:
         """Return one random number in [low, high) for each image."""
-        return rng.uniform(self.words(stream), low, high)
+        return rng.uniform(self.bits(stream), low, high)
 
     def alternating_flips(self) -> NDArray[np.int64]:
         """Return 1 for each image that is flipped, else 0: in every other epoch, from a random one
@@ -53,7 +53,7 @@ class Keys(NamedTuple):
         of the images.
         Source: Jordan 2024 (arXiv:2404.00498), section 3.6.
         """
-        phases = rng.below(rng.words(self.seed, "flip_phase", self.examples), 2)
+        phases = rng.below(rng.bits(self.seed, "flip_phase", self.examples), 2)
         return (phases + self.epochs) % 2
 
 

@@ -1,5 +1,5 @@
-"""Kinds: what is fastest on which kind of CPU, by a table of makers, families and flags, never by a
-measured time.
+"""What is fastest on which kind of CPU: a table of makers, families and flags, never a measured
+time.
 
 The choices decide bits, so they are part of native arithmetic, which the probe compares between
 processes. docs/results.md has the figures behind them.
@@ -19,8 +19,8 @@ from lockstep.kernels import portable, reference
 _ZEN_5 = 26  # AMD's first CPU family with 512-bit units at full width
 
 
-class Kind(NamedTuple):
-    """What a CPU computes best.
+class Choices(NamedTuple):
+    """The libraries and schemes that are fastest on a kind of CPU.
 
     Attributes:
         dense: whether oneDNN, in place of MKL, computes dense layers in float32.
@@ -45,8 +45,8 @@ class Kind(NamedTuple):
 
 
 @cache
-def kind() -> Kind:
-    """Return the kind of this CPU."""
+def for_this_cpu() -> Choices:
+    """Return the row of the table that this CPU has."""
     flags = hardware.cpu()["flags"].split()
     # MKL gives AMD its AVX2 kernels. The operator is no public one of torch.
     amd = hardware.cpuinfo("vendor_id") == "AuthenticAMD" and "avx512f" in flags
@@ -59,14 +59,14 @@ def kind() -> Kind:
     # filters of bfloat16, the transforms would lose 7 % of the result's norm.
     if "amx_tile" not in flags:
         winograd.add((torch.bfloat16, 3))
-    return Kind(dense, onednn, winograd)
+    return Choices(dense, onednn, winograd)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of two matrices [M, K] and [K, N], or of batches of them, on a CPU and
     outside of autograd.
     """
-    if a.dtype != torch.float32 or not kind().onednn:
+    if a.dtype != torch.float32 or not for_this_cpu().onednn:
         return torch.matmul(a, b)
     if a.ndim == 3:
         return torch.stack([matmul(*pair) for pair in zip(a, b, strict=True)])
@@ -81,7 +81,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         or x.device.type != "cpu"
         or x.dtype != torch.float32
     )
-    if by_torch or not kind().dense:
+    if by_torch or not for_this_cpu().dense:
         return functional.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.kernels import portable
-from lockstep.kernels.cpu_table import kind, matmul
+from lockstep.kernels.cpu_table import for_this_cpu, matmul
 from lockstep.kernels.reference import Padding
 
 # By r and m; infinity is implied.
@@ -57,7 +57,7 @@ def applies(x: Tensor, weight: Tensor) -> bool:
         and not portable.is_active()
         and weight.shape[2] == weight.shape[3]
         and min(weight.shape[:2]) >= 64
-        and (dtype, weight.shape[2]) in kind().winograd
+        and (dtype, weight.shape[2]) in for_this_cpu().winograd
     )
 
 

@@ -1,11 +1,11 @@
 """Portable arithmetic: the same bits on every CPU and GPU.
 
 Products are sums of integers that are exact in any order (integers.py, products.py, sums.py), by
-the fastest unit of the device (units.py). All else is made of operations whose bits IEEE 754 fixes
-(elementary.py, layers.py), and random numbers come from counters (draws.py). operations.py lists
+the fastest backend of the device (backends.py). All else is made of operations whose bits IEEE 754
+fixes (elementary.py, layers.py), and random numbers come from counters (draws.py). registry.py says
 what is covered. While `Portable` is active, each operation that torch computes goes through that
-list, forwards and backwards, and one that is not in it, or has operands of dtypes that it does not
-take, is an error. So a model stays a plain torch module, and no other bits can enter.
+registry, forwards and backwards, and one that is not in it, or has operands of dtypes that it does
+not take, is an error. So a model stays a plain torch module, and no other bits can enter.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import (
 )
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.kernels.portable import draws, layers, operations  # noqa: F401  they register
 from lockstep.kernels.portable.backends import multiplier
 from lockstep.kernels.portable.integers import freeze as freeze
-from lockstep.kernels.portable.operations import (
+from lockstep.kernels.portable.registry import (
     NotPortableError as NotPortableError,
     dtypes_in,
     implementation,

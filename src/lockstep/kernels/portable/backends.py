@@ -1,4 +1,4 @@
-"""Units: the ways in which a CPU multiplies and adds slices. All give the same bits, so the fastest
+"""Backends: the libraries that multiply and add slices. All give the same bits, so the fastest
 exact one is used.
 
 A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high
@@ -133,7 +133,7 @@ class Int8:
         )
 
 
-class OfGpu:
+class Int8OnGpu:
     """8-bit integers with 32-bit sums, by cuBLAS. It has matrix products only: convolutions are
     made of them.
     """
@@ -190,8 +190,8 @@ class Float32:
         shape = None, at.stride, at.padding, at.dilation, at.groups
         # Its convolutions are Winograd's, which are not exact.
         with torch.backends.nnpack.flags(enabled=False):
-            # The check of units computes this for several groups. Without oneDNN, Winograd's scheme
-            # may compute it.
+            # The check of a backend computes this for several groups. Without oneDNN, Winograd's
+            # scheme may compute it.
             if at.groups > 1 and terms <= _MOST_JOINED_TERMS and mkldnn.is_available():  # type: ignore[no-untyped-call]
                 joined = functional.conv2d(x_high, torch.add(w_low, w_high, alpha=128.0), *shape)
                 return scaled(
@@ -208,7 +208,7 @@ def _crossed(weight: Slices) -> Tensor:
     return torch.cat((weight.low, weight.high), 1)
 
 
-Unit = Int8 | Float32
+Backend = Int8 | Float32
 
 _LEAST_ROWS = 32  # of a product by cuBLAS
 # (M, K, N): small, tall, long, and those of a convolution and a linear layer
@@ -220,7 +220,7 @@ _SHAPES_ON_GPU = (
     (64, 3136, 1024),
 )
 
-_SIDE, _OUTPUTS = 4, 24  # of the filters that units are checked with
+_SIDE, _OUTPUTS = 4, 24  # of the filters that backends are checked with
 _MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
 # on both sides of each limit
 _CHANNELS = (3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS)
@@ -233,28 +233,28 @@ _KINDS = {
 _KINDS |= {f"grouped {kind}": at._replace(groups=2) for kind, at in _KINDS.items() if at}
 
 
-def unit(at: Geometry | None = None) -> Unit:
-    """Return the unit for matrix products, or for convolutions with the stride, dilation and
+def backend(at: Geometry | None = None) -> Backend:
+    """Return the backend for matrix products, or for convolutions with the stride, dilation and
     grouping of a geometry.
 
     It is the fastest one that is exact there. The first call for each of these kinds checks it, in
-    milliseconds. The choice changes no bit. Raises: LockstepError if no unit is exact.
+    milliseconds. The choice changes no bit. Raises: LockstepError if no backend is exact.
     """
-    return _unit(
+    return _backend(
         at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None
     )
 
 
-def multiplier(device: torch.device) -> Unit | OfGpu:
-    """Return the unit for matrix products on a device, checked there. Raises: LockstepError if it
-    is not exact.
+def multiplier(device: torch.device) -> Backend | Int8OnGpu:
+    """Return the backend for matrix products on a device, checked there. Raises: LockstepError if
+    it is not exact.
     """
-    return _of_gpu(device) if device.type == "cuda" else unit()
+    return _on_gpu(device) if device.type == "cuda" else backend()
 
 
 @cache
-def _of_gpu(device: torch.device) -> OfGpu:
-    one = OfGpu()
+def _on_gpu(device: torch.device) -> Int8OnGpu:
+    one = Int8OnGpu()
     for rows, terms, columns in _SHAPES_ON_GPU:
         a, b = (
             _slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns)
@@ -269,11 +269,11 @@ def _of_gpu(device: torch.device) -> OfGpu:
     return one
 
 
-def kinds_by_unit() -> dict[str, list[str]]:
-    """Return what each unit computes on this machine, by the unit's name. That of matrix products
-    is the first.
+def uses_by_backend() -> dict[str, list[str]]:
+    """Return what each backend computes on this machine, by the backend's name. That of matrix
+    products is the first.
     """
-    chosen = {kind: unit(at).name for kind, at in _KINDS.items()}
+    chosen = {kind: backend(at).name for kind, at in _KINDS.items()}
     return {
         one.name: [kind for kind, name in chosen.items() if name == one.name]
         for one in _by_speed(False)
@@ -281,7 +281,7 @@ def kinds_by_unit() -> dict[str, list[str]]:
 
 
 @cache
-def _unit(at: Geometry | None) -> Unit:
+def _backend(at: Geometry | None) -> Backend:
     # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
     grouped = at is not None and at.groups > 1
     for one in sorted(_by_speed(at is not None), key=lambda one: grouped and isinstance(one, Int8)):
@@ -297,14 +297,14 @@ def _unit(at: Geometry | None) -> Unit:
 
 
 @cache
-def _by_speed(convolves: bool) -> list[Unit]:
-    """Return the units that work here, the fastest one first, by the time of a convolution or of a
-    matrix product.
+def _by_speed(convolves: bool) -> list[Backend]:
+    """Return the backends that work here, the fastest one first, by the time of a convolution or of
+    a matrix product.
 
     Without VNNI, torch multiplies matrices of int8 by a plain loop, while oneDNN's convolutions are
     fast.
     """
-    times: dict[Unit, float] = {}
+    times: dict[Backend, float] = {}
     x, weight = _slices(16, 64, 16, 16), _slices(64, 64, 3, 3).signed()
     rows, columns = x.signed().high.reshape(-1, 64)[:256], weight.high.reshape(-1, 64).mT
     for one in (Int8(), Float32()):
@@ -319,8 +319,8 @@ def _by_speed(convolves: bool) -> list[Unit]:
     return sorted(times, key=lambda one: times[one])
 
 
-def _is_exact(one: Unit, at: Geometry | None) -> bool:
-    """Return whether a unit computes products of the largest slices with the bits of float64."""
+def _is_exact(one: Backend, at: Geometry | None) -> bool:
+    """Return whether a backend computes products of the largest slices with the bits of float64."""
     if at is None:
         a, b = (_slices(n, 3 * MOST_TERMS, 1, 1).signed().high.flatten(1) for n in (4, 8))
         return torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double())

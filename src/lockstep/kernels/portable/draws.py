@@ -10,10 +10,12 @@ from torch import Tensor
 
 from lockstep import rng
 from lockstep.kernels.portable.elementary import normal
+from lockstep.kernels.portable.registry import NUMBERS, portable
 
 _CHUNK = 1 << 18  # values at a time, to bound the memory
 
 
+@portable("uniform", in_place=True)
 def uniform_(
     x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -21,6 +23,7 @@ def uniform_(
     return _filled(x, generator, lambda u: u * (high - low) + low)
 
 
+@portable("normal", in_place=True)
 def normal_(
     x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -28,6 +31,7 @@ def normal_(
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
+@portable("bernoulli", dtypes=NUMBERS, in_place=True)
 def bernoulli_(
     x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -45,7 +49,7 @@ def _filled(
     flat = values.view(-1)
     for start in range(0, x.numel(), _CHUNK):
         end = min(start + _CHUNK, x.numel())
-        words = rng.words(seed, "portable", np.arange(start, end, dtype=np.uint64))
-        uniform = torch.from_numpy((words >> np.uint64(40)).astype(np.float64) * 2.0**-24)
+        bits = rng.bits(seed, "portable", np.arange(start, end, dtype=np.uint64))
+        uniform = torch.from_numpy((bits >> np.uint64(40)).astype(np.float64) * 2.0**-24)
         flat[start:end] = of_uniform(uniform)
     return x.copy_(values.pin_memory() if x.is_cuda else values, non_blocking=x.is_cuda)

@@ -1,20 +1,27 @@
-"""Layers and losses by exact sums and single operations, forwards and backwards."""
+"""Layers, losses and optimizers by exact sums and single operations, forwards and backwards.
+
+`@portable(...)` above a function states the operations of torch that it computes; operations.py
+says how to add one.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lockstep.kernels import rounding
-from lockstep.kernels.portable import elementary
+from lockstep.kernels.portable import draws, elementary
 from lockstep.kernels.portable.integers import in_chunks
+from lockstep.kernels.portable.registry import portable
 from lockstep.kernels.portable.sums import column_sums, total
 
 _CHUNK = 1 << 15  # elements that an optimizer updates at a time
 
 
+@portable("native_batch_norm", dtypes="float32")
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -56,6 +63,7 @@ def batch_norm(
     return _unrows(result, x), *((batch_mean, inverse) if training else (empty, empty))
 
 
+@portable("native_batch_norm_backward", dtypes="float32")
 def batch_norm_backward(
     gradient: Tensor,
     x: Tensor,
@@ -97,12 +105,46 @@ def batch_norm_backward(
     )
 
 
+@portable("cudnn_batch_norm", dtypes="integers float32")
+def cudnn_batch_norm(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """Return what `batch_norm` returns, and the bytes that cuDNN reserves: none."""
+    return *batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)
+
+
+@portable("cudnn_batch_norm_backward", dtypes="integers float32")
+def cudnn_batch_norm_backward(
+    x: Tensor, gradient: Tensor, weight: Tensor, *others: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight and bias."""
+    mean, variance, batch_mean, inverse, epsilon, _ = others
+    return batch_norm_backward(
+        gradient, x, weight, mean, variance, batch_mean, inverse, True, epsilon, [True] * 3
+    )
+
+
+@portable("native_dropout")
+def dropout(x: Tensor, probability: float, training: bool | None = True) -> tuple[Tensor, Tensor]:
+    """Return `x`, where some elements are 0 and the others scaled, and which are not 0."""
+    if not training:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    kept = draws.bernoulli_(torch.empty_like(x), 1.0 - probability)
+    return x * elementary.divided(kept, 1.0 - probability), kept.bool()
+
+
+@portable("native_dropout_backward", dtypes="integers float32")
+def dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """Return the gradient of the argument of `dropout`, as a CPU composes it."""
+    return gradient * elementary.divided(kept.to(gradient.dtype), 1.0 / scale)
+
+
+@portable("_log_softmax")
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return the logarithms of the softmax of `x` [b, classes] over its classes."""
     shifted, sums = _exponentials(x, dim)
     return (shifted - elementary.log(sums)).to(x.dtype).movedim(-1, dim)
 
 
+@portable("_softmax")
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return the softmax of `x` over `dim`."""
     shifted, sums = _exponentials(x, dim)
@@ -120,6 +162,7 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return shifted, elementary.tree_sum(elementary.exp(shifted))
 
 
+@portable("_log_softmax_backward_data")
 def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
     wide = gradient.movedim(dim, -1).double()
@@ -127,6 +170,7 @@ def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torc
     return result.to(dtype).movedim(-1, dim)
 
 
+@portable("_softmax_backward_data")
 def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Return the gradient of the argument of `softmax`, whose result is `output`."""
     wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
@@ -134,6 +178,7 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
+@portable("nll_loss_forward", dtypes="float32 float64 int64")
 def nll_loss(
     x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
@@ -152,17 +197,44 @@ def nll_loss(
     return (loss / weight_sum if reduction == 1 else loss).to(x.dtype), weight_sum.to(x.dtype)
 
 
+@portable("sigmoid")
+def sigmoid(x: Tensor) -> Tensor:
+    """Return 1 / (1 + e**-x)."""
+    return elementary.sigmoid(x.double()).to(x.dtype)
+
+
+@portable("sigmoid_backward")
+def sigmoid_backward(gradient: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the argument of `sigmoid`, whose result is `y`."""
+    return gradient * ((1.0 - y) * y)
+
+
+@portable("tanh")
+def tanh(x: Tensor) -> Tensor:
+    """Return the hyperbolic tangent."""
+    return elementary.tanh(x.double()).to(x.dtype)
+
+
+@portable("tanh_backward")
+def tanh_backward(gradient: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the argument of `tanh`, whose result is `y`."""
+    return gradient * (1.0 - y * y)
+
+
+@portable("silu", dtypes="float32")
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
     return x * elementary.looked_up(x, elementary.sigmoid)
 
 
+@portable("silu_backward", dtypes="float32")
 def silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of the argument of `silu`."""
     share = elementary.looked_up(x, elementary.sigmoid)
     return ((1.0 - share).mul_(x).add_(1.0)).mul_(share).mul_(gradient)
 
 
+@portable("gelu", dtypes="float32")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """Return x times the distribution function of the standard normal distribution at x."""
     if approximate != "none":
@@ -170,6 +242,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return x * elementary.looked_up(x, elementary.gaussian)
 
 
+@portable("gelu_backward", dtypes="float32")
 def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """Return the gradient of the argument of `gelu`."""
     if approximate != "none":
@@ -178,6 +251,7 @@ def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> 
     return slope.add_(elementary.looked_up(x, elementary.gaussian)).mul_(gradient)
 
 
+@portable("_fused_sgd", in_place=True)
 def sgd_(
     parameters: list[Tensor],
     gradients: list[Tensor],
@@ -242,6 +316,10 @@ def adam_(
         square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
         divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
         parameter.sub_((mean / divisor).mul_(lr / first))
+
+
+portable("_fused_adam", in_place=True)(partial(adam_, decoupled=False))
+portable("_fused_adamw", in_place=True)(partial(adam_, decoupled=True))
 
 
 def _in_chunks(*lists: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lockstep.kernels.portable.backends import MOST_CONVOLUTION_TERMS, Geometry, multiplier, unit
+from lockstep.kernels.portable.backends import MOST_CONVOLUTION_TERMS, Geometry, backend, multiplier
 from lockstep.kernels.portable.integers import (
     MOST_INT32_TERMS,
     Exponent,
@@ -138,7 +138,7 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS or x.parts.is_cuda):
         power = _power(x, weight)
         assert not isinstance(power, Tensor)
-        return unit(at).convolution(x, weight, at, power)
+        return backend(at).convolution(x, weight, at, power)
     matrices = weight.once(
         "matrices", lambda one: one.parts.permute(0, 3, 4, 2, 1).reshape(2, -1, outputs)
     )
