@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.common import save, spread
 from lockstep import numerics
-from lockstep.commands.to_spec import subject_of
+from lockstep.commands.subject import subject_of
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe

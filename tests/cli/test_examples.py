@@ -14,7 +14,7 @@ import torch
 from tests import commands, documents, synthetic
 from tests.replicas import on_replicas
 
-from lockstep.commands.to_spec import subject_of
+from lockstep.commands.subject import subject_of
 from lockstep.config import overrides
 from lockstep.recipes import get_recipe
 

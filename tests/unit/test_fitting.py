@@ -8,7 +8,9 @@ import pytest
 from PIL import Image
 from tests.images import bright_and_dark, grey_folder, load_folder, write
 
-from lockstep.commands.to_spec import fitted, subject_of, train_spec
+from lockstep.commands.subject import subject_of
+from lockstep.commands.to_recipe import fitted
+from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
 from lockstep.launch.world import World

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.runs import fit_here
 from tests.unit.test_replica import WHITENED, replica
 
-from lockstep.commands.to_spec import with_initial_weights
+from lockstep.commands.to_recipe import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model

@@ -9,7 +9,7 @@ import pytest
 from tests.images import bright_and_dark, encoded, load_folder, write
 from tests.runs import fit_here
 
-from lockstep.commands.to_spec import evaluated_split, fields_of_run
+from lockstep.commands.of_run import evaluated_split, fields_of_run
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset

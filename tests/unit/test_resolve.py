@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.images import write
 
-from lockstep.commands.to_spec import folder_for, subject_of
+from lockstep.commands.subject import subject_of
+from lockstep.commands.to_spec import folder_for
 from lockstep.errors import USAGE, LockstepError
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lockstep.commands.of_run import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
-from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run, step_or_best
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
 from lockstep.jobs.specs import EvaluateSpec

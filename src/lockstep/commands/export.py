@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
+from lockstep.commands.of_run import step_or_best
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
-from lockstep.commands.to_spec import data_of, path_of, placement_of, step_or_best
+from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver
 from lockstep.messages import logger, progress

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep import numerics
+from lockstep.commands.of_run import step_or_best
 from lockstep.commands.shell import Checkpoint, Source
-from lockstep.commands.to_spec import step_or_best
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import given
 

@@ -49,7 +49,8 @@ def show(
     Args:
         what: Name of a recipe, a recipe file, or the folder of a run.
     """
-    from lockstep.commands.to_spec import fitted, subject_of
+    from lockstep.commands.subject import subject_of
+    from lockstep.commands.to_recipe import fitted
 
     recipe = fitted(subject_of(what, {}, trust_code=True))  # none of its code is executed
     yield {"recipe": recipe.model_dump(mode="json"), "digest": recipe.digest()}

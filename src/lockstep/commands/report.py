@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.commands.of_run import evaluated_split, existing, fields_of_run
 from lockstep.commands.shell import AnyRun, Quiet, record_of, require_writable
-from lockstep.commands.to_spec import evaluated_split, existing, fields_of_run
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
 from lockstep.jobs.specs import ReportSpec

@@ -7,7 +7,9 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from lockstep.commands.shell import Quiet, SettingsOption, run_job
-from lockstep.commands.to_spec import divided, path_of, train_spec, with_stored_data
+from lockstep.commands.to_placement import placement_of
+from lockstep.commands.to_recipe import changes_of, with_stored_data
+from lockstep.commands.to_spec import train_spec
 from lockstep.config.recipe import Recipe
 from lockstep.files import given
 from lockstep.launch.submit import outer_world
@@ -97,11 +99,11 @@ def train(
         KeyboardInterrupt: Ctrl-C before the first step, or a second Ctrl-C.
     """
     world = outer_world()
-    changes, placement = divided(settings, options, init)
+    changes = changes_of(settings, options)
+    folder = None if isinstance(data, Mapping) else data
+    placement = placement_of({**options, "init": init, "data": folder})
     if isinstance(data, Mapping):
-        changes = with_stored_data(data, what, changes, placement)
-    else:
-        placement = placement.replace(data=path_of(data))
+        changes = with_stored_data(data, what, changes, placement.init)
     with muted(quiet or world.process != 0):
         spec = train_spec(
             what,

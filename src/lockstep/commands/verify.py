@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from lockstep.commands.of_run import fields_of_run
 from lockstep.commands.shell import AnyRun, record_of
-from lockstep.commands.to_spec import fields_of_run
 from lockstep.errors import CRASH, LockstepError
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec

@@ -1,0 +1,162 @@
+"""What the user named: a recipe, a recipe file, a run, or a folder of images."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lockstep import files
+from lockstep.commands.to_placement import Fields, data_of
+from lockstep.config.overrides import make, read_file
+from lockstep.config.recipe import Recipe
+from lockstep.data import IMAGE_FOLDER
+from lockstep.errors import DATA, LockstepError, option
+from lockstep.jobs.weights import WeightsFile
+from lockstep.pictures.scan import require_folder
+from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes.fitting import FOLDER, PHOTOS
+from lockstep.runs.run import Run
+from lockstep.schema import dotted
+
+Kind = Literal["recipe", "file", "run", "images"]
+
+_ALLOWED = (
+    "give the name of a recipe, a recipe file, the folder of a run, as in runs/digits-1, or a "
+    "folder that holds a folder of images for each class"
+)
+
+
+@dataclass
+class Subject:
+    """What the user named.
+
+    Attributes:
+        recipe: the recipe, with the command's changes.
+        run: the run that is named, or None.
+        data: the folder of the dataset, or of the images that are named; None for the usual places.
+        changes: the command's changes if the recipe is still to be fitted to the images in `data`,
+            else None.
+        named: True if the recipe is named, and not only the images.
+        notes: messages about the recipe, for the user and the run's log.
+        details: what was chosen for the user, for the log.
+    """
+
+    recipe: Recipe
+    run: Run | None
+    data: Path | None
+    changes: Fields | None
+    named: bool
+    notes: list[str]
+    details: list[str] = field(default_factory=list)
+
+    def data_folder(self) -> Path | None:
+        """Return the data folder of the command, else that of the run it names, unless that had
+        another dataset.
+        """
+        if self.run is None or self.recipe.dataset != self.run.recipe().dataset:
+            return self.data
+        return data_of(self.run, self.data)
+
+
+def subject_of(
+    what: str | Path | Recipe | Run | None,
+    changes: Fields,
+    data: Path | None = None,
+    trust_code: bool = False,
+    weights: WeightsFile | None = None,
+) -> Subject:
+    """Return what the user named by the argument `what`, with the command's `changes`.
+
+    Without `what`, it is the recipe of the run whose `weights` a new run starts from, or the folder
+    of images `data`, or the recipe "digits". It is an error if a file or a run names code that is
+    not trusted.
+    """
+    kind, path = kind_of(what, changes, data)
+    base: Recipe | None = None
+    settings: dict[str, Any] = {}  # of a recipe file
+    source: Path | None = None  # states the recipe, and may be somebody else's
+    run, fits = None, False
+    match kind:
+        case "recipe":
+            base = what if isinstance(what, Recipe) else get_recipe(str(what or "digits"))
+            fits = what in (FOLDER, PHOTOS)
+        case "file":
+            source, settings = path, dotted(read_file(path))
+            # A file may name a recipe, and contain only what differs from it.
+            start = settings.pop("recipe", None)
+            base = get_recipe(str(start)) if start else None
+        case "run":
+            source, run = path, Run.open(path)
+            base = run.recipe()
+        case "images":
+            base, fits = get_recipe(FOLDER), True
+            data = _images(path, data)
+    details = []
+    # Weights of a run on images may not fit the recipe of others.
+    if weights and weights.run and (what is None or kind == "images"):
+        parent = Run.open(weights.run)
+        if what is None or parent.recipe().dataset == IMAGE_FOLDER:
+            base = parent.recipe().replace(init_sha256=weights.sha256)
+            source, fits, data = parent.path, False, data_of(parent, data)
+            if kind == "images":
+                details.append(
+                    f"the recipe is that of {parent.path}, whose weights the run starts from"
+                )
+    notes = list[str]()
+    fields = base.model_dump(mode="json") if base else {}
+    recipe = make(fields, settings, changes, note=notes.append)
+    if source is not None:
+        # The command may replace the code. A file without a model may still have options for that
+        # of the command.
+        stated = {"model": recipe.model, **fields, **settings}
+        code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
+        recipe.require_trust(source, trust_code, code)
+    named = kind != "images"
+    return Subject(recipe, run, data, changes if fits else None, named, notes, details)
+
+
+def kind_of(
+    what: str | Path | Recipe | Run | None, changes: Fields, data: Path | None
+) -> tuple[Kind, Path]:
+    """Return which kind of thing the user named, and its path if it has one. A path with nothing
+    there is an error.
+    """
+    if isinstance(what, Recipe):
+        return "recipe", Path()
+    if what is None:
+        return ("recipe", Path()) if data is None or "dataset" in changes else ("images", data)
+    if isinstance(what, Run):
+        return "run", what.path
+    if not isinstance(what, str | Path):
+        raise LockstepError(
+            f"what: got a {type(what).__name__}: give a recipe's name, a Recipe, a recipe file, or "
+            f"a run to resume"
+        )
+    # `lockstep train photos` means the folder photos here, not the recipe, which would need --data.
+    # Path("digits") is a folder.
+    by_name = isinstance(what, str) and what in RECIPES
+    if by_name and (data or get_recipe(str(what)).dataset != IMAGE_FOLDER):
+        return "recipe", Path()
+    path = files.given(what)
+    if path.suffix == ".toml":
+        return "file", path
+    if os.path.lexists(path / "recipe.json"):
+        return "run", path
+    if os.path.lexists(path):
+        return "images", path
+    if isinstance(what, Path) or "/" in what:
+        raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)
+    if not by_name and ("runs" / path).is_dir():
+        Run.open(path)  # raises an error that names the run
+    return "recipe", path
+
+
+def _images(path: Path, data: Path | None) -> Path:
+    """Return the absolute path of a folder of images. Other images as `data` are an error."""
+    require_folder(path)
+    if data is not None and data.resolve() != path.resolve():
+        raise LockstepError(
+            f"{path} is a folder of images, and {option('data')} names another one, {data}: "
+            f"give one of them"
+        )
+    return path.absolute()

@@ -1,0 +1,135 @@
+"""From the options of a command to the recipe of a run: what the user changes, what fits the
+images, and which weights the run starts from.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.commands.subject import Subject, subject_of
+from lockstep.commands.to_placement import Fields
+from lockstep.config.overrides import make, parse
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data import IMAGE_FOLDER, MEMORY
+from lockstep.errors import LockstepError, option, unknown
+from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights
+from lockstep.recipes import get_recipe
+from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
+from lockstep.runs.run import Run
+
+
+def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
+    """Return the changes of the recipe that the options of a command or a function state. An own
+    model or dataset may be a function.
+    """
+    allowed = {*Recipe.options, *Placement.model_fields}
+    for name in options:
+        if name in allowed:
+            continue
+        if name in Recipe.model_fields:
+            raise LockstepError(
+                f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}"
+            )
+        raise LockstepError(unknown("option", name, allowed))
+    changes = parse(
+        settings or (), {name: options[name] for name in options if name in Recipe.options}
+    )
+    for name in ("model", "dataset"):
+        if name in changes:
+            changes[name] = _importable(name, changes[name])
+    return changes
+
+
+def _importable(name: str, value: Any) -> Any:
+    """Return the model or dataset `value` as package.module:function if it is the user's own."""
+    if callable(value):
+        module = getattr(value, "__module__", "")
+        function = getattr(value, "__qualname__", "")
+        if not function or getattr(sys.modules.get(module), function, None) is not value:
+            raise LockstepError(
+                f"{name}={value!r} cannot be imported by its name: give a function of a module"
+            )
+        value = f"{module}:{function}"
+    if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
+        value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
+    module, _, function = str(value).partition(":")
+    if module == "__main__":
+        raise LockstepError(
+            f"{name}: {function} is defined in a notebook or in the script that is running, and "
+            f"the processes that train cannot import it from there: put it in a file, for example "
+            f"mynet.py, and give {name}='mynet:{function}'"
+        )
+    return value
+
+
+def with_stored_data(
+    data: Mapping[str, Any],
+    what: str | Path | Recipe | Run | None,
+    changes: dict[str, Any],
+    init: Path | None,
+) -> dict[str, Any]:
+    """Write a dataset in memory to its file. Return `changes` with those that name it."""
+    from lockstep.data.arrays import store  # imports torch
+
+    if "dataset" in changes:
+        raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
+    named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
+    weights = find_weights(init) if init else None
+    subject = subject_of(what, named, None, True, weights)
+    return named | {"dataset_sha256": store(data, subject.recipe.image_px)}
+
+
+def fitted(subject: Subject, stated: Fields | None = None) -> Recipe:
+    """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is
+    made now.
+
+    A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new
+    since the last start. It is an error if the folder cannot be trained on.
+    """
+    recipe, changes = subject.recipe, subject.changes
+    if changes is None or subject.data is None or recipe.dataset != IMAGE_FOLDER:
+        return recipe
+    if stated:
+        same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
+        return make(stated, changes) if same else recipe
+    known = {**changes, "grey": recipe.grey} if "grey" in changes else changes
+    survey = recipe.survey(subject.data).require_sound()
+    fit = fitting(survey, known, recipe.name if subject.named else None)
+    subject.details.append(fit.note())
+    return make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
+
+
+def with_initial_weights(
+    recipe: Recipe, weights: WeightsFile | None, path: Path, stated: Fields | None
+) -> Recipe:
+    """Return `recipe` with the SHA-256 of the `weights` that the run at `path` starts from, if any.
+
+    A run to continue, with the recipe `stated`, needs no file. It is an error if the recipe, or the
+    run to continue, states other weights.
+    """
+    if stated is not None:
+        known = stated.get("init_sha256")
+        if weights is not None and weights.sha256 != known:
+            raise LockstepError(
+                f"{path} was not started from {weights.path}: leave out {option('init')} to resume "
+                f"it"
+            )
+        if weights or recipe.init_sha256 is None:
+            return recipe.replace(init_sha256=known)
+    elif weights is not None:
+        if recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
+            raise LockstepError(
+                f"{weights.path}: the file has the sha256 {weights.sha256}, but the recipe's "
+                f"init_sha256 is {recipe.init_sha256}: give that file, or "
+                f"{option('settings', 'init_sha256=none')} to start from this one"
+            )
+        return recipe.replace(init_sha256=weights.sha256)
+    elif recipe.init_sha256 is not None and recipe.init_sha256 not in PACKAGED:
+        raise LockstepError(
+            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give "
+            f"their file or run as {option('init')}, or start from random ones with "
+            f"{option('settings', 'init_sha256=none')}"
+        )
+    return recipe
