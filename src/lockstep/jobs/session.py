@@ -29,7 +29,7 @@ from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
 from lockstep.head import confidence, outliers
 from lockstep.head.activation import class_activation_map
-from lockstep.head.confidence import Marks
+from lockstep.head.confidence import Confidence
 from lockstep.head.features import features_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.probe import probe
@@ -241,7 +241,7 @@ class Session:
         damaged.
         """
         features = self._backbone.shape[-1] // 4 if self._backbone else 0
-        marks = Marks(
+        marks = Confidence(
             outliers.divided(tensors)[1],
             features,
             len(dataset.classes),
@@ -485,7 +485,7 @@ def read_splits(
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
     downloaded.
 
-    With `classes`, all images of a folder are one split, see `photos.survey`. Raises:
+    With `classes`, all images of a folder are one split, see `photos.survey_folder`. Raises:
     LockstepError.
     """
     try:

@@ -24,8 +24,8 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decoder_versions, read_image
-from lockstep.pictures.scan import Photo, Scan, scan
-from lockstep.pictures.table import PLAIN, UNREAD_TABLES, Reading
+from lockstep.pictures.scan import Photo, Scan, scan_folder
+from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
 
@@ -47,10 +47,9 @@ class Survey:
             the disk do not matter. Files that cannot be decoded are in no split.
         problems: what makes training impossible, one sentence each.
         notes: what a user should know, one sentence each.
-        units: the SHA-256 of an image that can be read -> the key of what a division keeps on one
-            side, hexadecimal:
-            without groups the SHA-256 itself, with groups the same key for all images of groups
-                that share an image.
+        group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
+            one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
+            all images of groups that share an image.
     """
 
     scan: Scan
@@ -58,7 +57,7 @@ class Survey:
     splits: dict[str, list[Photo]]
     problems: list[str]
     notes: list[str]
-    units: dict[str, str]
+    group_keys: dict[str, str]
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -105,11 +104,11 @@ class Survey:
         return [[photo.path for photo in group] for group in several]
 
 
-def survey(
+def survey_folder(
     root: Path | None,
     test_share: float,
     group: str | None = None,
-    reading: Reading = PLAIN,
+    source: LabelSource = UNSTATED,
     classes: Sequence[str] | None = None,
     fit: Fit = "crop",
     left_out: Collection[str] = (),
@@ -119,7 +118,7 @@ def survey(
 
     `fit` is how images become squares, for the notes. The regular expression `group` names the
     group of each image: its first capture group, or else all that it matches, in the path below
-    `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
+    `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
 
     With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
     of fewer classes.
@@ -137,29 +136,29 @@ def survey(
         give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
     if classes is not None:
-        group, reading, left_out = None, reading._replace(group_column=None, split_column=None), ()
-    found = scan(root, reading, partial=classes is not None)
-    absent = [photo.path for photo in found.photos if photo.path in left_out]
-    found.photos = [photo for photo in found.photos if photo.path not in left_out]
-    found.photos = read(found)
-    problems, notes = found.problems + _name_groups(found, group), list[str]()
-    training = "train" if "train" in found.folders else ""
-    known = tuple(found.classes.get(training, ()) if classes is None else classes)
-    readable = [photo for photo in found.photos if not photo.cause and photo.class_name in known]
+        group, source, left_out = None, source._replace(group_column=None, split_column=None), ()
+    scan = scan_folder(root, source, partial=classes is not None)
+    absent = [photo.path for photo in scan.photos if photo.path in left_out]
+    scan.photos = [photo for photo in scan.photos if photo.path not in left_out]
+    scan.photos = read_photos(scan)
+    problems, notes = scan.problems + _name_groups(scan, group), list[str]()
+    training = "train" if "train" in scan.folders else ""
+    known = tuple(scan.classes.get(training, ()) if classes is None else classes)
+    readable = [photo for photo in scan.photos if not photo.cause and photo.class_name in known]
     readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
     splits = {
         split or "train": [photo for photo in readable if photo.split == split]
-        for split in found.folders
+        for split in scan.folders
     }
-    units = _units(readable)
+    keys = _group_keys(readable)
     if classes is not None:
         splits = {ALL: readable}
-        strange = sorted({photo.class_name for photo in found.photos} - {*classes})
+        strange = sorted({photo.class_name for photo in scan.photos} - {*classes})
         problems += noted(strange, "class", "that the run does not know", "move their images away")
     elif not problems:
-        problems = _class_problems(found, training, known, readable)
+        problems = _class_problems(scan, training, known, readable)
     if not problems and not {"test", "validation", ALL} & splits.keys():
-        problems = _divide(splits, test_share, units)
+        problems = _divide(splits, test_share, keys)
     elif "test" not in splits and "validation" in splits:
         splits["test"] = splits["validation"]
         notes.append("there is no test folder, so the validation images are the test images too")
@@ -169,27 +168,27 @@ def survey(
         for split, members in splits.items()
         if not problems and not members
     ]
-    result = Survey(found, known, splits, problems + _unreadable(found.photos), notes, units)
+    result = Survey(scan, known, splits, problems + _unreadable(scan.photos), notes, keys)
     notes += [*noted(absent, "image", "left out, as the recipe says"), *_notes(result, fit)]
     return result
 
 
 def _class_problems(
-    found: Scan, training: str, classes: Sequence[str], readable: list[Photo]
+    scan: Scan, training: str, classes: Sequence[str], readable: list[Photo]
 ) -> list[str]:
     """Return what is wrong with the classes. `training` is the split that defines them, in the
     scan's words.
     """
     prefix = f"{training}: " if training else ""
-    lists = sorted(UNREAD_TABLES & found.others.keys())
+    lists = sorted(UNREAD_TABLES & scan.others.keys())
     table = (
         f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file "
         f"and "
         f"label"
     )
     if not classes:
-        folder = found.folders[training]
-        images = sum(photo.path.startswith(folder) for photo in found.loose)
+        folder = scan.folders[training]
+        images = sum(photo.path.startswith(folder) for photo in scan.unlabelled)
         loose = f", but {plural(images, 'image')} in no class" if images else ""
         split = (
             f". If {folder} is a class, give it a name without the word of a split"
@@ -200,7 +199,7 @@ def _class_problems(
         return [f"{prefix}it holds no folders{loose}: {give}"]
     problems = []
     full = {photo.class_name for photo in readable if photo.split == training}
-    unread = _unread(found)
+    unread = _unread(scan)
     if empty := [name for name in classes if name not in full]:
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, "
@@ -211,12 +210,12 @@ def _class_problems(
         inner = (
             ""
             if training
-            else f". If the folders in it are the classes, give {found.root / classes[0]}"
+            else f". If the folders in it are the classes, give {scan.root / classes[0]}"
         )
         give = table if lists else f"give each of at least two a folder{inner}"
-        remedy = f"name at least two in {found.table}" if found.table else give
+        remedy = f"name at least two in {scan.table}" if scan.table else give
         problems.append(f"{prefix}only one class, {classes[0]}: {remedy}")
-    for split, names in found.classes.items():
+    for split, names in scan.classes.items():
         if unknown := [name for name in names if name not in classes]:
             problems.append(
                 f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: "
@@ -225,10 +224,10 @@ def _class_problems(
     return problems
 
 
-def _unread(found: Scan) -> str:
+def _unread(scan: Scan) -> str:
     """Return which files are not read as images, or ""."""
     kinds = ", ".join(
-        f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix
+        f"{number} .{suffix}" for suffix, number in scan.others.most_common(_KINDS) if suffix
     )
     return kinds and f"files that are not read as images: {kinds}"
 
@@ -251,7 +250,7 @@ def _unreadable(photos: list[Photo]) -> list[str]:
     return [f"{plural(len(lines), 'image')} cannot be read. {remedy}:{text}"]
 
 
-def _name_groups(found: Scan, pattern: str | None) -> list[str]:
+def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
     """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return
     the problems.
     """
@@ -260,7 +259,7 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
     done = subprocess.run(
         program,
-        input=json.dumps([pattern, [photo.path for photo in found.photos]]),
+        input=json.dumps([pattern, [photo.path for photo in scan.photos]]),
         capture_output=True,
         text=True,
     )
@@ -270,11 +269,11 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
             f"{option('group', pattern)}: {problem}: give a regular expression, as in "
             f"(patient[0-9]+)_"
         )
-    found.photos = [
+    scan.photos = [
         photo._replace(group=name)
-        for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
+        for photo, name in zip(scan.photos, json.loads(done.stdout), strict=True)
     ]
-    unmatched = [photo.path for photo in found.photos if not photo.group]
+    unmatched = [photo.path for photo in scan.photos if not photo.group]
     return noted(
         unmatched,
         "image",
@@ -283,31 +282,31 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
     )
 
 
-def _units(photos: list[Photo]) -> dict[str, str]:
+def _group_keys(photos: list[Photo]) -> dict[str, str]:
     """Return the key of the unit of each content; see `Survey`."""
     if not any(photo.group for photo in photos):
         return {photo.sha256: photo.sha256 for photo in photos}
     groups = {photo.group: hashlib.sha256(os.fsencode(photo.group)).hexdigest() for photo in photos}
-    units: dict[str, str] = {}
+    keys: dict[str, str] = {}
     before: dict[str, str] = {}
     while before != groups:  # until no content is in two groups of different keys
         before = dict(groups)
         for photo in photos:
-            key = min(groups[photo.group], units.get(photo.sha256, groups[photo.group]))
-            groups[photo.group] = units[photo.sha256] = key
-    return units
+            key = min(groups[photo.group], keys.get(photo.sha256, groups[photo.group]))
+            groups[photo.group] = keys[photo.sha256] = key
+    return keys
 
 
-def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
-    """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the
+def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]) -> list[str]:
+    """Divide splits["train"] into "train" and "test" by units, see `survey_folder`. Return the
     problems.
     """
     contents = defaultdict[str, set[str]](set)  # class -> the units of its images
     classes = defaultdict[str, set[str]](set)  # unit -> the classes that have it
     every = splits["train"]
     for photo in every:
-        contents[photo.class_name].add(units[photo.sha256])
-        classes[units[photo.sha256]].add(photo.class_name)
+        contents[photo.class_name].add(keys[photo.sha256])
+        classes[keys[photo.sha256]].add(photo.class_name)
     test = {unit for unit in classes if int(unit[:16], 16) < int(test_share * 2**64)}
     for own in contents.values():
         movable = sorted(unit for unit in own if len(classes[unit]) == 1) or sorted(own)
@@ -321,50 +320,52 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, 
             f"{plural(len(bad), 'class')} with fewer than two {what} that no other class has, "
             f"{few(bad)}: one is needed to train and another to test"
         ]
-    splits["train"] = [photo for photo in every if units[photo.sha256] not in test]
-    splits["test"] = [photo for photo in every if units[photo.sha256] in test]
+    splits["train"] = [photo for photo in every if keys[photo.sha256] not in test]
+    splits["test"] = [photo for photo in every if keys[photo.sha256] in test]
     return []
 
 
-def _notes(found: Survey, fit: Fit) -> list[str]:
+def _notes(survey: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares
     by `fit`.
     """
     unusual = [
         f"{path} is read as {split}"
-        for split, path in found.scan.folders.items()
+        for split, path in survey.scan.folders.items()
         if path.lower() not in _USUAL
     ]
 
     def equal(differ: str, same: str = "sha256") -> list[str]:
-        return [" = ".join(paths) for paths in found.duplicates(differ, same)]
+        return [" = ".join(paths) for paths in survey.duplicates(differ, same)]
 
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
-        for split, photos in found.splits.items()
+        for split, photos in survey.splits.items()
         if any(photo.group for photo in photos)
     ]
-    photos = [photo for photo in found.scan.photos if not photo.cause]
-    plain = [photo.path for photo in photos if not photo.seen]
+    photos = [photo for photo in survey.scan.photos if not photo.cause]
+    plain = [photo.path for photo in photos if not photo.pixels_sha256]
     long = [
         photo.path
         for photo in photos
         if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)
     ]
-    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
+    torn = [f"{first}, {last}" for first, *_, last in survey.duplicates("split", "group")]
     notes = [
         *([f"the images of a group stay together: {listed(sides)}"] if sides else []),
         *noted(torn, "group", "in several splits: the accuracy will be too high"),
         *([listed(unusual)] if unusual else []),
-        *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
-        *noted(found.scan.links, "link", "to a folder within a class, not followed"),
-        *filter(None, [_unread(found.scan)]),
+        *noted(
+            [photo.path for photo in survey.scan.unlabelled], "image", "in no class and not used"
+        ),
+        *noted(survey.scan.links, "link", "to a folder within a class, not followed"),
+        *filter(None, [_unread(survey.scan)]),
         *noted(
             equal("class_name"), "image", "in several classes: the labels contradict each other"
         ),
         *noted(equal("split"), "image", "in several splits: the accuracy will be too high"),
         *noted(equal("path"), "image", "in several files"),
-        *noted(equal("sha256", "seen"), "image", "of equal pixels in files that differ"),
+        *noted(equal("sha256", "pixels_sha256"), "image", "of equal pixels in files that differ"),
         *noted(plain, "image", "of one colour: the network sees nothing in it"),
         *noted(
             long if fit == "crop" else [],
@@ -373,15 +374,15 @@ def _notes(found: Survey, fit: Fit) -> list[str]:
             f"{option('settings', 'fit=squash')} or fit=pad keeps the edges",
         ),
     ]
-    for split, photos in found.splits.items():
+    for split, photos in survey.splits.items():
         present = {photo.class_name for photo in photos}
-        missing = [name for name in found.classes if name not in present]
+        missing = [name for name in survey.classes if name not in present]
         if missing and split not in ("train", ALL):
             notes.append(f"no {split} image of {few(missing)}")
     return notes
 
 
-def read(found: Scan) -> list[Photo]:
+def read_photos(scan: Scan) -> list[Photo]:
     """Return the photos of a scan with what is known of each. Files that are new or changed are
     read, by threads.
 
@@ -389,7 +390,7 @@ def read(found: Scan) -> list[Photo]:
     damaged or was written with another decoder is ignored. Without a place for it, the next start
     reads all files again.
     """
-    root, photos, path = found.root, found.photos, index_file(found.root)
+    root, photos, path = scan.root, scan.photos, index_file(scan.root)
     with ExitStack() as held:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
