@@ -144,6 +144,11 @@ class Photo(NamedTuple):
     pixels_sha256: str = ""
     cause: str = ""
 
+    @property
+    def shorter_side(self) -> int:
+        """The shorter side, in pixels."""
+        return min(self.width, self.height)
+
 
 @dataclass
 class Scan:
@@ -173,6 +178,11 @@ class Scan:
     problems: list[str] = field(default_factory=list)
     table: str = ""
     tables: list[str] = field(default_factory=list)
+
+    @property
+    def readable(self) -> list[Photo]:
+        """The photos that can be decoded."""
+        return [photo for photo in self.photos if not photo.cause]
 
 
 def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = False) -> Scan:
