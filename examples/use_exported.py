@@ -282,13 +282,15 @@ def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
 class Metadata(NamedTuple):
     """What is known of an image file.
 
-    format: in Pillow's words. width, height: as stored, in pixels. grey: whether red, green and
-    blue are equal in every pixel of the square in the middle. dhash: a difference hash of it, 128
-    bits in hex: in a grid of 8 x 8, whether the place to the right is brighter, and
-        whether the place below is. Source: N. Krawetz, "Kind of like that", The Hacker Factor Blog,
-            2013.
-    seen: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all pixels are
-    equal.
+    Attributes:
+        format: in Pillow's words.
+        width, height: as stored, in pixels.
+        grey: whether red, green and blue are equal in every pixel of the square in the middle.
+        dhash: a difference hash of it, 128 bits in hex: in a grid of 8 x 8, whether the place to
+            the right is brighter, and whether the place below is. Source: N. Krawetz, "Kind of like
+            that", The Hacker Factor Blog, 2013.
+        pixels_sha256: the first 128 bits of the SHA-256 of it at 32 x 32 pixels, in hex; "" if all
+            pixels are equal.
     """
 
     format: str
@@ -296,7 +298,7 @@ class Metadata(NamedTuple):
     height: int
     grey: bool
     dhash: str
-    seen: str
+    pixels_sha256: str
 
 
 def inspect_image(data: bytes) -> Metadata:
@@ -313,8 +315,10 @@ def inspect_image(data: bytes) -> Metadata:
     )
     dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
     grey = bool((pixels == pixels[..., :1]).all())
-    seen = "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
-    return Metadata(format, width, height, grey, dhash, seen)
+    pixels_sha256 = (
+        "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
+    )
+    return Metadata(format, width, height, grey, dhash, pixels_sha256)
 
 
 def stored_pixels(data: bytes, limit: int) -> int:

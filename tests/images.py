@@ -62,6 +62,6 @@ def load_folder(
     fit="crop",
     **how,
 ):
-    """The datasets of a folder, which is read as training reads it; `how` is for `survey`."""
-    found = photos.survey(root, test_share, fit=fit, **how)
+    """The datasets of a folder, which is read as training reads it; `how` is for `survey_folder`."""
+    found = photos.survey_folder(root, test_share, fit=fit, **how)
     return folder.load(found, image_px=image_px, grey=grey, fit=fit)

@@ -77,7 +77,7 @@ def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
     return validate
 
 
-def registry(union: Any) -> dict[str, type[Any]]:
+def registry_of(union: Any) -> dict[str, type[Any]]:
     """Return the registry of a union of settings classes: the default of each class's `kind` -> the
     class.
     """
@@ -139,7 +139,7 @@ def _allowed_names(
         for one in (annotation, *get_args(annotation))
         if isinstance(one, type) and issubclass(one, Settings)
     ]
-    chosen = classes[0] if len(classes) == 1 else registry(annotation)[fields[group]["kind"]]
+    chosen = classes[0] if len(classes) == 1 else registry_of(annotation)[fields[group]["kind"]]
     return [f"{group}.{name}" for name in chosen.model_fields]
 
 

@@ -30,8 +30,8 @@ from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.pages.runs import page
 from lockstep.pictures.decode import _load_plugins, decode_image, inspect_image
-from lockstep.pictures.photos import survey
-from lockstep.pictures.scan import scan
+from lockstep.pictures.photos import survey_folder
+from lockstep.pictures.scan import scan_folder
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run import Run
@@ -329,7 +329,7 @@ LOADERS = {
         kind: ({"p": content}, lambda folder: looked_at(folder / "p"))
         for kind, content in PICTURES.items()
     },
-    "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, scan),
+    "table of labels": ({"t.csv": b"id,label,split\n1,a,train\n"}, scan_folder),
     "safetensors": (
         {"w.safetensors": save(WEIGHTS)},
         lambda folder: start_from(folder / "w.safetensors"),
@@ -449,4 +449,4 @@ def test_the_names_in_a_folder_of_images(tmp_path, names, depth):
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, name[:4] + b"%d.png" % number), "wb") as file:
             file.write(PICTURES["PNG"] + bytes([number]))
-    only_lockstep_errors(lambda: survey(tmp_path / "photos", 0.2).require_sound())
+    only_lockstep_errors(lambda: survey_folder(tmp_path / "photos", 0.2).require_sound())

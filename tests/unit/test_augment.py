@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lockstep.data import Crop, Distort, FlipTranslate, Shift
-from lockstep.data.transforms import Keys, resize, standardise, to_device, unit
+from lockstep.data.transforms import Keys, resize, standardise, to_device, to_unit_range
 
 
 def keys(count: int, seed: int = 0) -> Keys:
@@ -92,7 +92,7 @@ def test_translation_moves_the_reflected_image():
 
 @pytest.mark.parametrize("size", [16, 20, 24, 31, 32])
 def test_resizing_is_antialiased_bilinear_interpolation(size):
-    images = unit(random_images(3))
+    images = to_unit_range(random_images(3))
     found = resize(images, size)
     expected = torch.nn.functional.interpolate(
         images, (size, size), mode="bilinear", antialias=True

@@ -9,7 +9,14 @@ from torch import nn
 from lockstep.config.overrides import make
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
-from lockstep.head.confidence import ANSWERS, FOLDS, Marks, confidence_tensors, held_out, thresholds
+from lockstep.head.confidence import (
+    ANSWERS,
+    FOLDS,
+    Confidence,
+    confidence_tensors,
+    held_out,
+    thresholds,
+)
 from lockstep.recipes import get_recipe
 
 RECIPE = make(
@@ -124,7 +131,7 @@ def test_answers_of_a_rare_class_must_be_right_often_themselves():
 
 def test_marks_follow_the_class_that_is_found():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
-    marks = Marks({ANSWERS: answers}, 4, 3, 0.95, False)
+    marks = Confidence({ANSWERS: answers}, 4, 3, 0.95, False)
     probabilities = torch.tensor(
         [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
     )
@@ -133,7 +140,7 @@ def test_marks_follow_the_class_that_is_found():
         "unsure",
         "sure",
     ]
-    assert Marks({}, 4, 3, 0.95, False)(
+    assert Confidence({}, 4, 3, 0.95, False)(
         torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]
     ) == [None]
 

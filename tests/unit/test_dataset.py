@@ -18,7 +18,7 @@ from lockstep.data.transforms import to_device
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.pictures.pixels import Rows
+from lockstep.pictures.pixels import RowCache
 from lockstep.recipes import get_recipe
 
 KINDS = ["mapped", "mapped in another order"]
@@ -32,13 +32,19 @@ def through(kind, dataset):
     images, ids, stored = (
         dataset.pixels(slice(None)).numpy(),
         dataset.ids(),
-        Rows(kind, dataset.images.shape[1:]),
+        RowCache(kind, dataset.images.shape[1:]),
     )
     if kind != "mapped":
         stored.find_or_make(ids[::-1], images[::-1].__getitem__, "images")
     rows = stored.find_or_make(ids, images.__getitem__, "images")
     return Dataset(
-        stored.images, dataset.labels, dataset.classes, dataset.sha256, rows, True, known=stored.ids
+        stored.images,
+        dataset.labels,
+        dataset.classes,
+        dataset.sha256,
+        rows,
+        True,
+        row_ids=stored.ids,
     )
 
 

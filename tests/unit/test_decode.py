@@ -268,7 +268,7 @@ def test_white_ink_on_transparency_is_laid_on_black(mode):
     assert (pixels[10:22, 10:22] >= 250).all()
     assert not pixels[:6].any()
     facts = inspect_image(data)
-    assert facts.seen
+    assert facts.pixels_sha256
 
 
 def palette(indexes, colours):
@@ -280,10 +280,14 @@ def palette(indexes, colours):
 
 
 def test_a_picture_of_one_colour_is_known_and_equal_pixels_too():
-    assert inspect_image(encoded(Image.new("RGB", (40, 50), (3, 2, 1)))).seen == ""
-    assert inspect_image(encoded(Image.new("RGBA", (40, 50)))).seen == ""
+    assert inspect_image(encoded(Image.new("RGB", (40, 50), (3, 2, 1)))).pixels_sha256 == ""
+    assert inspect_image(encoded(Image.new("RGBA", (40, 50)))).pixels_sha256 == ""
     one, other = (inspect_image(encoded(picture(), format)) for format in ("PNG", "BMP"))
-    assert one.seen == other.seen != inspect_image(encoded(picture(50, 48))).seen
+    assert (
+        one.pixels_sha256
+        == other.pixels_sha256
+        != inspect_image(encoded(picture(50, 48))).pixels_sha256
+    )
 
 
 def png_16_bit_rgb(pixels, size=None):

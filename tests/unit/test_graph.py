@@ -14,7 +14,7 @@ from lockstep.core.evaluation import classify
 from lockstep.core.model import build_model
 from lockstep.core.network import Network
 from lockstep.data import transforms
-from lockstep.head.outliers import Unlike
+from lockstep.head.outliers import Outliers
 from lockstep.recipes import RECIPES, get_recipe
 
 SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
@@ -61,7 +61,7 @@ class Source:
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
         self.classes, self.decoding = ["a"], {}
-        self.marks = SimpleNamespace(sure_from=None, unlike=None)
+        self.confidence = SimpleNamespace(sure_from=None, outliers=None)
 
 
 def unlike_of(recipe, model):
@@ -69,7 +69,7 @@ def unlike_of(recipe, model):
     features = model.get_submodule(recipe.head).in_features
     references = torch.from_numpy(np.random.default_rng(0).random((4, features)))
     references = torch.nn.functional.normalize(references).half()
-    return Unlike(
+    return Outliers(
         {"unlike/references": references, "unlike/threshold": torch.tensor(0.5)}, features
     )
 
@@ -96,9 +96,9 @@ def test_a_file_has_the_similarity_as_its_second_output():
     onnxruntime = pytest.importorskip("onnxruntime")
     source = Source("photos")
     recipe = get_recipe("photos")
-    source.marks.unlike = unlike_of(recipe, source.module)
+    source.confidence.outliers = unlike_of(recipe, source.module)
     source.recipe = source.recipe.replace(head=recipe.head)
-    graph = graph_of(source.recipe, source.module, source.marks.unlike)
+    graph = graph_of(source.recipe, source.module, source.confidence.outliers)
     content = exported(source, {"classes": ["a"]})
     session = onnxruntime.InferenceSession(content)
     batch = images(2, *source.image_shape)

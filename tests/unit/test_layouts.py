@@ -14,8 +14,8 @@ from tests.images import encoded
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, LockstepError
-from lockstep.pictures.photos import survey
-from lockstep.pictures.table import Reading
+from lockstep.pictures.photos import survey_folder
+from lockstep.pictures.table import LabelSource
 from lockstep.recipes import get_recipe
 
 
@@ -471,7 +471,7 @@ REFUSED = {
 
 
 def read(root, contents, options):
-    return survey(lay(root / "photos", contents), 0.2, None, Reading(**options))
+    return survey_folder(lay(root / "photos", contents), 0.2, None, LabelSource(**options))
 
 
 @pytest.mark.parametrize("name", READ)
@@ -501,7 +501,7 @@ def test_a_layout_that_is_refused(tmp_path, name):
 
 def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
     recipe = get_recipe("folder")
-    assert not any(getattr(recipe, name) for name in Reading._fields)
+    assert not any(getattr(recipe, name) for name in LabelSource._fields)
     other = recipe.replace(label_column="dx", layout="table")
     assert (other.label_column, other.layout) == ("dx", "table")
     assert other.digest() != recipe.digest()

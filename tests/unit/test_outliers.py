@@ -20,7 +20,7 @@ from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.head.outliers import Unlike, divided, outlier_tensors
+from lockstep.head.outliers import Outliers, divided, outlier_tensors
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -53,7 +53,7 @@ def dataset(values):
 
 
 def test_one_image_in_100_is_marked_and_all_of_another_kind():
-    unlike = Unlike(outlier_tensors(dataset(features(2_000, 1))), 32)
+    unlike = Outliers(outlier_tensors(dataset(features(2_000, 1))), 32)
     marked = sum(unlike(features(4_000, 2)))
     assert 20 <= marked <= 70  # 40 are expected
     assert all(unlike(features(100, 3) * torch.tensor([1.0, -1.0]).repeat(16)))

@@ -18,8 +18,8 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.pictures import photos as module
 from lockstep.pictures.check import lines_of, record_of
 from lockstep.pictures.decode import _load_plugins, decode_image
-from lockstep.pictures.photos import index_file, read, survey
-from lockstep.pictures.scan import scan
+from lockstep.pictures.photos import index_file, read_photos, survey_folder
+from lockstep.pictures.scan import scan_folder
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def examined(monkeypatch):
 
 
 def sound(root, test_share=0.2):
-    return survey(root, test_share).require_sound()
+    return survey_folder(root, test_share).require_sound()
 
 
 def paths(found):
@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(photos, monkeypatch):
     write(photos, {"a": [1, 2], "b": [3, 4], "b/locked": [5]})
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: real(str(folder).replace("locked", "gone")))
-    assert scan(photos).problems == ["b/gone cannot be read: No such file or directory"]
+    assert scan_folder(photos).problems == ["b/gone cannot be read: No such file or directory"]
 
 
 def test_unreadable_files_are_listed_at_once_and_read_again(photos):
@@ -275,7 +275,7 @@ def test_a_file_without_suffix_is_read_and_other_kinds_are_named(photos):
     (photos / "a/1.png").rename(photos / "a/1")
     (photos / "a/README").write_text("a text")
     os.mkfifo(photos / "a/pipe")
-    assert sorted(photo.path for photo in scan(photos).photos) == [
+    assert sorted(photo.path for photo in scan_folder(photos).photos) == [
         "a/1",
         "a/2.png",
         "b/3.png",
@@ -294,7 +294,7 @@ def test_a_file_without_suffix_is_read_and_other_kinds_are_named(photos):
 
 
 def test_images_that_are_left_out_are_as_if_they_were_not_there(six):
-    names = survey(six, 0.2, left_out=["b/bad.png", "a/gone.png"]).require_sound()
+    names = survey_folder(six, 0.2, left_out=["b/bad.png", "a/gone.png"]).require_sound()
     assert "1 image left out, as the recipe says (b/bad.png)" in names.notes
     left = load_folder(six, left_out=["b/bad.png"])
     (six / "b/bad.png").unlink()
@@ -322,7 +322,7 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
         "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or "
         "fit=pad keeps the edges",
     ]
-    assert survey(photos, 0.2, fit="pad").notes == notes[:2]
+    assert survey_folder(photos, 0.2, fit="pad").notes == notes[:2]
 
 
 # a table of labels
@@ -449,7 +449,7 @@ def test_groups_stay_on_one_side(photos, by):
     ]
     table(photos, "\n".join([",".join(columns), *rows]))
     pattern = r"p(\d+)_" if by == "pattern" else None
-    found = survey(photos, 0.3, pattern).require_sound()
+    found = survey_folder(photos, 0.3, pattern).require_sound()
     sides = {
         split: {name.partition("_")[0] for name in names} for split, names in paths(found).items()
     }
@@ -481,12 +481,12 @@ def test_a_pattern_that_is_wrong_or_never_ends_is_refused(photos, pattern, probl
     with pytest.raises(
         LockstepError, match=f"--group .*: .*{problem}.*: give a regular expression"
     ):
-        survey(photos, 0.2, pattern)
+        survey_folder(photos, 0.2, pattern)
 
 
 def test_groups_that_are_not_named_or_torn_are_told(photos):
     write(photos, {"train/a": [1, 2], "train/b": [3, 4], "val/a": [1, 5], "val/b": [6]})
-    found = survey(photos, 0.2, r"\d+")
+    found = survey_folder(photos, 0.2, r"\d+")
     assert (
         "1 group in several splits: the accuracy will be too high (train/a/1.png, val/a/1.png)"
         in found.notes
@@ -496,7 +496,7 @@ def test_groups_that_are_not_named_or_torn_are_told(photos):
         ("(", "give a regular"),
     ):
         with pytest.raises(LockstepError, match=re.escape(words)):
-            survey(photos, 0.2, pattern).require_sound()
+            survey_folder(photos, 0.2, pattern).require_sound()
 
 
 def test_the_split_follows_the_documented_rule(photos):
@@ -626,10 +626,10 @@ def test_a_datasets_sha256_covers_files_labels_classes_and_size(tmp_path):
 def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     """The error names the file, and the next start reads the files again."""
     (six / "b/bad.png").unlink()
-    stale = scan(six)
+    stale = scan_folder(six)
     sound(six)
     (six / "a/3.png").write_bytes(encoded(300))
-    monkeypatch.setattr(module, "scan", lambda *_, **__: stale)
+    monkeypatch.setattr(module, "scan_folder", lambda *_, **__: stale)
     with pytest.raises(
         LockstepError, match=r"a/3\.png has changed since it was indexed: start again"
     ):
@@ -642,13 +642,13 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
 
 def test_only_new_and_changed_files_are_read(six, examined):
     os.utime(six / "a/1.png", (9, 9))
-    first = read(scan(six))
+    first = read_photos(scan_folder(six))
     assert sorted(examined) == ["1.png", "2.png", "3.png", "4.png", "5.png", "bad.png"]
     assert [photo.cause for photo in first] == [""] * 5 + ["truncated"]
     assert (first[0].format, first[0].width, first[0].height, first[0].grey) == ("PNG", 7, 6, False)
     examined.clear()
     (six.parent / "link").symlink_to(six)
-    assert read(scan(six.parent / "link")) == first
+    assert read_photos(scan_folder(six.parent / "link")) == first
     assert examined == ["bad.png"]  # The cause may be this host's.
     (six / "a/0.png").write_bytes(encoded(10))
     (six / "a/2.png").unlink()
@@ -659,10 +659,10 @@ def test_only_new_and_changed_files_are_read(six, examined):
     (six / "a/1.png").write_bytes(data)  # of equal size,
     os.utime(six / "a/1.png", (9, 9))  # and time of change
     examined.clear()
-    again = read(scan(six))
+    again = read_photos(scan_folder(six))
     assert sorted(examined) == ["0.png", "1.png", "bad.png"]
     index_file(six).unlink()
-    assert read(scan(six)) == again
+    assert read_photos(scan_folder(six)) == again
 
 
 @pytest.mark.parametrize(
@@ -674,28 +674,32 @@ def test_only_new_and_changed_files_are_read(six, examined):
         None,
     ],
 )
-def test_an_index_damaged_or_of_another_decoder_is_made_again(six, examined, damage, monkeypatch):
-    first = read(scan(six))
+def test_an_index_damaged_or_of_another_decoder_is_made_again(
+    six, examined, damage, monkeypatch
+):
+    first = read_photos(scan_folder(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
     else:
         monkeypatch.setattr(module, "decoder_versions", lambda: {"pillow": "0"})
     examined.clear()
-    assert read(scan(six)) == first
+    assert read_photos(scan_folder(six)) == first
     assert len(examined) == 6
 
 
-def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatch, caplog):
+def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(
+    six, monkeypatch, caplog
+):
     with monkeypatch.context() as patch:
         patch.setattr(
             "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
         )
         with pytest.raises(LockstepError, match="not enough memory") as caught:
-            read(scan(six))
+            read_photos(scan_folder(six))
     assert caught.value.code == ENVIRONMENT
     monkeypatch.setenv("XDG_CACHE_HOME", __file__)
     monkeypatch.setattr("lockstep.messages._SILENT_S", 0.0)
-    assert [photo.cause for photo in read(scan(six))] == [""] * 5 + ["truncated"]
+    assert [photo.cause for photo in read_photos(scan_folder(six))] == [""] * 5 + ["truncated"]
     assert f"reading the images in {six}: 100%" in caplog.text
 
 
@@ -718,7 +722,7 @@ def test_copies_of_other_size_or_format_are_counted_over_splits(photos):
             )
         picture.save(photos / "test/a/same.png") if number == 4 else None
         picture.resize((60, 45)).save(photos / "test/a/tiny.png") if number == 6 else None
-    record = record_of(survey(photos, 0.2))
+    record = record_of(survey_folder(photos, 0.2))
     assert sorted(record["near_duplicates"]) == [
         ["train/a/0.png", "test/a/copy 0.jpg"],
         ["train/a/2.png", "test/a/copy 2.heic"],
@@ -735,7 +739,7 @@ def test_the_report_names_everything(photos):
     (photos / "b/same.png").write_bytes(encoded(3))
     for name in ("b/bad.png", "b/list.txt", "b/x.cr2"):
         (photos / name).write_bytes(b"bad")
-    record = record_of(survey(photos, 0.2))
+    record = record_of(survey_folder(photos, 0.2))
     assert record["images"] == 1 + sum(record["splits"].values()) == 33
     assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {
         "a": 21,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.pictures.pixels import Rows
+from lockstep.pictures.pixels import RowCache
 
 SHAPE = (8, 6, 3)
 IMAGES = np.random.default_rng(3).integers(0, 256, (50, *SHAPE), dtype=np.uint8)
@@ -30,7 +30,7 @@ def made(numbers=range(50), make=lambda number: IMAGES[number], then=lambda: Non
     """Return the numbers of the images that were made, when all `numbers` are there with their
     bits.
     """
-    computed, rows = [], Rows("key", SHAPE)
+    computed, rows = [], RowCache("key", SHAPE)
     then()
 
     def counted(position):
@@ -81,7 +81,7 @@ def test_rows_survive_an_error_and_a_kill():
 
     with pytest.raises(LockstepError, match="at 40"):
         made(make=failing)
-    rest = [number for number in range(50) if (Rows("key", SHAPE).find(IDS) < 0)[number]]
+    rest = [number for number in range(50) if (RowCache("key", SHAPE).find(IDS) < 0)[number]]
     assert 40 in rest
     assert len(rest) <= 18  # those of the thread that failed, and of the parts after it
     if (child := os.fork()) == 0:

@@ -22,7 +22,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record, finite, open_to_read, read_bytes
-from lockstep.head.outliers import NEIGHBOUR, Unlike
+from lockstep.head.outliers import NEIGHBOUR, Outliers
 from lockstep.pictures import decode
 from lockstep.text import size
 
@@ -47,14 +47,14 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
         raise LockstepError(
             f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}"
         )
-    least, unlike = classifier.marks.sure_from, classifier.marks.unlike
-    graph = Graph(classifier.recipe, classifier.module, unlike).eval()
+    least, outliers = classifier.confidence.sure_from, classifier.confidence.outliers
+    graph = Graph(classifier.recipe, classifier.module, outliers).eval()
     facts = facts | {
         "decoding": classifier.decoding,
         "sure_from": None if least is None else finite(least.tolist()),
-        "like_from": unlike and float(unlike.threshold),
+        "like_from": outliers and float(outliers.threshold),
     }
-    outputs = ["probabilities", "similarity"] if unlike else ["probabilities"]
+    outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
     dynamic = {0: torch.export.Dim.DYNAMIC}
     example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
     with _quiet(), torch.no_grad(), _refused(classifier):
@@ -169,15 +169,17 @@ class Graph(nn.Module):
     The preprocessing and the views are those of an evaluation.
     """
 
-    references: Tensor | None  # features of training images, as those of `unlike`
+    references: Tensor | None  # features of training images, as those of `outliers`
 
-    def __init__(self, recipe: Recipe, network: nn.Module, unlike: Unlike | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, network: nn.Module, outliers: Outliers | None = None
+    ) -> None:
         """Take over `network`, whose recipe is `recipe`."""
         super().__init__()
         self._recipe = graph_recipe(recipe)
         self.network = network
-        self.register_buffer("references", unlike.references.float() if unlike else None)
-        if unlike:
+        self.register_buffer("references", outliers.references.float() if outliers else None)
+        if outliers:
             self.head = network.get_submodule(str(recipe.head))
             tensors = [*network.parameters(), *network.buffers()]
             # with the same tensors

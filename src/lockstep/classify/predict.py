@@ -25,7 +25,7 @@ from lockstep.core.model import Model
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
-from lockstep.head.confidence import Answer, Marks
+from lockstep.head.confidence import Answer, Confidence
 from lockstep.head.outliers import divided
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
@@ -127,7 +127,7 @@ class Classifier:
         self._network.module.eval()
         try:
             features = self._backbone.shape[-1] // 4 if self._backbone else 0
-            self.marks = Marks(facts, features, len(self.classes), sure, recipe.balanced)
+            self.confidence = Confidence(facts, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
 
@@ -245,7 +245,7 @@ class Classifier:
         ranked = tuple(
             (self.classes[label], share) for label, share in zip(labels, shares, strict=True)
         )
-        (answer,) = self.marks(inputs, row[None])
+        (answer,) = self.confidence(inputs, row[None])
         return Prediction(
             name,
             self.classes[labels[0]],

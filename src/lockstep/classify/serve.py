@@ -154,7 +154,7 @@ class _Service:
             nonce=nonce,
             seen_px=self._seen_px,
             body_limit=BODY_LIMIT,
-            tells=self._classifier.marks.sure_from is not None,
+            tells=self._classifier.confidence.sure_from is not None,
             **self._facts,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})

@@ -28,7 +28,7 @@ from lockstep.errors import CRASH, DATA, USAGE, LockstepError, printable
 from lockstep.files import given, require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import handled, on_stderr
-from lockstep.pictures.table import Reading
+from lockstep.pictures.table import LabelSource
 
 app = typer.Typer(
     name="lockstep",
@@ -121,7 +121,7 @@ def _several(words: Sequence[str]) -> str:
     )
 
 
-DATA_COMMANDS = {"fetch": shell(fetch), "check": shell(check, ("group", *Reading._fields))}
+DATA_COMMANDS = {"fetch": shell(fetch), "check": shell(check, ("group", *LabelSource._fields))}
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

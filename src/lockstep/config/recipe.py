@@ -22,7 +22,7 @@ from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
-from lockstep.pictures.table import Reading
+from lockstep.pictures.table import LabelSource
 from lockstep.schema import Settings, choose, dotted
 from lockstep.text import listed
 
@@ -89,7 +89,7 @@ class Recipe(Settings):
         "model",
         "dataset",
         "group",
-        *Reading._fields,
+        *LabelSource._fields,
         "precision",
         "portable",
     )
@@ -286,7 +286,7 @@ class Recipe(Settings):
                 f"dataset folder needs image_px, the side of the images in pixels, as in "
                 f"{option('settings', 'image_px=64')}"
             )
-        of_folder = ("grey", "fit", "group", "left_out", *Reading._fields)
+        of_folder = ("grey", "fit", "group", "left_out", *LabelSource._fields)
         for name in ("image_px", "test_share", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (
                 name in of_folder and self.dataset != IMAGE_FOLDER
@@ -366,11 +366,11 @@ class Recipe(Settings):
         """Return the photos of a folder as the recipe divides them, or all of it as one split with
         the `classes`.
         """
-        from lockstep.pictures.photos import survey
+        from lockstep.pictures.photos import survey_folder
 
-        reading = Reading(*(getattr(self, name) for name in Reading._fields))
-        return survey(
-            folder, self.test_share, self.group, reading, classes, self.fit, {*self.left_out}
+        source = LabelSource(*(getattr(self, name) for name in LabelSource._fields))
+        return survey_folder(
+            folder, self.test_share, self.group, source, classes, self.fit, {*self.left_out}
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.kernels.rounding import cos, power
-from lockstep.schema import Settings, registry
+from lockstep.schema import Settings, registry_of
 
 if TYPE_CHECKING:
     from lockstep.config.recipe import BoundRecipe
@@ -122,4 +122,4 @@ class Progressive(Settings):
 
 # The registry: a new schedule is a class above and its name here.
 Schedule = Constant | Staircase | Triangle | Cosine
-SCHEDULES = registry(Schedule)
+SCHEDULES = registry_of(Schedule)

@@ -8,7 +8,7 @@ from lockstep.data.augmentations import (
     Plain as Plain,
     Shift as Shift,
 )
-from lockstep.schema import registry
+from lockstep.schema import registry_of
 
 # name -> the function that reads the dataset: (folder) -> {"train": Dataset, "test": Dataset, ...}.
 # SOURCES in catalog.py lists the files of each dataset and where to download them.
@@ -25,4 +25,4 @@ MEMORY = "memory"
 
 # To add an augmentation, write its settings class and add the class to this union.
 Augmentation = Plain | Shift | Distort | FlipTranslate | Crop
-AUGMENTATIONS = registry(Augmentation)
+AUGMENTATIONS = registry_of(Augmentation)

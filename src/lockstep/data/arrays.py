@@ -31,7 +31,7 @@ from lockstep import files
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.pictures.decode import UnreadableImageError, decode_image, upright
-from lockstep.pictures.pixels import Bytes, Rows, folder
+from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
 _CLASSES = "classes"
@@ -112,7 +112,9 @@ def store(data: object, image_px: int | None) -> str:
                     )
             images = [np.ascontiguousarray(image) for image, _ in chunk]
             own = [hashlib.sha256(image.data).digest() for image in images]
-            Rows(_GIVEN, shape).find_or_make(own, images.__getitem__, "the images of the dataset")
+            RowCache(_GIVEN, shape).find_or_make(
+                own, images.__getitem__, "the images of the dataset"
+            )
             ids += [each.hex() for each in own]
             labels += [label for _, label in chunk]
         if not labels:
@@ -147,7 +149,7 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
         raise LockstepError(
             f"{path} is damaged ({error}): delete it, and give data= again", DATA
         ) from None
-    datasets, stored = {}, Rows(_GIVEN, tuple(facts["shape"]))
+    datasets, stored = {}, RowCache(_GIVEN, tuple(facts["shape"]))
     for name, split in facts["splits"].items():
         rows = stored.find([bytes.fromhex(each) for each in split["ids"]])
         if (rows < 0).any():
@@ -155,7 +157,7 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
         labels = torch.tensor(split["labels"], dtype=torch.int64)
         digest = hashlib.sha256(json.dumps([facts["shape"], split]).encode()).hexdigest()
         datasets[name] = Dataset(
-            stored.images, labels, tuple(facts["classes"]), digest, rows, True, known=stored.ids
+            stored.images, labels, tuple(facts["classes"]), digest, rows, True, row_ids=stored.ids
         )
     return datasets
 

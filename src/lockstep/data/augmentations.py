@@ -66,7 +66,7 @@ class _Augmentation(Settings):
         """Return the images for evaluation and prediction, not augmented."""
         from lockstep.data import transforms
 
-        return transforms.unit(images)
+        return transforms.to_unit_range(images)
 
 
 class _Normalised(_Augmentation):

@@ -114,7 +114,7 @@ class Dataset:
         mapped: whether `images` are a file that all processes of a host map.
         groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together.
             None: copies do.
-        known: 32 bytes for each row of `images` that decide its pixels, or None.
+        row_ids: 32 bytes for each row of `images` that decide its pixels, or None.
     """
 
     images: Tensor
@@ -124,7 +124,7 @@ class Dataset:
     rows: Tensor | None = None
     mapped: bool = False
     groups: Tensor | None = None
-    known: Sequence[bytes] | None = None
+    row_ids: Sequence[bytes] | None = None
 
     @staticmethod
     def of(
@@ -156,13 +156,13 @@ class Dataset:
         """Return 32 bytes for each example that decide its pixels. The dataset must be on the
         CPU.
         """
-        if self.known is None:
+        if self.row_ids is None:
             return [
                 hashlib.sha256(self.pixels(slice(i, i + 1)).numpy().data).digest()
                 for i in range(len(self))
             ]
         return [
-            self.known[row]
+            self.row_ids[row]
             for row in (range(len(self)) if self.rows is None else self.rows.tolist())
         ]
 

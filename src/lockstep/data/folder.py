@@ -22,50 +22,50 @@ from lockstep.pictures.decode import (
     read_image,
 )
 from lockstep.pictures.photos import ALL, Survey, index_file
-from lockstep.pictures.pixels import Rows
+from lockstep.pictures.pixels import RowCache
 from lockstep.pictures.scan import SPLITS, Photo
 
 
 def load(
-    found: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop"
+    survey: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop"
 ) -> dict[str, Dataset]:
-    """Return the splits of the folder that was `found`, images [N, image_px, image_px, 3 or 1].
+    """Return the splits of the folder that was `survey`, images [N, image_px, image_px, 3 or 1].
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`,
     `grey`, `fit`, and the SHA-256 and label of each file. What a user should know is logged as
     warnings. Each image is decoded once into a file of pixels; later calls are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
-    for note in found.require_sound().notes:
+    for note in survey.require_sound().notes:
         logger.warning(note)
-    names = [name for name in (*SPLITS, ALL) if name in found.splits]
-    photos = [photo for name in names for photo in found.splits[name]]
+    names = [name for name in (*SPLITS, ALL) if name in survey.splits]
+    photos = [photo for name in names for photo in survey.splits[name]]
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
-    stored = Rows(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
+    stored = RowCache(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
     what = f"the pixels of {len({*ids}):,} images"
     rows = stored.find_or_make(
-        ids, lambda row: _pixels(found.scan.root, photos[row], image_px, grey, fit), what
+        ids, lambda row: _pixels(survey.scan.root, photos[row], image_px, grey, fit), what
     )
     datasets = {}
     first = 0
-    _, units = np.unique([found.units[photo.sha256] for photo in photos], return_inverse=True)
+    _, units = np.unique([survey.group_keys[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:
-        labels = torch.from_numpy(found.labels(name))
+        labels = torch.from_numpy(survey.labels(name))
         own = slice(first, first + len(labels))
         first += len(labels)
         groups = torch.from_numpy(units[own]) if photos[0].group else None
         datasets[name] = Dataset(
             stored.images,
             labels,
-            found.classes,
-            found.digest(name, image_px, grey, fit),
+            survey.classes,
+            survey.digest(name, image_px, grey, fit),
             rows[own],
             True,
             groups=groups,
-            known=stored.ids,
+            row_ids=stored.ids,
         )
     return datasets
 

@@ -81,7 +81,7 @@ def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
     }
 
 
-def unit(images: Tensor) -> Tensor:
+def to_unit_range(images: Tensor) -> Tensor:
     """Return pixels / 255: uint8 [b, H, W, C] -> float32 [b, C, H, W] in [0, 1]."""
     return images.permute(0, 3, 1, 2).float().mul_(1.0 / 255.0)
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
-from lockstep.head.outliers import LEAST_IMAGES, Unlike, every_view
+from lockstep.head.outliers import LEAST_IMAGES, Outliers, every_view
 from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
@@ -127,12 +127,12 @@ def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float
     return float(probabilities[fits][-1]) if fits.any() else float("inf")
 
 
-class Marks:
+class Confidence:
     """Tells what the answers of a classifier are worth.
 
     Attributes:
         sure_from: the result of `thresholds`; None if the model file has no answers.
-        unlike: tells the images that are unlike the training images; None if the model file has
+        outliers: tells the images that are unlike the training images; None if the model file has
             none of these.
     """
 
@@ -152,7 +152,7 @@ class Marks:
         others = dict(tensors)
         answers = others.pop(ANSWERS, None)
         self.sure_from = None if answers is None else thresholds(answers, classes, share, balanced)
-        self.unlike = Unlike(others, features) if others else None
+        self.outliers = Outliers(others, features) if others else None
 
     def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
         """Return the mark of each image, None if the file cannot tell.
@@ -166,8 +166,8 @@ class Marks:
             marks = [
                 "sure" if one else "unsure" for one in found.values >= self.sure_from[found.indices]
             ]
-        if self.unlike is not None:
-            unlike = self.unlike(every_view(features)[:, 0])
+        if self.outliers is not None:
+            unlike = self.outliers(every_view(features)[:, 0])
             marks = ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
         return marks
 

@@ -17,7 +17,7 @@ from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import progress
-from lockstep.pictures.pixels import Bytes, Rows
+from lockstep.pictures.pixels import Bytes, RowCache
 
 
 def features_of(
@@ -37,7 +37,7 @@ def features_of(
     besides network and images.
     Raises: LockstepError, in every process, if features are not finite.
     """
-    ids, stored = images.ids(), Rows(f"features {key} {backbone.identity()}", backbone.shape)
+    ids, stored = images.ids(), RowCache(f"features {key} {backbone.identity()}", backbone.shape)
     rows = stored.find(ids)
     if (lacking := group.gather(rows < 0).any(0)).any():
         missing = images.select(np.flatnonzero(lacking.cpu()))
@@ -57,7 +57,7 @@ def features_of(
             rows = stored.find_or_make(
                 ids, lambda row: made[ids[row]], f"features of {len(missing):,} images"
             )
-    return replace(images, images=stored.images, rows=rows, mapped=True, known=None)
+    return replace(images, images=stored.images, rows=rows, mapped=True, row_ids=None)
 
 
 def _computed(backbone: Backbone, images: Dataset, group: Group, threads: int) -> Bytes:

@@ -54,7 +54,7 @@ def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return {name: tensor for name, tensor in tensors.items() if name not in own}, own
 
 
-class Unlike:
+class Outliers:
     """Tells whether images are unlike the training images."""
 
     def __init__(self, tensors: Mapping[str, Tensor], features: int) -> None:

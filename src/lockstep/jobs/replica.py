@@ -26,7 +26,7 @@ from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.head import confidence, outliers
 from lockstep.head.activation import class_activation_map
-from lockstep.head.confidence import Marks
+from lockstep.head.confidence import Confidence
 from lockstep.head.features import features_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
@@ -240,7 +240,7 @@ class Replica:
         damaged.
         """
         features = self._backbone.shape[-1] // 4 if self._backbone else 0
-        marks = Marks(
+        marks = Confidence(
             outliers.divided(tensors)[1],
             features,
             len(dataset.classes),
@@ -372,7 +372,7 @@ def read_splits(
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
     downloaded.
 
-    With `classes`, all images of a folder are one split, see `photos.survey`. Raises:
+    With `classes`, all images of a folder are one split, see `photos.survey_folder`. Raises:
     LockstepError.
     """
     try:

@@ -9,8 +9,8 @@ from lockstep.optim.optimizers import (
     AdamW as AdamW,
     Muon as Muon,
 )
-from lockstep.schema import registry
+from lockstep.schema import registry_of
 
 # To add an optimizer, write its settings class and add the class to this union.
 Optimizer = SGD | Adam | AdamW | Muon
-OPTIMIZERS = registry(Optimizer)
+OPTIMIZERS = registry_of(Optimizer)

@@ -20,15 +20,15 @@ _LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, 
 _PLAIN = 16  # Two hashes with fewer set bits are never alike.
 
 
-def record_of(found: Survey) -> Record:
+def record_of(survey: Survey) -> Record:
     """Return everything that is known of the folder, as JSON values. "shorter_side" is the median,
     in pixels.
     """
-    scan = found.scan
+    scan = survey.scan
     splits = {
-        name: Counter(photo.class_name for photo in found.splits[name])
+        name: Counter(photo.class_name for photo in survey.splits[name])
         for name in SPLITS
-        if name in found.splits
+        if name in survey.splits
     }
     readable = [photo for photo in scan.photos if not photo.cause]
     return {
@@ -37,25 +37,25 @@ def record_of(found: Survey) -> Record:
         "splits": {split: counts.total() for split, counts in splits.items()},
         "classes": {
             name: {split: counts[name] for split, counts in splits.items()}
-            for name in found.classes
+            for name in survey.classes
         },
         "shorter_side": median([min(photo.width, photo.height) for photo in readable])
         if readable
         else None,
         "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
-        "duplicates": found.duplicates(),
-        "contradicting": found.duplicates("class_name"),
-        "leaks": found.duplicates("split"),
-        "near_duplicates": near_duplicates(found),
-        "in_no_class": [photo.path for photo in scan.loose],
+        "duplicates": survey.duplicates(),
+        "contradicting": survey.duplicates("class_name"),
+        "leaks": survey.duplicates("split"),
+        "near_duplicates": near_duplicates(survey),
+        "in_no_class": [photo.path for photo in scan.unlabelled],
         "other_files": dict(sorted(scan.others.items())),
-        "problems": found.problems,
-        "notes": found.notes,
+        "problems": survey.problems,
+        "notes": survey.notes,
     }
 
 
-def near_duplicates(found: Survey) -> list[list[str]]:
+def near_duplicates(survey: Survey) -> list[list[str]]:
     """Return pairs of paths [in one split, in a later one] of images that look alike but differ in
     bytes.
 
@@ -63,9 +63,9 @@ def near_duplicates(found: Survey) -> list[list[str]]:
     """
     pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
     large = [
-        [photo for photo in found.splits[name] if min(photo.width, photo.height) >= _LEAST_PX]
+        [photo for photo in survey.splits[name] if min(photo.width, photo.height) >= _LEAST_PX]
         for name in SPLITS
-        if name in found.splits
+        if name in survey.splits
     ]
     for known, others in combinations(filter(None, large), 2):
         dhashes = _dhashes(known)

@@ -1,7 +1,8 @@
-"""Photos: the images of a folder, what is known of each, and their splits.
+"""The survey of a folder of images: what is known of each, their splits, problems and notes.
 
 `scan.py` lists the files. Each file is read and decoded once, and an index in the user's cache
 keeps what that tells. A later start compares sizes and times only, and reads the files that differ.
+From the survey, `data/folder.py` makes the datasets, and `check.py` the report of the command.
 """
 
 import hashlib
@@ -24,8 +25,8 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decoder_versions, read_image
-from lockstep.pictures.scan import Photo, Scan, scan
-from lockstep.pictures.table import PLAIN, UNREAD_TABLES, Reading
+from lockstep.pictures.scan import Photo, Scan, scan_folder
+from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
 
@@ -33,7 +34,14 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 # folders of splits that are read without a note
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
-_KINDS = 3  # of other files that are named
+_SUFFIXES = 3  # of other files that are named
+# What is said of images that are equal -> in what they differ, and what is the same.
+_EQUAL = (
+    ("in several classes: the labels contradict each other", "class_name", "sha256"),
+    ("in several splits: the accuracy will be too high", "split", "sha256"),
+    ("in several files", "path", "sha256"),
+    ("of equal pixels in files that differ", "sha256", "pixels_sha256"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,9 @@ class Survey:
             the disk do not matter. Files that cannot be decoded are in no split.
         problems: what makes training impossible, one sentence each.
         notes: what a user should know, one sentence each.
-        units: the SHA-256 of an image that can be read -> the key of what a division keeps on one
-            side, hexadecimal:
-            without groups the SHA-256 itself, with groups the same key for all images of groups
-                that share an image.
+        group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
+            one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
+            all images of groups that share an image.
     """
 
     scan: Scan
@@ -58,25 +65,22 @@ class Survey:
     splits: dict[str, list[Photo]]
     problems: list[str]
     notes: list[str]
-    units: dict[str, str]
+    group_keys: dict[str, str]
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
         if self.problems:
-            several = len(self.problems) > 1
-            text = (
-                "".join(f"\n- {problem}" for problem in self.problems)
-                if several
-                else f" {self.problems[0]}"
-            )
+            text = "".join(f"\n- {problem}" for problem in self.problems)
+            if len(self.problems) == 1:
+                text = f" {self.problems[0]}"
             what = "evaluated" if ALL in self.splits else "trained on"
             raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
 
     def labels(self, split: str) -> NDArray[np.int64]:
         """Return the labels of the images of a split, int64 [n]."""
-        positions = {name: label for label, name in enumerate(self.classes)}
-        return np.array([positions[photo.class_name] for photo in self.splits[split]], np.int64)
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        return np.array([label_of[photo.class_name] for photo in self.splits[split]], np.int64)
 
     def digest(self, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
         """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
@@ -84,7 +88,8 @@ class Survey:
         """
         digest = hashlib.sha256(json.dumps([RULES, image_px, self.classes, grey, fit]).encode())
         digest.update(self.labels(split).tobytes())
-        digest.update(bytes.fromhex("".join(photo.sha256 for photo in self.splits[split])))
+        for photo in self.splits[split]:
+            digest.update(bytes.fromhex(photo.sha256))
         return digest.hexdigest()
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
@@ -93,23 +98,22 @@ class Survey:
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
-        groups = defaultdict[str, list[Photo]](list)
-        for photo in self.scan.photos:
-            if not photo.cause and getattr(photo, same):
-                groups[getattr(photo, same)].append(photo)
-        several = (
-            group
-            for group in groups.values()
-            if len({getattr(photo, differ) for photo in group}) > 1
-        )
-        return [[photo.path for photo in group] for group in several]
+        equal = defaultdict[str, list[Photo]](list)
+        for photo in self.scan.readable:
+            equal[getattr(photo, same)].append(photo)
+        equal.pop("", None)
+        return [
+            [photo.path for photo in photos]
+            for photos in equal.values()
+            if len({getattr(photo, differ) for photo in photos}) > 1
+        ]
 
 
-def survey(
+def survey_folder(
     root: Path | None,
     test_share: float,
     group: str | None = None,
-    reading: Reading = PLAIN,
+    source: LabelSource = UNSTATED,
     classes: Sequence[str] | None = None,
     fit: Fit = "crop",
     left_out: Collection[str] = (),
@@ -119,7 +123,7 @@ def survey(
 
     `fit` is how images become squares, for the notes. The regular expression `group` names the
     group of each image: its first capture group, or else all that it matches, in the path below
-    `root`. A table of labels may name the groups instead. `reading` is that of `scan`.
+    `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
 
     With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
     of fewer classes.
@@ -137,87 +141,91 @@ def survey(
         give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
     if classes is not None:
-        group, reading, left_out = None, reading._replace(group_column=None, split_column=None), ()
-    found = scan(root, reading, partial=classes is not None)
-    absent = [photo.path for photo in found.photos if photo.path in left_out]
-    found.photos = [photo for photo in found.photos if photo.path not in left_out]
-    found.photos = read(found)
-    problems, notes = found.problems + _name_groups(found, group), list[str]()
-    training = "train" if "train" in found.folders else ""
-    known = tuple(found.classes.get(training, ()) if classes is None else classes)
-    readable = [photo for photo in found.photos if not photo.cause and photo.class_name in known]
-    readable.sort(key=lambda photo: (photo.class_name, photo.sha256))
-    splits = {
-        split or "train": [photo for photo in readable if photo.split == split]
-        for split in found.folders
-    }
-    units = _units(readable)
-    if classes is not None:
-        splits = {ALL: readable}
-        strange = sorted({photo.class_name for photo in found.photos} - {*classes})
+        group = None
+        source = source._replace(group_column=None, split_column=None)
+        left_out = ()
+    scan = scan_folder(root, source, partial=classes is not None)
+    absent = [photo.path for photo in scan.photos if photo.path in left_out]
+    scan.photos = [photo for photo in scan.photos if photo.path not in left_out]
+    scan.photos = read_photos(scan)
+    problems = scan.problems + _name_groups(scan, group)
+    training = "train" if "train" in scan.folders else ""
+    known = tuple(scan.classes.get(training, ()) if classes is None else classes)
+    usable = [photo for photo in scan.readable if photo.class_name in known]
+    usable.sort(key=lambda photo: (photo.class_name, photo.sha256))
+    keys = _group_keys(usable)
+    notes = list[str]()
+    if classes is None:
+        splits = {
+            split or "train": [photo for photo in usable if photo.split == split]
+            for split in scan.folders
+        }
+        problems = problems or _class_problems(scan, training, known, usable)
+        if "validation" in splits and "test" not in splits:
+            splits["test"] = splits["validation"]
+            notes.append(
+                "there is no test folder, so the validation images are the test images too"
+            )
+        elif not problems and "test" not in splits:
+            problems = _divide(splits, test_share, keys)
+    else:
+        splits = {ALL: usable}
+        strange = sorted({photo.class_name for photo in scan.photos} - {*classes})
         problems += noted(strange, "class", "that the run does not know", "move their images away")
-    elif not problems:
-        problems = _class_problems(found, training, known, readable)
-    if not problems and not {"test", "validation", ALL} & splits.keys():
-        problems = _divide(splits, test_share, units)
-    elif "test" not in splits and "validation" in splits:
-        splits["test"] = splits["validation"]
-        notes.append("there is no test folder, so the validation images are the test images too")
-    problems += [
-        f"{'it' if split == ALL else split} holds no folder with an image that can be read: fill "
-        f"it, or move it away"
-        for split, members in splits.items()
-        if not problems and not members
-    ]
-    result = Survey(found, known, splits, problems + _unreadable(found.photos), notes, units)
-    notes += [*noted(absent, "image", "left out, as the recipe says"), *_notes(result, fit)]
-    return result
+    if not problems:
+        problems = [
+            f"{'it' if split == ALL else split} holds no folder with an image that can be read: "
+            f"fill it, or move it away"
+            for split, photos in splits.items()
+            if not photos
+        ]
+    problems += _unreadable(scan.photos)
+    survey = Survey(scan, known, splits, problems, notes, keys)
+    notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
+    return survey
 
 
 def _class_problems(
-    found: Scan, training: str, classes: Sequence[str], readable: list[Photo]
+    scan: Scan, training: str, classes: Sequence[str], usable: list[Photo]
 ) -> list[str]:
     """Return what is wrong with the classes. `training` is the split that defines them, in the
     scan's words.
     """
     prefix = f"{training}: " if training else ""
-    lists = sorted(UNREAD_TABLES & found.others.keys())
-    table = (
-        f"{f'save the {lists[0]} file as' if lists else 'add'} a CSV with the columns file "
-        f"and "
-        f"label"
-    )
+    lists = sorted(UNREAD_TABLES & scan.others.keys())
+    save = f"save the {lists[0]} file as" if lists else "add"
+    table = f"{save} a CSV with the columns file and label"
     if not classes:
-        folder = found.folders[training]
-        images = sum(photo.path.startswith(folder) for photo in found.loose)
-        loose = f", but {plural(images, 'image')} in no class" if images else ""
-        split = (
-            f". If {folder} is a class, give it a name without the word of a split"
-            if training
-            else ""
-        )
-        give = f"give each class a folder with its images, or {table}{split}"
-        return [f"{prefix}it holds no folders{loose}: {give}"]
+        folder = scan.folders[training]
+        images = sum(photo.path.startswith(folder) for photo in scan.unlabelled)
+        unlabelled = f", but {plural(images, 'image')} in no class" if images else ""
+        give = f"give each class a folder with its images, or {table}"
+        if training:
+            give += f". If {folder} is a class, give it a name without the word of a split"
+        return [f"{prefix}it holds no folders{unlabelled}: {give}"]
     problems = []
-    full = {photo.class_name for photo in readable if photo.split == training}
-    unread = _unread(found)
-    if empty := [name for name in classes if name not in full]:
+    full = {photo.class_name for photo in usable if photo.split == training}
+    empty = [name for name in classes if name not in full]
+    if empty:
+        unread = _unread(scan)
         problems.append(
             f"{prefix}{plural(len(empty), 'class')} without an image that can be read, "
-            f"{few(empty)}: remove or "
-            f"fill them{f'. There are {unread}' if unread else ''}"
+            f"{few(empty)}: remove or fill them" + (f". There are {unread}" if unread else "")
         )
     if len(classes) == 1:
-        inner = (
-            ""
-            if training
-            else f". If the folders in it are the classes, give {found.root / classes[0]}"
-        )
-        give = table if lists else f"give each of at least two a folder{inner}"
-        remedy = f"name at least two in {found.table}" if found.table else give
-        problems.append(f"{prefix}only one class, {classes[0]}: {remedy}")
-    for split, names in found.classes.items():
-        if unknown := [name for name in names if name not in classes]:
+        if scan.table:
+            give = f"name at least two in {scan.table}"
+        elif lists:
+            give = table
+        else:
+            give = "give each of at least two a folder"
+            if not training:
+                inner = scan.root / classes[0]
+                give += f". If the folders in it are the classes, give {inner}"
+        problems.append(f"{prefix}only one class, {classes[0]}: {give}")
+    for split, names in scan.classes.items():
+        unknown = [name for name in names if name not in classes]
+        if unknown:
             problems.append(
                 f"{split}: {plural(len(unknown), 'class')} that train lacks, {few(unknown)}: "
                 f"rename or remove them"
@@ -225,42 +233,39 @@ def _class_problems(
     return problems
 
 
-def _unread(found: Scan) -> str:
+def _unread(scan: Scan) -> str:
     """Return which files are not read as images, or ""."""
-    kinds = ", ".join(
-        f"{number} .{suffix}" for suffix, number in found.others.most_common(_KINDS) if suffix
+    suffixes = ", ".join(
+        f"{number} .{suffix}" for suffix, number in scan.others.most_common(_SUFFIXES) if suffix
     )
-    return kinds and f"files that are not read as images: {kinds}"
+    return suffixes and f"files that are not read as images: {suffixes}"
 
 
 def _unreadable(photos: list[Photo]) -> list[str]:
     """Return the problem that files cannot be read, if there are any."""
-    lines = [f"{photo.path}: {photo.cause}" for photo in photos if photo.cause]
+    lines = [f"\n  {photo.path}: {photo.cause}" for photo in photos if photo.cause]
     if not lines:
         return []
-    rest = (
-        [f"and {len(lines) - _LISTED} others: `lockstep data check` lists them"]
-        if len(lines) > _LISTED
-        else []
-    )
-    text = "".join(f"\n  {line}" for line in [*lines[:_LISTED], *rest])
+    count = plural(len(lines), "image")
+    if len(lines) > _LISTED:
+        rest = len(lines) - _LISTED
+        lines[_LISTED:] = [f"\n  and {rest} others: `lockstep data check` lists them"]
     remedy = (
         f"Repair or remove what is named here, or train without them: add "
         f"{option('skip_damaged', True)}"
     )
-    return [f"{plural(len(lines), 'image')} cannot be read. {remedy}:{text}"]
+    return [f"{count} cannot be read. {remedy}:{''.join(lines)}"]
 
 
-def _name_groups(found: Scan, pattern: str | None) -> list[str]:
+def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
     """Give each photo the group that `pattern` names, if it is given: it replaces a column. Return
     the problems.
     """
     if pattern is None:
         return []
-    program = [sys.executable, "-IS", str(Path(__file__).with_name("groups.py"))]
     done = subprocess.run(
-        program,
-        input=json.dumps([pattern, [photo.path for photo in found.photos]]),
+        [sys.executable, "-IS", Path(__file__).with_name("groups.py")],
+        input=json.dumps([pattern, [photo.path for photo in scan.photos]]),
         capture_output=True,
         text=True,
     )
@@ -270,118 +275,116 @@ def _name_groups(found: Scan, pattern: str | None) -> list[str]:
             f"{option('group', pattern)}: {problem}: give a regular expression, as in "
             f"(patient[0-9]+)_"
         )
-    found.photos = [
+    scan.photos = [
         photo._replace(group=name)
-        for photo, name in zip(found.photos, json.loads(done.stdout), strict=True)
+        for photo, name in zip(scan.photos, json.loads(done.stdout), strict=True)
     ]
-    unmatched = [photo.path for photo in found.photos if not photo.group]
     return noted(
-        unmatched,
+        [photo.path for photo in scan.photos if not photo.group],
         "image",
         "without a group",
         f"give a {option('group')} that matches every path, unlike {pattern}",
     )
 
 
-def _units(photos: list[Photo]) -> dict[str, str]:
-    """Return the key of the unit of each content; see `Survey`."""
+def _group_keys(photos: list[Photo]) -> dict[str, str]:
+    """Return the key of the group of each content; see `Survey`."""
     if not any(photo.group for photo in photos):
         return {photo.sha256: photo.sha256 for photo in photos}
     groups = {photo.group: hashlib.sha256(os.fsencode(photo.group)).hexdigest() for photo in photos}
-    units: dict[str, str] = {}
+    keys: dict[str, str] = {}
     before: dict[str, str] = {}
     while before != groups:  # until no content is in two groups of different keys
         before = dict(groups)
         for photo in photos:
-            key = min(groups[photo.group], units.get(photo.sha256, groups[photo.group]))
-            groups[photo.group] = units[photo.sha256] = key
-    return units
+            key = min(groups[photo.group], keys.get(photo.sha256, groups[photo.group]))
+            groups[photo.group] = keys[photo.sha256] = key
+    return keys
 
 
-def _divide(splits: dict[str, list[Photo]], test_share: float, units: dict[str, str]) -> list[str]:
-    """Divide splits["train"] into "train" and "test" by units, see `survey`. Return the
-    problems.
+def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]) -> list[str]:
+    """Divide splits["train"] into "train" and "test" by the keys of groups, see `survey_folder`.
+    Return the problems.
     """
-    contents = defaultdict[str, set[str]](set)  # class -> the units of its images
-    classes = defaultdict[str, set[str]](set)  # unit -> the classes that have it
-    every = splits["train"]
-    for photo in every:
-        contents[photo.class_name].add(units[photo.sha256])
-        classes[units[photo.sha256]].add(photo.class_name)
-    test = {unit for unit in classes if int(unit[:16], 16) < int(test_share * 2**64)}
-    for own in contents.values():
-        movable = sorted(unit for unit in own if len(classes[unit]) == 1) or sorted(own)
-        if not own & test:
+    photos = splits["train"]
+    keys_of = defaultdict[str, set[str]](set)  # class -> the keys of its images
+    classes_of = defaultdict[str, set[str]](set)  # key -> the classes that have it
+    for photo in photos:
+        key = keys[photo.sha256]
+        keys_of[photo.class_name].add(key)
+        classes_of[key].add(photo.class_name)
+    test = {key for key in classes_of if int(key[:16], 16) < int(test_share * 2**64)}
+    for class_keys in keys_of.values():
+        movable = sorted(key for key in class_keys if len(classes_of[key]) == 1)
+        movable = movable or sorted(class_keys)
+        if not class_keys & test:
             test.add(movable[0])
-        elif own <= test:
+        elif class_keys <= test:
             test.remove(movable[-1])
-    if bad := [name for name, own in contents.items() if own <= test or not own & test]:
-        what = "groups" if every[0].group else "different images"
+    bad = [
+        name for name, class_keys in keys_of.items() if class_keys <= test or not class_keys & test
+    ]
+    if bad:
+        what = "groups" if photos[0].group else "different images"
         return [
             f"{plural(len(bad), 'class')} with fewer than two {what} that no other class has, "
             f"{few(bad)}: one is needed to train and another to test"
         ]
-    splits["train"] = [photo for photo in every if units[photo.sha256] not in test]
-    splits["test"] = [photo for photo in every if units[photo.sha256] in test]
+    splits["train"] = [photo for photo in photos if keys[photo.sha256] not in test]
+    splits["test"] = [photo for photo in photos if keys[photo.sha256] in test]
     return []
 
 
-def _notes(found: Survey, fit: Fit) -> list[str]:
+def _notes(survey: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares
     by `fit`.
     """
-    unusual = [
-        f"{path} is read as {split}"
-        for split, path in found.scan.folders.items()
-        if path.lower() not in _USUAL
-    ]
-
-    def equal(differ: str, same: str = "sha256") -> list[str]:
-        return [" = ".join(paths) for paths in found.duplicates(differ, same)]
-
+    scan = survey.scan
+    notes = []
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
-        for split, photos in found.splits.items()
+        for split, photos in survey.splits.items()
         if any(photo.group for photo in photos)
     ]
-    photos = [photo for photo in found.scan.photos if not photo.cause]
-    plain = [photo.path for photo in photos if not photo.seen]
-    long = [
-        photo.path
-        for photo in photos
-        if 2 * max(photo.width, photo.height) >= 3 * min(photo.width, photo.height)
+    if sides:
+        notes.append(f"the images of a group stay together: {listed(sides)}")
+    torn = [f"{first}, {last}" for first, *_, last in survey.duplicates("split", "group")]
+    notes += noted(torn, "group", "in several splits: the accuracy will be too high")
+    unusual = [
+        f"{path} is read as {split}"
+        for split, path in scan.folders.items()
+        if path.lower() not in _USUAL
     ]
-    torn = [f"{first}, {last}" for first, *_, last in found.duplicates("split", "group")]
-    notes = [
-        *([f"the images of a group stay together: {listed(sides)}"] if sides else []),
-        *noted(torn, "group", "in several splits: the accuracy will be too high"),
-        *([listed(unusual)] if unusual else []),
-        *noted([photo.path for photo in found.scan.loose], "image", "in no class and not used"),
-        *noted(found.scan.links, "link", "to a folder within a class, not followed"),
-        *filter(None, [_unread(found.scan)]),
-        *noted(
-            equal("class_name"), "image", "in several classes: the labels contradict each other"
-        ),
-        *noted(equal("split"), "image", "in several splits: the accuracy will be too high"),
-        *noted(equal("path"), "image", "in several files"),
-        *noted(equal("sha256", "seen"), "image", "of equal pixels in files that differ"),
-        *noted(plain, "image", "of one colour: the network sees nothing in it"),
-        *noted(
-            long if fit == "crop" else [],
-            "image",
-            "of 3:2 or longer, cut to the middle square",
-            f"{option('settings', 'fit=squash')} or fit=pad keeps the edges",
-        ),
-    ]
-    for split, photos in found.splits.items():
+    if unusual:
+        notes.append(listed(unusual))
+    unlabelled = [photo.path for photo in scan.unlabelled]
+    notes += noted(unlabelled, "image", "in no class and not used")
+    notes += noted(scan.links, "link", "to a folder within a class, not followed")
+    unread = _unread(scan)
+    if unread:
+        notes.append(unread)
+    for what, differ, same in _EQUAL:
+        equal = [" = ".join(paths) for paths in survey.duplicates(differ, same)]
+        notes += noted(equal, "image", what)
+    plain = [photo.path for photo in scan.readable if not photo.pixels_sha256]
+    notes += noted(plain, "image", "of one colour: the network sees nothing in it")
+    if fit == "crop":
+        long = [
+            photo.path
+            for photo in scan.readable
+            if 2 * max(photo.width, photo.height) >= 3 * photo.shorter_side
+        ]
+        keep = f"{option('settings', 'fit=squash')} or fit=pad keeps the edges"
+        notes += noted(long, "image", "of 3:2 or longer, cut to the middle square", keep)
+    for split, photos in survey.splits.items():
         present = {photo.class_name for photo in photos}
-        missing = [name for name in found.classes if name not in present]
+        missing = [name for name in survey.classes if name not in present]
         if missing and split not in ("train", ALL):
             notes.append(f"no {split} image of {few(missing)}")
     return notes
 
 
-def read(found: Scan) -> list[Photo]:
+def read_photos(scan: Scan) -> list[Photo]:
     """Return the photos of a scan with what is known of each. Files that are new or changed are
     read, by threads.
 
@@ -389,24 +392,23 @@ def read(found: Scan) -> list[Photo]:
     damaged or was written with another decoder is ignored. Without a place for it, the next start
     reads all files again.
     """
-    root, photos, path = found.root, found.photos, index_file(found.root)
+    doing = f"reading the images in {scan.root}"
+    path = index_file(scan.root)
     with ExitStack() as held:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(
-                files.locked(path.with_suffix(".lock"), f"reading the images in {root}")
-            )
-        known = _load(path, photos)
-        unknown = [photo for photo in photos if photo.path not in known]
+            held.enter_context(files.locked(path.with_suffix(".lock"), doing))
+        known = _load(path, scan.photos)
+        unknown = [photo for photo in scan.photos if photo.path not in known]
 
         def examine(rows: range) -> None:
             for photo in unknown[rows.start : rows.stop]:
-                known[photo.path] = _examined(root, photo)
+                known[photo.path] = _examined(scan.root, photo)
 
-        in_threads(f"reading the images in {root}", examine, len(unknown))
+        in_threads(doing, examine, len(unknown))
         if unknown:
             _save(path, known)
-    return [known[photo.path] for photo in photos]
+    return [known[photo.path] for photo in scan.photos]
 
 
 def index_file(root: Path) -> Path:
@@ -433,9 +435,9 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
         digest, _, text = path.read_bytes().partition(b"\n")
         index = json.loads(text) if digest == _checksum(text) else {}
         for photo in photos:
-            stamps, *facts = index.get(photo.path, [None])
+            stamps, *values = index.get(photo.path, [None])
             if stamps == [*photo.stamps]:
-                known[photo.path] = Photo(*photo[:5], *facts)
+                known[photo.path] = Photo(*photo[:5], *values)
     return known
 
 
@@ -443,9 +445,8 @@ def _save(path: Path, photos: dict[str, Photo]) -> None:
     """Write the index, without files that cannot be read, as the cause may be this host's: a
     missing permission.
     """
-    text = json.dumps(
-        {photo.path: photo[4:] for photo in photos.values() if not photo.cause}
-    ).encode()
+    index = {photo.path: photo[4:] for photo in photos.values() if not photo.cause}
+    text = json.dumps(index).encode()
     with suppress(OSError):
         files.replace(path, _checksum(text) + b"\n" + text)
 

@@ -41,7 +41,7 @@ def folder() -> Path:
     return platformdirs.user_cache_path("lockstep") / "pixels"
 
 
-class Rows:
+class RowCache:
     """The rows that a file has now.
 
     Attributes:

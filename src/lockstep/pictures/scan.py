@@ -19,7 +19,16 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
-from lockstep.pictures.table import PLAIN, TABLES, Names, Reading, Row, Table, matched, read_table
+from lockstep.pictures.table import (
+    TABLES,
+    UNSTATED,
+    LabelSource,
+    PathIndex,
+    Row,
+    Table,
+    matched,
+    read_table,
+)
 from lockstep.text import listed, noted
 
 SPLITS = ("train", "validation", "test")
@@ -106,18 +115,19 @@ _BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
 
 
 class Photo(NamedTuple):
-    """An image file that has a class, and what reading it once told; the defaults mean that it was
-    not read.
+    """An image file, and what reading it once told; the defaults mean that it was not read.
 
-    path: relative to the scanned folder, with "/". split: as in `Scan.folders`. group: the name of
-    the images that it stays together with where a split is divided, or "". stamps: size,
-    st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to nowhere. A program
-    can
-        set st_mtime_ns to any time, so only the last one shows that another file of equal size took
-            its place.
-    sha256: of the file's bytes, in hex; "" if they cannot be read.
-    format, width, height, grey, dhash, seen: see `decode.Metadata`.
-    cause: why the file cannot be decoded; "" if it can.
+    Attributes:
+        path: relative to the scanned folder, with "/".
+        split: as in `Scan.folders`.
+        class_name: "" if it is in no class.
+        group: the name of the images that it stays with where a split is divided, or "".
+        stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to
+            nowhere. A program can set st_mtime_ns to any time, so only the last one shows that
+            another file of equal size took its place.
+        sha256: of the file's bytes, in hex; "" if they cannot be read.
+        format, width, height, grey, dhash, pixels_sha256: see `decode.Metadata`.
+        cause: why the file cannot be decoded; "" if it can.
     """
 
     path: str
@@ -131,8 +141,13 @@ class Photo(NamedTuple):
     height: int = 0
     grey: bool = False
     dhash: str = ""
-    seen: str = ""
+    pixels_sha256: str = ""
     cause: str = ""
+
+    @property
+    def shorter_side(self) -> int:
+        """The shorter side, in pixels."""
+        return min(self.width, self.height)
 
 
 @dataclass
@@ -145,7 +160,7 @@ class Scan:
             without splits.
         classes: split -> the sorted names of its classes, also of those without images.
         photos: the images that have a class, sorted by split, class and path.
-        loose: images that are in no class.
+        unlabelled: images that are in no class.
         links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
@@ -157,16 +172,21 @@ class Scan:
     folders: dict[str, str] = field(default_factory=dict)
     classes: dict[str, list[str]] = field(default_factory=dict)
     photos: list[Photo] = field(default_factory=list)
-    loose: list[Photo] = field(default_factory=list)
+    unlabelled: list[Photo] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     table: str = ""
     tables: list[str] = field(default_factory=list)
 
+    @property
+    def readable(self) -> list[Photo]:
+        """The photos that can be decoded."""
+        return [photo for photo in self.photos if not photo.cause]
 
-def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
-    """List the images under `root`. `reading` says how, where the folder can be read in several
+
+def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = False) -> Scan:
+    """List the images under `root`. `source` says how, where the folder can be read in several
     ways.
 
     Names that begin with a dot, and those of systems, are ignored. A class may be a link to a
@@ -175,19 +195,19 @@ def scan(root: Path, reading: Reading = PLAIN, partial: bool = False) -> Scan:
     Raises: LockstepError if `root` is not a folder or cannot be read.
     """
     require_folder(root)
-    result = Scan(root)
+    scan = Scan(root)
     try:
-        result.folders = _split_folders(result, partial)
-        for split, path in result.folders.items():
-            _add_split(result, split, path)
-        result = _with_tables(result, reading, partial)
+        scan.folders = _split_folders(scan, partial)
+        for split, path in scan.folders.items():
+            _add_split(scan, split, path)
+        scan = _with_tables(scan, source, partial)
     except OSError as error:
         raise LockstepError(
             f"{error.filename or root} cannot be read: {error.strerror}", DATA
         ) from None
-    if reading.layout is None:
-        result.problems += _doubts(result)
-    return result
+    if source.layout is None:
+        scan.problems += _doubts(scan)
+    return scan
 
 
 def require_folder(path: Path) -> None:
@@ -202,8 +222,8 @@ def require_folder(path: Path) -> None:
     )
 
 
-def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
-    """Return the splits as in `Scan`; none, and add to `result.problems`, if the names leave a
+def _split_folders(scan: Scan, partial: bool) -> dict[str, str]:
+    """Return the splits as in `Scan`; none, and add to `scan.problems`, if the names leave a
     doubt.
 
     The folders are splits if the names of all say so. Several folders of one split, such as
@@ -211,7 +231,7 @@ def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
     other folders, one that is named like a split is a class too, if it has no folder's name in
     common with another one, and is not called "train".
     """
-    root, names = result.root, _folders(result.root)
+    root, names = scan.root, _folders(scan.root)
     by_split: dict[str, list[str]] = {}
     for name in names:
         by_split.setdefault(_split_of(name), []).append(name)
@@ -227,25 +247,25 @@ def _split_folders(result: Scan, partial: bool) -> dict[str, str]:
     if not named or (not alike and (others or (len(named) > 1 and len(by_split) == 1))):
         return {"": ""}
     if others:
-        result.problems.append(
+        scan.problems.append(
             f"the folder {alike[0]} is beside {listed(others[:5])}. If {alike[0]} is a split, move "
             f"all away but the "
             "splits; if it is a class, give it a name without the word of a split, or put its "
             "images directly into it"
         )
-    result.problems += [
+    scan.problems += [
         f"{' and '.join(same)} are the same split: keep one of them"
         for same in by_split.values()
         if len(same) > 1
     ]
     if "train" not in by_split and not partial:
-        result.problems.append(
+        scan.problems.append(
             f"there is {listed(named)}, but no train: name the folder of the training images train"
         )
-    if result.problems:
+    if scan.problems:
         return {}
     for folder in ["", *(name for name in named if paths[name] != name)]:
-        _add(result, "", "", folder)
+        _add(scan, "", "", folder)
     return {split: paths[same[0]] for split, same in by_split.items()}
 
 
@@ -267,29 +287,27 @@ def _nested(root: Path, name: str) -> str:
     )
 
 
-def _add_split(result: Scan, split: str, path: str) -> None:
+def _add_split(scan: Scan, split: str, path: str) -> None:
     """Add the images of all classes in the folder `path` of the root."""
     prefix = path and f"{path}/"
-    _add(result, split, "", path)
+    _add(scan, split, "", path)
     folders: dict[str, str] = {}  # class -> its folder
-    for name in _folders(result.root / path):
+    for name in _folders(scan.root / path):
         class_name = unicodedata.normalize("NFC", name)
         if any("\ud800" <= c <= "\udfff" for c in name):  # as Python decodes other bytes
-            result.problems.append(
-                f"the name of the folder {prefix}{name!a} is not UTF-8: rename it"
-            )
+            scan.problems.append(f"the name of the folder {prefix}{name!a} is not UTF-8: rename it")
         elif class_name in folders:
-            result.problems.append(
+            scan.problems.append(
                 f"{prefix}{name} and {prefix}{folders[class_name]!a} are the same name: rename one"
             )
         else:
             folders[class_name] = name
-    result.classes[split] = sorted(folders)
-    for class_name in result.classes[split]:
-        _add(result, split, class_name, prefix + folders[class_name])
+    scan.classes[split] = sorted(folders)
+    for class_name in scan.classes[split]:
+        _add(scan, split, class_name, prefix + folders[class_name])
 
 
-def _add(result: Scan, split: str, class_name: str, path: str) -> None:
+def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
     """Add the files in the folder `path` of the root, and those in the folders in it. Without a
     class, add the first.
 
@@ -297,17 +315,15 @@ def _add(result: Scan, split: str, class_name: str, path: str) -> None:
     """
 
     def unreadable(error: OSError) -> None:
-        result.problems.append(
-            f"{os.path.relpath(error.filename, result.root)} cannot be read: {error.strerror}"
+        scan.problems.append(
+            f"{os.path.relpath(error.filename, scan.root)} cannot be read: {error.strerror}"
         )
 
     photos: list[Photo] = []
-    for folder, folders, names in os.walk(result.root / path, onerror=unreadable):
+    for folder, folders, names in os.walk(scan.root / path, onerror=unreadable):
         folders[:] = _visible(folders) if class_name else []
-        below = os.path.relpath(folder, result.root)
-        result.links += [
-            f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")
-        ]
+        below = os.path.relpath(folder, scan.root)
+        scan.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
         for name in _visible(names):
             own = os.path.normpath(f"{below}/{name}")
             place = f"{folder}/{name}"
@@ -320,28 +336,28 @@ def _add(result: Scan, split: str, class_name: str, path: str) -> None:
             if regular and is_image(place):
                 photos.append(Photo(own, split, class_name, "", stamps))
                 continue
-            result.others[_suffix(name)] += 1
+            scan.others[_suffix(name)] += 1
             if _suffix(name) in TABLES:
-                result.tables.append(own)
-    added = result.photos if class_name else result.loose
+                scan.tables.append(own)
+    added = scan.photos if class_name else scan.unlabelled
     added += sorted(photos)
 
 
-def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
-    """Return what the tables say that name the images; `found` if there are none, or they say the
+def _with_tables(scan: Scan, source: LabelSource, partial: bool) -> Scan:
+    """Return what the tables say that name the images; `scan` if there are none, or they say the
     same.
 
-    Tables and folders that name different classes are a problem, if `reading` does not choose.
+    Tables and folders that name different classes are a problem, if `source` does not choose.
     """
-    own = {photo.path: photo.class_name for photo in (*found.photos, *found.loose)}
+    own = {photo.path: photo.class_name for photo in (*scan.photos, *scan.unlabelled)}
     by_folder = len({*own.values()} - {""}) > 1
-    asked = reading.layout == "table" or any(reading[1:])
-    beside = [f"../{path.name}" for path in found.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
-    places = sorted(found.tables or beside) if own else []
-    if not asked and (not places or (reading.layout and (by_folder or not partial))):
-        return found
-    by_folder = by_folder and reading.layout != "table" and not reading.label_column
-    names, tables, errors = Names(found.root, [*own]), list[Table](), list[str]()
+    asked = source.layout == "table" or any(source[1:])
+    beside = [f"../{path.name}" for path in scan.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
+    places = sorted(scan.tables or beside) if own else []
+    if not asked and (not places or (source.layout and (by_folder or not partial))):
+        return scan
+    by_folder = by_folder and source.layout != "table" and not source.label_column
+    index, tables, errors = PathIndex(scan.root, [*own]), list[Table](), list[str]()
     otherwise = (
         f"add {option('layout', 'folders')}"
         if by_folder
@@ -349,7 +365,7 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     )
     for path in places:
         try:
-            if table := read_table(path, names, reading, by_folder):
+            if table := read_table(path, index, source, by_folder):
                 tables.append(table)
         except LockstepError as error:
             errors.append(f"{error}, or {otherwise}")
@@ -359,47 +375,47 @@ def _with_tables(found: Scan, reading: Reading, partial: bool) -> Scan:
     if asked and not (tables or errors or partial):
         errors = ["no CSV here names the images: add one with the columns file and label"]
     if not tables or (errors and by_folder):
-        found.problems += errors
-        return found
-    rows, problems = matched(tables, names, [path for path in own if own[path] or not by_folder])
+        scan.problems += errors
+        return scan
+    rows, problems = matched(tables, index, [path for path in own if own[path] or not by_folder])
     if by_folder:
         differing = [path for path, row in rows.items() if row.class_name != own[path]]
-        if differing and reading.layout is None:
+        if differing and source.layout is None:
             path = differing[0]
             said, other = "names it too", option("label_column", "NAME")
             if class_name := rows[path].class_name:
                 said, other = f"says {class_name}", option("layout", "table")
-            found.problems.append(
+            scan.problems.append(
                 f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: "
                 f"choose with "
                 f"{option('layout', 'folders')} or {other}"
             )
-        if found.problems or not any(row.split or row.group for row in rows.values()):
-            return found
+        if scan.problems or not any(row.split or row.group for row in rows.values()):
+            return scan
         rows = {path: row._replace(class_name=own[path]) for path, row in rows.items() if own[path]}
-    return _labelled(found, titles, rows, problems, partial)
+    return _labelled(scan, titles, rows, problems, partial)
 
 
 def _labelled(
-    found: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool
+    scan: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool
 ) -> Scan:
     """Return the images with what their rows say. Folders may still be splits. Those without a row
     are in no class.
     """
-    found.table = titles
-    found.others -= Counter(map(_suffix, found.tables))
+    scan.table = titles
+    scan.others -= Counter(map(_suffix, scan.tables))
     unknown = sorted({row.split for row in rows.values() if row.split and not _split_of(row.split)})
-    found.problems += [
+    scan.problems += [
         *problems,
         *noted(unknown, "name", f"of a split in {titles}", "call it train, val or test"),
     ]
-    if found.problems:
-        return found
+    if scan.problems:
+        return scan
     photos = list[Photo]()
-    loose = list[Photo]()
-    for photo in (*found.photos, *found.loose):
+    unlabelled = list[Photo]()
+    for photo in (*scan.photos, *scan.unlabelled):
         if photo.path not in rows:
-            loose.append(photo)
+            unlabelled.append(photo)
             continue
         _, class_name, split, group = rows[photo.path]
         photos.append(
@@ -410,28 +426,28 @@ def _labelled(
     # Some lie in no split's folder, so no folder is a split.
     if not all(photo.split for photo in photos):
         photos = [photo._replace(split="") for photo in photos]
-    found.loose = loose
-    found.photos = sorted(photos, key=lambda photo: (photo.split, photo.class_name, photo.path))
+    scan.unlabelled = unlabelled
+    scan.photos = sorted(photos, key=lambda photo: (photo.split, photo.class_name, photo.path))
     classes = defaultdict(set)
-    for photo in found.photos:
+    for photo in scan.photos:
         classes[photo.split].add(photo.class_name)
-    found.folders = {split: "" for split in ("", *SPLITS) if split in classes}
-    found.classes = {split: sorted(names) for split, names in classes.items()}
+    scan.folders = {split: "" for split in ("", *SPLITS) if split in classes}
+    scan.classes = {split: sorted(names) for split, names in classes.items()}
     if not partial and not {"", "train"} & classes.keys():
-        found.problems.append(
+        scan.problems.append(
             f"{titles} has no split train: call the split of the training images train"
         )
-    return found
+    return scan
 
 
-def _doubts(found: Scan) -> list[str]:
+def _doubts(scan: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
     alike = defaultdict[str, list[str]](list)
-    for name in sorted({name for names in found.classes.values() for name in names}):
+    for name in sorted({name for names in scan.classes.values() for name in names}):
         alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(
             repr(name)
         )
-    layout = "table" if found.table else "folders"
+    layout = "table" if scan.table else "folders"
     problems = [
         f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or "
         f"add "
@@ -439,12 +455,12 @@ def _doubts(found: Scan) -> list[str]:
         for same in alike.values()
         if len(same) > 1
     ]
-    if found.table:
+    if scan.table:
         return problems
-    for split, root in found.folders.items():
+    for split, root in scan.folders.items():
         parents = [
             photo.path[len(root) :].strip("/").split("/")[:-1]
-            for photo in found.photos
+            for photo in scan.photos
             if photo.split == split
         ]
         classes = {outer for outer, *_ in parents}
@@ -460,7 +476,7 @@ def _doubts(found: Scan) -> list[str]:
         problems += noted(
             sorted(inner), "folder", "within a class, with the name of another class", remedy
         )
-    masks = _masks([photo.path for photo in found.photos])
+    masks = _masks([photo.path for photo in scan.photos])
     remedy = f"move the masks away, or add {option('layout', 'folders')} to train on them too"
     return problems + noted(masks, "image", "named like masks of others", remedy)
 

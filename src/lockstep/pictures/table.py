@@ -32,7 +32,7 @@ _SHOWN = 20  # columns in a message
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
 
 
-class Reading(NamedTuple):
+class LabelSource(NamedTuple):
     """How a folder is read that can be read in several ways; see the settings of `Recipe`."""
 
     layout: str | None = None
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     split_column: str | None = None
 
 
-PLAIN = Reading()
+UNSTATED = LabelSource()
 
 
 class Row(NamedTuple):
@@ -67,7 +67,7 @@ class Table(NamedTuple):
     rows: list[Row]
 
 
-class Names:
+class PathIndex:
     """The images of a folder by what a table may call them: any end of the path, with or without
     suffix.
     """
@@ -106,17 +106,17 @@ class Names:
         return count > 0 and 2 * count >= min(len(cells), self._images)
 
 
-def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Table | None:
+def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool) -> Table | None:
     """Return the table of labels `path`, relative to the scanned folder. None: it names no images.
 
     A table in that folder must name them, and all must name classes, unless these are known
     `by_folder`.
     Raises: LockstepError if the table cannot be read, or leaves a doubt.
     """
-    folder, name = os.path.split(os.path.normpath(f"{names.root.name}/{path}"))
+    folder, name = os.path.split(os.path.normpath(f"{index.root.name}/{path}"))
     rows = []
     try:
-        data = read_bytes(names.root / path, _MAX_BYTES)
+        data = read_bytes(index.root / path, _MAX_BYTES)
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
@@ -130,13 +130,13 @@ def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Ta
         for place, title in enumerate(header):
             cells = [line[place] for _, line in sample if place < len(line)]
             # Numbers are often something else than names of files, unless the column is called so.
-            if names.are_in(cells, folder) and (
+            if index.are_in(cells, folder) and (
                 _plain(title) in _FILE or not all(map(str.isdigit, cells))
             ):
                 naming.append(place)
         if not naming and (by_folder or path.startswith("../")):
             return None
-        places = _places(name, header, reading, naming, by_folder)
+        places = _places(name, header, source, naming, by_folder)
         for number, line in chain(sample, numbered):
             if len(line) != len(header) or not all(
                 line[place] for place in places if place is not None
@@ -157,7 +157,7 @@ def read_table(path: str, names: Names, reading: Reading, by_folder: bool) -> Ta
 
 
 def _places(
-    name: str, header: list[str], reading: Reading, naming: list[int], by_folder: bool
+    name: str, header: list[str], source: LabelSource, naming: list[int], by_folder: bool
 ) -> list[int | None]:
     """Return the positions of the columns for the fields of a row, in the table `name`; None for
     one that is absent.
@@ -169,9 +169,9 @@ def _places(
     places = list[int | None]()
     for what, words, stated in (
         ("file", _FILE, None),
-        ("class", _CLASS, reading.label_column),
-        ("split", ("split",), reading.split_column),
-        ("group", ("group",), reading.group_column),
+        ("class", _CLASS, source.label_column),
+        ("split", ("split",), source.split_column),
+        ("group", ("group",), source.group_column),
     ):
         found = [
             place
@@ -203,14 +203,14 @@ def _plain(name: str) -> str:
 
 
 def matched(
-    tables: Sequence[Table], names: Names, paths: Iterable[str]
+    tables: Sequence[Table], index: PathIndex, paths: Iterable[str]
 ) -> tuple[dict[str, Row], list[str]]:
     """Return the row of each of `paths`, and what does not fit, a sentence each."""
     rows: dict[str, Row] = {}
     absent, doubtful, differing = list[str](), list[str](), list[str]()
     for table in tables:
         for row in table.rows:
-            found = names.find(row.file, table.folder)
+            found = index.find(row.file, table.folder)
             if len(found) != 1:
                 (doubtful if found else absent).append(row.file)
             elif rows.setdefault(found[0], row) != row:

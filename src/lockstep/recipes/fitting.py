@@ -36,7 +36,7 @@ _MOVED = 0.1
 _NEED_COLOUR = {"model", "augmentation", "augmentation.kind", *_GREY}
 
 
-def _equal_shares(found: "Survey") -> bool:
+def _equal_shares(survey: "Survey") -> bool:
     """Return whether the user has given test images, and these have the classes in the shares of
     the training images.
 
@@ -44,13 +44,13 @@ def _equal_shares(found: "Survey") -> bool:
     images do not.
     """
     train, test = (
-        Counter(photo.class_name for photo in found.splits[name]) for name in ("train", "test")
+        Counter(photo.class_name for photo in survey.splits[name]) for name in ("train", "test")
     )
     moved = (
-        sum(abs(train[name] / train.total() - test[name] / test.total()) for name in found.classes)
+        sum(abs(train[name] / train.total() - test[name] / test.total()) for name in survey.classes)
         / 2
     )
-    return bool({"test", "validation"} & found.scan.folders.keys()) and moved < _MOVED
+    return bool({"test", "validation"} & survey.scan.folders.keys()) and moved < _MOVED
 
 
 class Fit(NamedTuple):
@@ -82,8 +82,8 @@ class Fit(NamedTuple):
         return f"recipe {self.recipe}{settings}, because {self.why}; choose others with {other}"
 
 
-def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
-    """Return what fits the images in `found`. The user has `stated` settings, which stay, and may
+def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
+    """Return what fits the images in `survey`. The user has `stated` settings, which stay, and may
     name the recipe.
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
@@ -92,12 +92,12 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     is not `balanced` if the user's test images show the classes in the shares of the training
     images.
     """
-    used = [photo for photos in found.splits.values() for photo in photos]
+    used = [photo for photos in survey.splits.values() for photo in photos]
     side, grey = (
         median(min(photo.width, photo.height) for photo in used),
         all(photo.grey for photo in used),
     )
-    count = len(found.splits["train"])
+    count = len(survey.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
     # trained whole: the head of `photos` is not its head
@@ -106,13 +106,15 @@ def fitting(found: "Survey", stated: Mapping[str, Any], recipe: str | None = Non
     if recipe == PHOTOS or (
         recipe is None and side >= _PHOTO_PX and not own_network and not one_channel
     ):
-        classes = f"there are {len(found.classes)} classes and {count:,} training images"
-        decay = {"weight_decay.default": float(f"{_DECAY / (len(found.classes) * count**0.5):.2g}")}
+        classes = f"there are {len(survey.classes)} classes and {count:,} training images"
+        decay = {
+            "weight_decay.default": float(f"{_DECAY / (len(survey.classes) * count**0.5):.2g}")
+        }
         if recipe is None:
             classes = f"{why}; {classes}"
         # Another network has features of another size.
         fit = {} if {"model", "weight_decay", *decay} & stated.keys() else decay
-        if "balanced" not in stated and _equal_shares(found):
+        if "balanced" not in stated and _equal_shares(survey):
             fit["balanced"] = False
             classes += "; the test images have the classes in the shares of the training images"
         return Fit(PHOTOS, fit, classes)
