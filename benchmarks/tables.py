@@ -25,12 +25,16 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(
     r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
 )
+FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 
 
 def page(path: Path) -> str:
-    """Return the text of a page, with its generated parts made again."""
+    """Return the text of a page, with its generated parts made again. The number of a Zen says what
+    its instructions are.
+    """
     return PART.sub(
-        lambda found: f"{found[1]}\n{part(*found[2].split())}\n\n{found[3]}", path.read_text()
+        lambda found: f"{found[1]}\n{FLAGS_OF_ZEN.sub('', part(*found[2].split()))}\n\n{found[3]}",
+        path.read_text(),
     )
 
 
@@ -73,9 +77,7 @@ def table(record: str) -> str:
 
 def joined(names: list[str]) -> str:
     """Return one table of all rows of these records, each with a link to its record."""
-    rows = [
-        [link(name, row[0]), *row[1:]] for name in names for row in load(name)["table"]["rows"]
-    ]
+    rows = [[link(name, row[0]), *row[1:]] for name in names for row in load(name)["table"]["rows"]]
     return "\n".join(lines(load(names[0])["table"]["head"], rows))
 
 
