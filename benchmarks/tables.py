@@ -2,13 +2,15 @@
 and from the program.
 
 A page has a part between `<!-- NAME: python -m benchmarks.tables writes it -->` and `<!-- end -->`.
-NAME is `settings` or `commands` (see `manual`), or `records` or `joined` and the names of records
-in benchmarks/results/, where * stands for any text. A record carries the table that a page shows.
+NAME is `settings` or `commands` (see `manual`), or `records`, `joined` or `crossed` and the names
+of records in benchmarks/results/, where * stands for any text. A record carries the table that a
+page shows.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,16 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(
     r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
 )
+FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 
 
 def page(path: Path) -> str:
-    """Return the text of a page, with its generated parts made again."""
+    """Return the text of a page, with its generated parts made again. The number of a Zen says what
+    its instructions are.
+    """
     return PART.sub(
-        lambda found: f"{found[1]}\n{part(*found[2].split())}\n\n{found[3]}", path.read_text()
+        lambda found: f"{found[1]}\n{FLAGS_OF_ZEN.sub('', part(*found[2].split()))}\n\n{found[3]}",
+        path.read_text(),
     )
 
 
@@ -37,11 +43,11 @@ def part(kind: str, *names: str) -> str:
     if kind in ("settings", "commands"):
         return manual.text(kind)
     found = [name for pattern in names for name in records(pattern)]
-    return (
-        joined(found)
-        if kind == "joined"
-        else "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
-    )
+    if kind == "joined":
+        return joined(found)
+    if kind == "crossed":
+        return crossed(found)
+    return "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
 
 
 def records(pattern: str) -> list[str]:
@@ -58,15 +64,39 @@ def load(record: str) -> Any:
 
 
 def table(record: str) -> str:
-    """Return the table that a record carries."""
+    """Return the table that a record carries. Neighbours that differ in their first cells only are
+    one row.
+    """
     content = load(record)["table"]
-    return "\n".join(lines(content["head"], content["rows"]))
+    rows = [
+        ["; ".join(row[0] for row in alike), *rest]
+        for rest, alike in groupby(content["rows"], key=lambda row: row[1:])
+    ]
+    return "\n".join(lines(content["head"], rows))
 
 
 def joined(names: list[str]) -> str:
     """Return one table of all rows of these records, each with a link to its record."""
-    rows = [[*row, link(name, "record")] for name in names for row in load(name)["table"]["rows"]]
-    return "\n".join(lines([*load(names[0])["table"]["head"], "from"], rows))
+    rows = [[link(name, row[0]), *row[1:]] for name in names for row in load(name)["table"]["rows"]]
+    return "\n".join(lines(load(names[0])["table"]["head"], rows))
+
+
+def crossed(names: list[str]) -> str:
+    """Return one table of these records, whose rows are "SUBJECT: QUANTITY", result, n and range:
+    a row for each subject, with a link to its record, and a column for each quantity.
+    """
+    cells: dict[str, dict[str, str]] = {}
+    for name in names:
+        for what, result, n, spread in load(name)["table"]["rows"]:
+            subject, _, quantity = what.rpartition(": ")
+            known = f"n {n}" if spread == "one run" else f"{spread}, n {n}"
+            cells.setdefault(link(name, subject), {})[quantity] = f"{result} ({known})"
+    quantities = list(dict.fromkeys(quantity for row in cells.values() for quantity in row))
+    rows = [
+        [subject, *(row.get(quantity, "") for quantity in quantities)]
+        for subject, row in cells.items()
+    ]
+    return "\n".join(lines(["of", *quantities], rows))
 
 
 def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:

@@ -674,9 +674,7 @@ def test_only_new_and_changed_files_are_read(six, examined):
         None,
     ],
 )
-def test_an_index_damaged_or_of_another_decoder_is_made_again(
-    six, examined, damage, monkeypatch
-):
+def test_an_index_damaged_or_of_another_decoder_is_made_again(six, examined, damage, monkeypatch):
     first = read_photos(scan_folder(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
@@ -687,9 +685,7 @@ def test_an_index_damaged_or_of_another_decoder_is_made_again(
     assert len(examined) == 6
 
 
-def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(
-    six, monkeypatch, caplog
-):
+def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(
             "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
