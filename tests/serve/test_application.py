@@ -75,7 +75,7 @@ def like(classifier, **changed):
         "decoding",
         "predict",
         "predict_pixels",
-        "marks",
+        "confidence",
     )
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 

@@ -106,7 +106,7 @@ class Classifier:
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does
             not state it.
-        marks: tells which answers are sure, and which images are unlike the training images.
+        confidence: tells which answers are sure, and which images are unlike the training images.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ def _div(x: Tensor, divisor: Any, *, rounding_mode: str | None = None) -> Tensor
 
 @portable("lerp")
 def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x + (end - x) * weight
+    return x + (end - x) * weight  # type: ignore[no-any-return]
 
 
 @portable("addcmul")
