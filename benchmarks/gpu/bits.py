@@ -121,12 +121,15 @@ def hashes(case: str, where: torch.device, steps: int, **placement: Any) -> list
     for _ in trained.updates(Observer()):
         # To hash them here would wait for the GPU, and so could put right what is computed in a
         # wrong order.
-        state = trained.state
-        groups = ({**state.frozen, **state.parameters}, state.buffers)
+        tensors = trained.state.state_dict()
         copies.append(
-            [{name: tensor.detach().clone() for name, tensor in group.items()} for group in groups]
+            {
+                name: tensor.detach().clone()
+                for name, tensor in tensors.items()
+                if not name.startswith("optimizer/")
+            }
         )
-    return [weights_sha256(*groups) for groups in copies]
+    return [weights_sha256(tensors) for tensors in copies]
 
 
 def compared(case: str, where: torch.device, steps: int) -> Facts:

@@ -243,4 +243,4 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, 1, {"raw": best}, [], dataset).warnings() == warnings
+    assert Result(replica, {"raw": best}, []).warnings() == warnings

@@ -97,6 +97,7 @@ def replica_of(device, local_processes):
         parameter_count=1_068_298,
         initial_weights=None,
         splits={"train": images(50_000)},
+        test_set=images(10_000),
         state=SimpleNamespace(step=0),
         without_graphs="--no-graphs",
     )
@@ -104,14 +105,14 @@ def replica_of(device, local_processes):
 
 @pytest.mark.parametrize(("local", "shown"), [(1, True), (4, False)])
 def test_a_note_says_that_towers_share_a_gpu(local, shown):
-    lines = startup_lines(replica_of("cuda", local), images(10_000), Path("runs/x"))
+    lines = startup_lines(replica_of("cuda", local), Path("runs/x"))
     assert ("4 towers take turns on 1 GPU" in dict(lines)["time"]) == shown
     assert "no CUDA graphs: --no-graphs" in dict(lines)["time"]
 
 
 def test_the_log_states_global_and_tower_batch():
     replica = replica_of("cpu", 1)
-    assert [name for name, _ in startup_lines(replica, images(10_000), Path("runs/x"))] == BLOCK
+    assert [name for name, _ in startup_lines(replica, Path("runs/x"))] == BLOCK
     lines = detail_lines(replica)
     assert dict(lines)["step"] == "512 images (global) = 4 towers x 128"
     assert [dict(lines)[name] for name in ("lr", "schedule.kind", "schedule.decay")] == [

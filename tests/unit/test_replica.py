@@ -94,7 +94,7 @@ def test_holding_out_every_image_is_rejected():
 
 def test_some_examples_are_of_all_classes():
     split = Dataset.of(np.zeros((10, 1, 1, 1), np.uint8), np.repeat([0, 1], 5), ("a", "b"))
-    built = SimpleNamespace(splits={"test": split}, device=CPU, _backbone=None)
+    built = SimpleNamespace(splits={"test": split}, device=CPU, backbone=None)
     assert Replica.split(built, "test", 4).labels.tolist() == [0, 0, 1, 1]
 
 

@@ -22,12 +22,12 @@ from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.core.model import Model
+from lockstep.core.state import classifier_weights, weights_sha256
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Answer, Confidence
 from lockstep.head.outliers import divided
-from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
@@ -413,7 +413,7 @@ def weights_of(
         file = replace(
             file,
             tensors=classifier_weights(file.tensors),
-            metadata=file.metadata | {"weights_sha256": raw_sha256(file.tensors)},
+            metadata=file.metadata | {"weights_sha256": weights_sha256(file.tensors)},
         )
     recipe = run.recipe()
     if file.metadata.get("recipe_digest") != recipe.digest():

@@ -140,7 +140,7 @@ def export(
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
     from lockstep.classify.export import exported, in_float32, loaded, script
     from lockstep.classify.predict import load, run_of
-    from lockstep.jobs.replica import read_splits, splits_of
+    from lockstep.jobs.splits import read_splits, splits_of
 
     text = script().encode()
     if not (beside.is_file() and beside.read_bytes() == text):

@@ -149,8 +149,7 @@ def connect(
             if name and first != number and not shares_gpu:
                 raise LockstepError(
                     f"processes {first} and {number} have one GPU: start one process for each GPU, "
-                    f"or give "
-                    f"{option('device', 'cuda:0,0')} for two processes on GPU 0",
+                    f"or give {option('device', 'cuda:0,0')} for two processes on GPU 0",
                     ENVIRONMENT,
                 )
         own_gpus = len({*devices}) == processes and "" not in devices and dist.is_nccl_available()
@@ -191,9 +190,8 @@ def _lost_peers_reported() -> Iterator[None]:
         if "Timed out" in text:
             cause = (
                 f"no answer from the other processes within ten times {option('timeout')} "
-                f"({text}): one of them "
-                f"hangs, or its host cannot be reached. The run continues from its newest "
-                f"checkpoint"
+                f"({text}): one of them hangs, or its host cannot be reached. The run continues "
+                f"from its newest checkpoint"
             )
         raise PeerLostError(cause) from error
 

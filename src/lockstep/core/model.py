@@ -242,8 +242,8 @@ def call(
         raise LockstepError(
             f"model {name}{signature} cannot be built with ({given}): {error}. Give a function of "
             f"(shape [C, H, W], classes), or one that takes num_classes=, as in timm and "
-            f"torchvision, and all other "
-            f"arguments without a default as {option('settings', 'model_options.NAME=...')}"
+            f"torchvision, and all other arguments without a default as "
+            f"{option('settings', 'model_options.NAME=...')}"
         ) from None
 
 

@@ -5,6 +5,7 @@ number of processes.
 import hashlib
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -278,22 +279,44 @@ class State:
             name = differing[0]
             raise LockstepError(
                 f"the checkpoint is of another model: {name} is {stored.get(name)} in the "
-                f"checkpoint and "
-                f"{needed.get(name)} in model {self._recipe.model}",
+                f"checkpoint and {needed.get(name)} in model {self._recipe.model}",
                 DATA,
             )
 
     def weights_sha256(self) -> str:
         """Return the SHA-256, in hex, that names the result of a run: see `weights_sha256`."""
-        return weights_sha256({**self.frozen, **self.parameters}, self.buffers)
+        return weights_sha256(self.state_dict())
 
 
-def weights_sha256(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256, in hex, of the raw little-endian bytes of all tensors, sorted by name,
-    parameters first.
+def classifier_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a classifier by the model's names, from a `state_dict`.
+
+    They are the averaged ones if the recipe keeps an average, else the raw ones. No file, export,
+    prediction or `--init` decides this by itself. `tensors` of another file are returned unchanged.
     """
-    digest = hashlib.sha256()
-    for group in (parameters, buffers):
+    parts = _parts(tensors)
+    if "parameter" not in parts:
+        return dict(tensors)
+    return {**parts["frozen"], **(parts["ema"] or parts["parameter"]), **parts["buffer"]}
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256, in hex, of the raw weights in a `state_dict`.
+
+    It is that of the little-endian bytes of all tensors, sorted by name, parameters first.
+    """
+    parts = _parts(tensors)
+    result = hashlib.sha256()
+    for group in ({**parts["frozen"], **parts["parameter"]}, parts["buffer"]):
         for name in sorted(group):
-            digest.update(group[name].detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+            result.update(group[name].detach().cpu().contiguous().numpy().tobytes())
+    return result.hexdigest()
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a `state_dict` by the first part of their names, and by the rest."""
+    parts = defaultdict[str, dict[str, Tensor]](dict)
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        parts[part][name] = tensor
+    return parts

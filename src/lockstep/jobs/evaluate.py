@@ -10,8 +10,9 @@ from lockstep.errors import LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica, read_splits
+from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
+from lockstep.jobs.splits import read_splits
 from lockstep.messages import logger
 from lockstep.pictures.photos import ALL
 from lockstep.runs.provenance import compare, describe_custom_code

@@ -1,18 +1,13 @@
-"""Policy: what to do after an update. It decides when a run is saved, evaluated and ended.
-
-`Saver.due` requests a save after some time; `Policy` gets it as a request.
-"""
+"""Policy: when a run is saved and evaluated."""
 
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.vector import Requests
 from lockstep.files import Record
-from lockstep.runs.statefile import EVALUATIONS
 
 
 class Policy:
-    """Decides after each update what to do. A pure function of its arguments and of the evaluations
-    so far.
+    """Decides after each update. A pure function of its arguments and of the evaluations so far.
 
     A checkpoint is saved before the evaluation of its step, so that a program that is killed in an
     evaluation loses no step. `should_evaluate` is true until that evaluation is recorded, so a
@@ -29,12 +24,16 @@ class Policy:
         self._best_correct = -1
         self._recorded = 0  # the number of updates at the last evaluation
 
-    def should_save(self, step: int, requested: Requests = Requests()) -> bool:  # noqa: B008  a frozen constant
-        """Return whether a checkpoint after `step` updates is due, if the processes have
-        `requested` this.
+    def should_save(self, step: int, requested: Requests) -> bool:
+        """Return whether a checkpoint after `step` updates is due, or processes `requested` it.
+
+        A request to save comes from `Saver.due`; a run that stops is saved too.
         """
         return (
-            requested.save or self.should_evaluate(step) or step % self._placement.save_every == 0
+            requested.save
+            or requested.stop is not None
+            or self.should_evaluate(step)
+            or step % self._placement.save_every == 0
         )
 
     def should_evaluate(self, step: int) -> bool:
@@ -51,9 +50,9 @@ class Policy:
             self.best_step, self._best_correct = step, correct
 
     def state_dict(self) -> Record:
-        """Return what a checkpoint must state."""
+        """Return what a checkpoint states, in its metadata."""
         return {
-            EVALUATIONS: {
+            "evaluations": {
                 "recorded": self._recorded,
                 "best_step": self.best_step,
                 "best_correct": self._best_correct,
@@ -61,7 +60,8 @@ class Policy:
         }
 
     def load_state_dict(self, metadata: Record) -> None:
-        """Continue from the `metadata` of a checkpoint, if it has any."""
-        if counters := metadata.get(EVALUATIONS):
-            self._recorded = counters["recorded"]
-            self.best_step, self._best_correct = counters["best_step"], counters["best_correct"]
+        """Continue from the `metadata` of a checkpoint, if it states any evaluations."""
+        if evaluations := metadata.get("evaluations"):
+            self._recorded = evaluations["recorded"]
+            self.best_step = evaluations["best_step"]
+            self._best_correct = evaluations["best_correct"]

@@ -41,10 +41,9 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     if digest([vector]) != first and recipe.exact:
         raise LockstepError(
             f"model {recipe.model} computes other bits when it is run again on the same images. "
-            f"Its output may depend "
-            f"only on its weights, its buffers, its input and torch's generator. Remove other "
-            f"random numbers and "
-            f"stored state, or give up exactness with {option('settings', 'exact=false')}"
+            f"Its output may depend only on its weights, its buffers, its input and torch's "
+            f"generator. Remove other random numbers and stored state, or give up exactness with "
+            f"{option('settings', 'exact=false')}"
         )
     gradients, buffer_deltas, _ = tower.layout.unpack(vector)
     updated = state.fresh()
@@ -78,13 +77,11 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
             if training and "more than 1 value per channel" in str(error):
                 remedy = (
                     f"Batch norm needs several values of a channel, and a tower computes only one "
-                    f"image "
-                    f"a step: give {option('tower_batch', 2)} or more"
+                    f"image a step: give {option('tower_batch', 2)} or more"
                 )
             raise LockstepError(
                 f"model {recipe.model} fails on images [channels, height, width] "
-                f"{list(images.shape[1:])}: "
-                f"{failure(error)}. {remedy}"
+                f"{list(images.shape[1:])}: {failure(error)}. {remedy}"
             ) from None
         got = f"a {type(output).__name__}"
         if isinstance(output, Tensor):
@@ -93,10 +90,8 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
                 return
         raise LockstepError(
             f"model {recipe.model} returned {got}, expected {[len(images), classes]}: float "
-            f"logits, [images, classes], "
-            f"in {'training' if training else 'evaluation'} mode. Turn auxiliary outputs off, as "
-            f"in "
-            f"{option('settings', 'model_options.aux_logits=false')}"
+            f"logits, [images, classes], in {'training' if training else 'evaluation'} mode. Turn "
+            f"auxiliary outputs off, as in {option('settings', 'model_options.aux_logits=false')}"
         )
 
     compute(training=True, images=images)
@@ -105,10 +100,8 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
         if not kept and not torch.equal(buffer, buffers[name]):
             raise LockstepError(
                 f"model {recipe.model} changes its buffer {name} in the forward pass, and Lockstep "
-                f"keeps such changes "
-                f"of floating-point buffers only. Register it as a float buffer, whose mean change "
-                f"over the towers is "
-                f"kept"
+                f"keeps such changes of floating-point buffers only. Register it as a float "
+                f"buffer, whose mean change over the towers is kept"
             )
     compute(training=False, images=images)
     # It may take the size of the first steps only.

@@ -9,9 +9,11 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
+from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, replica_of
 from lockstep.jobs.replica import Replica
+from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address, spotlit
 from lockstep.pictures.photos import ALL
@@ -47,7 +49,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
     try:
-        sure = [replica.sure_answers(tensors, share, dataset, probabilities) for share in _SURE]
+        sure = [sure_answers(replica, tensors, dataset, probabilities, share) for share in _SURE]
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
     first = probabilities.amax(1)
@@ -90,7 +92,10 @@ def _shown(
     top = probabilities[row].topk(min(2, probabilities.shape[1]))
     likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
     image = images.pixels(slice(row, row + 1)).cpu()
-    pixels, parts = image[0].numpy(), replica.evidence(image, int(top.indices[0]))
+    pixels, parts = image[0].numpy(), None
+    if replica.backbone is not None:
+        # by the weights that were evaluated last
+        parts = class_activation_map(replica.backbone, replica.network, image, int(top.indices[0]))
     return {
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
-from lockstep.head.outliers import LEAST_IMAGES
+from lockstep.head import outliers
+from lockstep.head.confidence import SHARE, Confidence
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
@@ -26,23 +30,18 @@ _UNEQUAL = 4  # times the images of the smallest class that the largest one has
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run, in every process.
+    """The result of a run.
 
     Attributes:
         replica: whose state has the resulting weights: after the last update.
-        trained: the number of updates.
-        evaluations: the evaluations of the resulting weights by kind of weights, the classifier's
-            first.
+        evaluations: those of the resulting weights by kind of weights, the classifier's first.
         memory: each process's peak, in bytes.
-        evaluated: the split of `evaluations`.
-        sure: what `Replica.sure_answers` returned for it, in process 0, or None.
+        sure: what `sure_answers` returned for the test set.
     """
 
     replica: Replica
-    trained: int
     evaluations: Mapping[str, Evaluation]
     memory: list[int]
-    evaluated: Dataset
     sure: Record | None = None
 
     @property
@@ -82,10 +81,10 @@ class Result:
         if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
             always = f"always answering {most_common} gives {share / best.examples:.2%}"
             texts.append(f"this accuracy may be chance: {always}")
-        if self.replica.recipe.head is not None and len(train_set) < LEAST_IMAGES:
+        if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
                 f"no picture is marked as unlike the training images, as these are fewer than "
-                f"{LEAST_IMAGES}"
+                f"{outliers.LEAST_IMAGES}"
             )
         return texts
 
@@ -106,8 +105,8 @@ class Result:
             "recipe": recipe.name,
             "digest": recipe.digest(),
             "weights_sha256": replica.state.weights_sha256(),
-            "steps": self.trained,
-            "examples": self.trained * recipe.batch,
+            "steps": replica.state.step,
+            "examples": replica.state.step * recipe.batch,
             "accuracy": {"ema": None}
             | {kind: found.accuracy for kind, found in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
@@ -186,3 +185,35 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
     )
     return f"the same on {same}"
+
+
+def sure_answers(
+    replica: Replica,
+    tensors: Mapping[str, Tensor],
+    dataset: Dataset,
+    probabilities: Tensor,
+    share: float = SHARE,
+) -> Record | None:
+    """Return how many answers on `dataset` are sure and right, by the `tensors` of the model file;
+    None if unknown.
+
+    "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
+    """
+    marks = Confidence(
+        outliers.divided(tensors)[1],
+        replica.backbone.shape[-1] // 4 if replica.backbone else 0,
+        len(dataset.classes),
+        share,
+        replica.recipe.balanced,
+    )
+    if marks.sure_from is None:
+        return None
+    answers = marks(dataset.pixels(slice(None)).cpu(), probabilities)
+    sure = torch.tensor([answer == "sure" for answer in answers])
+    right = sure & (probabilities.argmax(1) == dataset.labels.cpu())
+    return {
+        "share": share,
+        "images": int(sure.sum()),
+        "right": int(right.sum()),
+        "least": sorted({least for least in marks.sure_from.tolist() if least <= 1}),
+    }

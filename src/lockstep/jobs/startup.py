@@ -12,7 +12,6 @@ from lockstep import hardware
 from lockstep.config.placement import REDUCTIONS
 from lockstep.core.tree import owned_in_words
 from lockstep.data import IMAGE_FOLDER
-from lockstep.data.dataset import Dataset
 from lockstep.jobs.agreement import exchange
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import PACKAGED
@@ -22,7 +21,7 @@ from lockstep.text import plural
 Line = tuple[str, str]  # (label, text)
 
 
-def startup_lines(replica: Replica, test_set: Dataset, run: Path) -> list[Line]:
+def startup_lines(replica: Replica, run: Path) -> list[Line]:
     """Return the start-up block."""
     recipe, bound, train_set = replica.recipe, replica.bound, replica.splits["train"]
     data = str(replica.placement.data) if recipe.dataset == IMAGE_FOLDER else recipe.dataset
@@ -41,9 +40,8 @@ def startup_lines(replica: Replica, test_set: Dataset, run: Path) -> list[Line]:
     return [
         (
             "data",
-            f"{data}: {len(train_set)} training and {len(test_set)} {recipe.evaluated_split} "
-            f"images, {shape}, "
-            f"{len(train_set.classes)} classes",
+            f"{data}: {len(train_set)} training and {len(replica.test_set)} "
+            f"{recipe.evaluated_split} images, {shape}, {len(train_set.classes)} classes",
         ),
         (
             "network",

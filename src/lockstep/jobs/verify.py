@@ -98,8 +98,7 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     if end <= begin:
         raise LockstepError(
             f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: "
-            f"choose an earlier "
-            f"step as --from, or train with {option('save_every')}",
+            f"choose an earlier step as --from, or train with {option('save_every')}",
             DATA,
         )
     return state, end

@@ -9,7 +9,6 @@ import hashlib
 import io
 import warnings
 import zipfile
-from collections import defaultdict
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,10 +141,8 @@ def load_initial_weights(
     if not any(isinstance(own[name], torch.nn.Parameter) for name in loaded):
         raise LockstepError(
             f"{option('init', path)}: none of its tensors has the name and shape of a parameter of "
-            f"model {model_name}. "
-            f"The file has {_some(found)}. The model has {_some(own)}. Give the weights of this "
-            f"model, or "
-            f"{option('model')} the network of these weights"
+            f"model {model_name}. The file has {_some(found)}. The model has {_some(own)}. Give "
+            f"the weights of this model, or {option('model')} the network of these weights"
         )
     new, left = ([name for name in names if name not in loaded] for names in (own, found))
     *_, last = (name for name, tensor in own.items() if isinstance(tensor, torch.nn.Parameter))
@@ -160,6 +157,7 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     """
     import torch
 
+    from lockstep.core.state import classifier_weights
     from lockstep.head.outliers import divided
 
     try:
@@ -188,42 +186,11 @@ def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
     ):
         raise LockstepError(
             f"{option('init', path)}: the file is damaged, packed, or has something other than "
-            f"tensors by name. Save "
-            f"the weights alone: torch.save(model.state_dict(), 'weights.pt')",
+            f"tensors by name. Save the weights alone: torch.save(model.state_dict(), "
+            f"'weights.pt')",
             DATA,
         )
     return {str(name): tensor for name, tensor in value.items()}
-
-
-def classifier_weights(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
-    """Return the classifier's weights in a checkpoint by the model's names, averaged ones if there
-    are any.
-
-    The `tensors` of other files are returned unchanged.
-    """
-    kinds = _by_kind(tensors)
-    if "parameter" not in kinds:
-        return tensors
-    return {**kinds["frozen"], **(kinds["ema"] or kinds["parameter"]), **kinds["buffer"]}
-
-
-def raw_sha256(tensors: "Mapping[str, Tensor]") -> str:
-    """Return what names the weights in a checkpoint, as `State.weights_sha256` does."""
-    from lockstep.core.state import weights_sha256
-
-    kinds = _by_kind(tensors)
-    return weights_sha256({**kinds["frozen"], **kinds["parameter"]}, kinds["buffer"])
-
-
-def _by_kind(tensors: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
-    """Return the tensors of a checkpoint by the first part of their names, and by the rest of
-    them.
-    """
-    found: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-    for key, tensor in tensors.items():
-        kind, _, name = key.partition("/")
-        found[kind][name] = tensor
-    return found
 
 
 def _fits(tensor: "Tensor", target: "Tensor") -> bool:

@@ -1,24 +1,20 @@
-"""RunWriter: where a run goes. In process 0 that is the run's folder and the listeners that write
-into it.
-"""
+"""RunWriter: what a run leaves behind: its folder, and the reports of its listeners."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 from lockstep import hardware
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
-from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
-from lockstep.head.confidence import SHARE
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.policy import Policy
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import Result
+from lockstep.jobs.result import Result, sure_answers
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -36,13 +32,13 @@ _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.j
 
 
 class RunWriter:
-    """The output of a run. All processes call the same methods together; only process 0 has a
-    folder.
+    """Writes a run. All processes call the same methods together; only process 0 has a folder.
 
     Attributes:
         folder: the run's folder, which process 0 has locked; None in the others.
         checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
-        listeners: the receivers of the run's events, in process 0.
+        policy: when the run is saved and evaluated.
+        log: sends events to the listeners of process 0.
     """
 
     def __init__(
@@ -57,41 +53,35 @@ class RunWriter:
 
         Raises: LockstepError if the run was trained on other data.
         """
-        self._spec, self._ctx, self._replica, self._identity, self.folder = (
-            spec,
-            ctx,
-            replica,
-            identity,
-            folder,
-        )
+        self._spec, self._ctx, self._replica, self._identity = spec, ctx, replica, identity
+        self.folder = folder
         self.checkpoint = folder.checkpoint if folder else None
-        self.listeners: list[Listener] = []
-        if folder is None:
-            return
-        if self.checkpoint is not None:
-            replica.require_same_data(folder.path, self.checkpoint.metadata)
-        self._mixed = any(texts(compare(one, identity), *_DECIDING) for one in folder.earlier)
-        self._warn_of_changes(folder.earlier)
-        ctx.send("run", str(folder.path))
-        self.listeners += self._make_listeners(folder)
+        self.policy = Policy(spec.placement, replica.bound)
+        listeners: list[Listener] = []
+        if folder is not None:
+            if self.checkpoint is not None:
+                replica.require_same_data(folder.path, self.checkpoint.metadata)
+            self._warn_of_changes(folder.earlier)
+            ctx.send("run", str(folder.path))
+            listeners += self._make_listeners(folder)
+        self.log = Log(replica.bound, listeners, ctx.monitor, replica.device, replica.gpus)
 
     def _warn_of_changes(self, earlier: Sequence[Record]) -> None:
         """Warn if this session computes differently from the last one of the `earlier` ones."""
-        found = compare(earlier[-1], self._identity) if earlier else []
-        if changed := texts(found, "source"):
+        changes = compare(earlier[-1], self._identity) if earlier else []
+        if source := texts(changes, "source"):
             code = describe_custom_code(self._spec.recipe)
-            logger.warning(f"the source of {code} has changed: {'; '.join(changed)}")
-        cause = "; ".join(texts(found, "environment")) or "environment.json shows no cause"
-        effect = (
-            "the image decoder too, so pixels may differ"
-            if texts(found, "decoder")
-            else "the probe is equal"
-        )
-        if texts(found, "probe"):
-            effect = (
-                "the arithmetic probe differs from the last session's, so later weights will differ"
-            )
-        if texts(found, "environment", "probe"):
+            logger.warning(f"the source of {code} has changed: {'; '.join(source)}")
+        if texts(changes, "environment", "probe"):
+            cause = "; ".join(texts(changes, "environment")) or "environment.json shows no cause"
+            effect = "the probe is equal"
+            if texts(changes, "probe"):
+                effect = (
+                    "the arithmetic probe differs from the last session's, so later weights will "
+                    "differ"
+                )
+            elif texts(changes, "decoder"):
+                effect = "the image decoder too, so pixels may differ"
             logger.warning(f"the environment has changed ({cause}): {effect}")
 
     def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
@@ -99,11 +89,8 @@ class RunWriter:
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
-        yield console.Plain(
-            os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8"),
-            every,
-            verbose=True,
-        )
+        log = os.fdopen(open_to_write(folder.log, os.O_APPEND), "a", encoding="utf-8")
+        yield console.Plain(log, every, verbose=True)
         yield MetricsFile(folder.metrics_path, every)
         if placement.summary_every:
             from lockstep.listeners.tensorboard import TensorBoard  # takes a quarter of a second
@@ -115,31 +102,30 @@ class RunWriter:
                 resumed=self.checkpoint.step if self.checkpoint else None,
             )
 
-    def begin(self, log: Log, due: Policy, test_set: Dataset) -> None:
-        """Record where the run computes, and print the start-up block."""
+    def begin(self, metadata: Record) -> None:
+        """Continue from a checkpoint's `metadata`. Record this session, and print its start."""
         replica, placement, step = self._replica, self._spec.placement, self._replica.state.step
+        self.policy.load_state_dict(metadata)
+        block = startup_lines(replica, self.folder.path if self.folder else self._spec.path)
         details = [*detail_lines(replica), *placement_lines(replica)]
         if self.folder is None:
             return
-        facts = {
+        session = {
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
             **self._identity,
         }
-        self.folder.begin(step, facts, evaluation=due.should_evaluate(step))
-        log.note(*console.block(startup_lines(replica, test_set, self.folder.path)))
-        log.note(*console.block(details), *self._spec.details, detail=True)
-        if (
-            replica.device.type == "cpu"
-            and placement.device == "auto"
-            and (problem := hardware.gpu_problem())
-        ):
-            log.note(f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}")
+        self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
+        self.log.note(*console.block(block))
+        self.log.note(*console.block(details), *self._spec.details, detail=True)
+        on_cpu = replica.device.type == "cpu" and placement.device == "auto"
+        if on_cpu and (problem := hardware.gpu_problem()):
+            self.log.note(
+                f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
+            )
 
     def poll(self) -> Requests:
-        """Return what this process requests now: a signal to stop for, and a checkpoint that is due
-        by time.
-        """
+        """Return what this process requests now: a stop for a signal, and a save by time."""
         return Requests(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
 
     def stepped(self) -> None:
@@ -147,62 +133,91 @@ class RunWriter:
         if self.folder is not None:
             self.folder.saver.stepped()
 
-    def save(self, due: Policy) -> None:
-        """Start to save a checkpoint, after the previous one is written. Training continues
-        meanwhile.
+    def save(self) -> None:
+        """Start to save a checkpoint, after the previous one is written. Training continues.
 
         Raises: LockstepError, in every process, if the state is not finite or is not the same in
-        all processes.
+            all processes.
         """
         replica, state = self._replica, self._replica.state
         if not state.is_finite():  # An update made it so, although all gradients were finite.
             raise NonFiniteError(f"a weight is not finite after {state.step} steps")
         require_equal_states(state, replica.group)
         if self.folder is not None:
-            metadata = {**replica.metadata(), **due.state_dict()}
-            self.folder.saver.save(state.state_dict(), metadata, state.update_lock, due.best_step)
+            self.folder.saver.save(
+                state.state_dict(),
+                {**replica.metadata(), **self.policy.state_dict()},
+                state.update_lock,
+                self.policy.best_step,
+            )
 
-    def require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be
-        saved.
+    def evaluated(self, results: dict[str, Evaluation]) -> None:
+        """Record and report evaluations of the state by kind of weights, the classifier's first."""
+        step = self._replica.state.step
+        self.log.evaluation(step, self._spec.recipe.evaluated_split, results)
+        self.policy.record(step, next(iter(results.values())).correct)
+
+    @contextmanager
+    def saving_when_it_ends(self) -> Iterator[None]:
+        """Save the last good state if the run ends within the context, and say how to continue.
+
+        After a signal it is saved already, or is being saved: no update is lost. After a loss that
+        is not finite, the state before that step is still good, unless the last update broke it.
         """
+        replica = self._replica
+        try:
+            yield
+        except SystemExit:
+            self.stop()
+            raise
+        except NonFiniteError as error:
+            # The state that process 0 saves must be the state of all.
+            require_equal_states(replica.state, replica.group)
+            if replica.state.is_finite():
+                self.save()
+                self._require_saved()
+            # No process reports the error, and with it ends all, before process 0 has saved.
+            replica.group.broadcast(b"")
+            raise LockstepError(
+                f"{error}. The run's newest checkpoint is its last good state", error.code
+            ) from None
+
+    def _require_saved(self) -> None:
+        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be."""
         if self.folder is not None:
             self.folder.saver.require_saved()
 
-    def stop(self, log: Log) -> None:
-        """Print how to continue a run that was asked to stop, when its last checkpoint is saved."""
+    def stop(self) -> None:
+        """Say how to continue a run that was asked to stop, when its last checkpoint is saved."""
+        self._require_saved()
         if self.folder is None:
             return
-        self.require_saved()
         again = self._spec.recipe.resuming(self.folder.path)
-        log.note(
-            *console.block(
-                [("stopped", f"after {self._replica.state.step} steps, saved"), ("resume", again)]
-            )
-        )
+        done = f"after {self._replica.state.step} steps, saved"
+        self.log.note(*console.block([("stopped", done), ("resume", again)]))
         self._ctx.send("stopped", True)
 
-    def finish(self, result: Result, log: Log) -> Record | None:
-        """Write the model and the result, and print the end block. Return the result in process
-        0.
+    def finish(self, evaluations: dict[str, Evaluation], memory: list[int]) -> Record | None:
+        """Write the model and the result, and print the end block. Return the result in process 0.
+
+        `memory` is each process's peak, in bytes.
         """
-        self.require_saved()
+        self._require_saved()
         if (folder := self.folder) is None:
             return None
+        replica, identity = self._replica, self._identity
         # To find out which answers are sure may take as long as the training.
         with self._ctx.stopping(True):
-            tensors, metadata = self._replica.model_file()
-            if (logits := result.best.logits) is not None:
+            tensors, metadata = replica.model_file()
+            sure, logits = None, next(iter(evaluations.values())).logits
+            if logits is not None:
                 probabilities = logits.double().softmax(1)
-                result = replace(
-                    result,
-                    sure=self._replica.sure_answers(
-                        tensors, SHARE, result.evaluated, probabilities
-                    ),
-                )
-            record = result.record(log, folder, self._spec.started, self._mixed)
+                sure = sure_answers(replica, tensors, replica.test_set, probabilities)
+            mixed = any(texts(compare(entry, identity), *_DECIDING) for entry in folder.earlier)
+            result = Result(replica, evaluations, memory, sure)
+            record = result.record(self.log, folder, self._spec.started, mixed)
         folder.finish(record, tensors, metadata)
-        log.note(*console.block(result.lines(record, folder.model)))
+        self.log.note(*console.block(result.lines(record, folder.model)))
         return record
 
 
@@ -225,10 +240,10 @@ def open_run(
                 )
             if folder:
                 stack.callback(folder.close)
-            run = RunWriter(spec, ctx, replica, identity, folder)
-            for listener in run.listeners:
+            writer = RunWriter(spec, ctx, replica, identity, folder)
+            for listener in writer.log.listeners:
                 stack.callback(listener.close)
-            yield run
+            yield writer
     except OSError as error:
         if not ctx.first:
             raise  # Only process 0 writes.

@@ -44,8 +44,7 @@ def submit(
         if asked not in (None, world.processes):
             raise LockstepError(
                 f"{option('processes', asked)}, but {world.launcher} started {world.processes}: "
-                f"leave out "
-                f"{option('processes')} under an outer launch"
+                f"leave out {option('processes')} under an outer launch"
             )
         # The outer launcher starts all programs again after a failure.
         spec = spec.replace(
@@ -56,8 +55,7 @@ def submit(
         if world.launcher or asked not in (None, 1):
             raise LockstepError(
                 f"{option('inline', True)} computes one process in this program: leave out "
-                f"{option('processes')}, or "
-                f"{option('inline', True)}"
+                f"{option('processes')}, or {option('inline', True)}"
             )
         return _inline(spec, output)
     # Gloo and the rendezvous log a lost peer; Lockstep reports it once.
@@ -163,7 +161,6 @@ def require_alone(function: str) -> None:
     if (world := outer_world()).launcher:
         raise LockstepError(
             f"{world.launcher} started this program {world.processes} times, and "
-            f"lockstep.{function} starts its own "
-            f"processes: call it in a program that is started once, or use the program lockstep "
-            f"there"
+            f"lockstep.{function} starts its own processes: call it in a program that is started "
+            f"once, or use the program lockstep there"
         )

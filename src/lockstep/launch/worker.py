@@ -63,8 +63,8 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any]
             if problem := hardware.memory_problem(error):
                 raise LockstepError(
                     f"too little memory ({problem}). Give more {option('towers')}, a smaller "
-                    f"{option('batch')} or "
-                    f"eval_batch, or {option('precision', 'bfloat16')}: each is another recipe",
+                    f"{option('batch')} or eval_batch, or {option('precision', 'bfloat16')}: each "
+                    f"is another recipe",
                     ENVIRONMENT,
                 ) from error
             if world.processes > 1 and isinstance(error, LOST_PEER):
@@ -93,8 +93,7 @@ def device_of(placement: Placement, world: World) -> "torch.device":
     if local >= len(numbers):
         raise LockstepError(
             f"process {world.process} is number {local} of host {gethostname()}, whose GPUs are "
-            f"{numbers}: start one "
-            f"process for each GPU, and number those of a host by LOCAL_RANK",
+            f"{numbers}: start one process for each GPU, and number those of a host by LOCAL_RANK",
             ENVIRONMENT,
         )
     torch.cuda.set_device(numbers[local])

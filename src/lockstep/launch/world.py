@@ -101,9 +101,8 @@ def _outer(launcher: str, given: Mapping[str, str]) -> World:
     got = ", ".join(f"{name}={value!r}" for name, value in given.items())
     raise LockstepError(
         f"{launcher} started this process with {got}. Every process needs its number, below that "
-        f"of all processes, and "
-        f"the first host's name and a free port there. To run a program alone, unset these "
-        f"variables",
+        f"of all processes, and the first host's name and a free port there. To run a program "
+        f"alone, unset these variables",
         ENVIRONMENT,
     )
 
@@ -127,9 +126,8 @@ def meet(world: World, device: str) -> Store:
         assert world.rendezvous is not None
         raise LockstepError(
             f"process {world.process} of {world.processes} does not find the others at "
-            f"{world.rendezvous[0]}, port "
-            f"{world.rendezvous[1]} ({str(error).partition(chr(10))[0] or 'no answer'}). Start all "
-            f"processes, and let "
+            f"{world.rendezvous[0]}, port {world.rendezvous[1]} "
+            f"({str(error).partition(chr(10))[0] or 'no answer'}). Start all processes, and let "
             f"the hosts connect to each other. If another program has the port, set MASTER_PORT to "
             f"a free one",
             ENVIRONMENT,
@@ -206,9 +204,8 @@ def _agree(store: Store, world: World, device: str) -> Store:
                     if differences := compare(facts, others):
                         problem = (
                             f"process 0 (host {socket.gethostname()}) and process {other} (host "
-                            f"{host}) do not run the "
-                            f"same code and device ({'; '.join(map(str, differences))}): install "
-                            f"one version on every "
+                            f"{host}) do not run the same code and device "
+                            f"({'; '.join(map(str, differences))}): install one version on every "
                             f"host, and give one {option('device')} to all"
                         )
                 elif store.check([f"here/{other}"]):

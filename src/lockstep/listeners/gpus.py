@@ -47,10 +47,8 @@ class Gpus:
                 if self._readings == _READINGS and mean < _IDLE:
                     logger.warning(
                         f"GPU {number} (process {process} of its host) idles: so far it computed "
-                        f"{mean:.0%} of the "
-                        f"time. Give it more work: a larger {option('batch')}, which makes another "
-                        f"recipe, or fewer "
-                        f"{option('processes')}"
+                        f"{mean:.0%} of the time. Give it more work: a larger {option('batch')}, "
+                        f"which makes another recipe, or fewer {option('processes')}"
                     )
         return self._uses
 

@@ -217,8 +217,7 @@ class Run:
         if which == "best" and not known:
             raise LockstepError(
                 f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in "
-                f"training: {available}. "
-                f"Train with {option('eval_every')} N to know the best"
+                f"training: {available}. Train with {option('eval_every')} N to know the best"
             )
         # the first of equals
         step = max(known, key=known.__getitem__) if which == "best" else which

@@ -42,7 +42,6 @@ Tensors = Mapping[str, "Tensor"]
 
 SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # in the metadata: that of the tensors and of the other metadata
-EVALUATIONS = "evaluations"  # in the metadata: what a run continues from, see `Policy`
 FROZEN = "frozen/"  # begins the names of the tensors that are in the file beside the checkpoints
 _FROZEN_FILE = f"frozen{SUFFIX}"
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)

@@ -1,0 +1,65 @@
+"""Splits: the images of a recipe, read from wherever its dataset is."""
+
+from collections.abc import Sequence
+
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
+from lockstep.data.dataset import Dataset
+from lockstep.data.fetch import ensure
+from lockstep.errors import DATA, LockstepError, option
+from lockstep.schema import load_object
+
+
+def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
+
+    Raises: LockstepError unless there is the split on which a run is evaluated.
+    """
+    train_set, name = splits["train"], recipe.evaluated_split
+    if name in splits:
+        return splits
+    if recipe.held_out >= len(train_set):
+        raise LockstepError(
+            f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 "
+            f"to {len(train_set) - 1} are allowed"
+        )
+    if recipe.held_out:
+        kept, held = train_set.held_out(recipe.held_out)
+        return {**splits, "train": kept, "held-out": held}
+    raise LockstepError(
+        f"dataset {recipe.dataset} has no {name} split, on which the run is evaluated: its splits "
+        f"are {', '.join(splits)}. Add it, or hold out training images, as in "
+        f"{option('settings', f'held_out={len(train_set) // 10}')}"
+    )
+
+
+def read_splits(
+    recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None
+) -> dict[str, Dataset]:
+    """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
+    downloaded.
+
+    With `classes`, all images of a folder are one split, see `photos.survey`. Raises:
+    LockstepError.
+    """
+    try:
+        if recipe.dataset == IMAGE_FOLDER:
+            assert recipe.image_px is not None
+            found = recipe.survey(placement.data, classes)
+            return folder.load(found, image_px=recipe.image_px, grey=recipe.grey, fit=recipe.fit)
+        if recipe.dataset == MEMORY:
+            assert recipe.dataset_sha256 is not None
+            if placement.data is not None:
+                raise LockstepError(
+                    f"{option('data', placement.data)}: the dataset was given as data=, so leave "
+                    f"it out"
+                )
+            return arrays.load_stored(recipe.dataset_sha256)
+        if "dataset" in recipe.custom_code:
+            return arrays.load_function(recipe.dataset, placement.data, recipe.image_px)
+        ensure(recipe.dataset, placement.data)
+        splits: dict[str, Dataset] = load_object(DATASETS[recipe.dataset])(placement.data)
+        return splits
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"dataset {recipe.dataset} cannot be read: {error}", DATA) from None
