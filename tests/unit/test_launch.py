@@ -23,7 +23,8 @@ from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
 from lockstep.launch.signals import StopRequest, handled_by, masked
 from lockstep.launch.submit import capacity
-from lockstep.launch.supervisor import End, Relay, Supervisor, stopped
+from lockstep.launch.relay import Relay
+from lockstep.launch.supervisor import End, Supervisor, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.statefile import file_name

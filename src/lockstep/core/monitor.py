@@ -6,8 +6,8 @@ seconds within it to a part of the step. Needs no torch at import time.
 """
 
 import mmap
-import struct
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -22,9 +22,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 # times the timeout: for the first step, a part of an evaluation, and a stopped process outside of
 # steps
 SLOW = 10
-_WARM_STEPS = (
-    5  # the first steps of a session are slow, as they touch their memory for the first time
-)
+# The first steps of a session are slow, as they touch their memory for the first time.
+_WARM_STEPS = 5
+_TICKS, _MOVES, _SLOW, _STEP = range(4)  # the fields of Beat
 
 
 class Beat(NamedTuple):
@@ -46,9 +46,6 @@ class Beat(NamedTuple):
         return "before any step" if self.step < 0 else f"in step {self.step}"
 
 
-_FORMAT = struct.Struct("<4q")  # the fields of Beat, in order
-
-
 class HeartbeatFile:
     """A heartbeat in the file `path`, which a process and its launcher map. Without a path it is in
     memory only.
@@ -57,17 +54,18 @@ class HeartbeatFile:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._bytes: mmap.mmap | bytearray = bytearray(_FORMAT.pack(*Beat()))
+        content: bytearray | mmap.mmap = bytearray(array("q", Beat()).tobytes())
         if path is not None:
             if not path.exists():
-                path.write_bytes(self._bytes)
+                path.write_bytes(content)
             with path.open("r+b") as file:
-                self._bytes = mmap.mmap(file.fileno(), _FORMAT.size)
+                content = mmap.mmap(file.fileno(), len(content))
+        self._fields = memoryview(content).cast("q")
 
     @property
     def beat(self) -> Beat:
         """The heartbeat as it is now."""
-        return Beat(*_FORMAT.unpack_from(self._bytes))
+        return Beat(*self._fields)
 
 
 class Mark(NamedTuple):
@@ -91,8 +89,6 @@ class Monitor(HeartbeatFile):
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path)
-        self._moves = self._ticks = 0
-        self._step = -1
         self._part: Part | None = None  # what the present seconds count as
         # whether the present work may take as long as it likes: all but what says otherwise
         self._endless = True
@@ -123,8 +119,8 @@ class Monitor(HeartbeatFile):
         take any time.
         """
         if step is not None:
-            self._step = step
-        return self._entered(None if self._part is None else part, endless=part == "report")
+            self._fields[_STEP] = step
+        return self._entered(part if self._part else None, endless=part == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:
         """Do work that is no training, and may take as long as it likes unless `endless` is
@@ -160,18 +156,16 @@ class Monitor(HeartbeatFile):
         self._last = now
 
     def _move(self) -> None:
-        self._moves += 1
-        slow = SLOW if self.warming_up or self._part is None else 1
-        struct.pack_into("<3q", self._bytes, 8, self._moves, slow, self._step)
+        self._fields[_MOVES] += 1
+        self._fields[_SLOW] = SLOW if self.warming_up or self._part is None else 1
 
     def tick(self) -> None:
         """Report that this process runs, if its work may take as long as it likes. The watching
         thread calls this.
         """
         if self._endless:
-            self._ticks += 1
             # The threads write different fields, so none needs a lock.
-            struct.pack_into("<q", self._bytes, 0, self._ticks)
+            self._fields[_TICKS] += 1
 
     def begin_step(self, measure: bool) -> None:
         """Begin a step. On a GPU, measure its parts only if `measure` is true."""

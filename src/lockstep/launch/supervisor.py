@@ -5,19 +5,17 @@ If a worker dies or hangs, the others cannot continue, so all end; training star
 newest checkpoint, with the same bits.
 """
 
-import codecs
 import contextlib
 import json
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lockstep import errors, hardware
 from lockstep.core.monitor import Beat, HeartbeatFile
@@ -25,6 +23,7 @@ from lockstep.core.tree import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.jobs.weights import known_weights
+from lockstep.launch.relay import Relay
 from lockstep.launch.signals import StopRequest, masked, stopped_by
 from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import logger
@@ -121,7 +120,7 @@ class Supervisor:
         processes: int,
         folder: Path,
         variables: Mapping[str, str],
-        relay: "Relay | None" = None,
+        relay: Relay | None = None,
     ) -> None:
         """Prepare `processes` workers that print `output`, with `variables` in their environment.
 
@@ -178,14 +177,12 @@ class Supervisor:
             # In an outer launch, the launcher's variables number the worker.
             place = {RENDEZVOUS: ""}
             if not self._world.launcher:
+                # They meet in a file, so no port can be in use already, and listen only where no
+                # other host connects.
                 place = {
                     "RANK": str(process),
                     "WORLD_SIZE": str(self._processes),
                     "LOCAL_RANK": str(process),
-                }
-                # They meet in a file, so no port can be in use already, and listen only where no
-                # other host connects.
-                place |= {
                     RENDEZVOUS: str(self._folder / "rendezvous"),
                     "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
                 }
@@ -270,20 +267,17 @@ class Supervisor:
 
     def _failures(self) -> dict[int, End]:
         """Return how the workers that failed or were stopped ended, by number."""
-        ends = {
-            process: self._end(process)
-            for process, worker in self._programs.items()
-            if worker.poll() is not None
-        }
-        return {process: end for process, end in ends.items() if end.code}
-
-    def _end(self, process: int) -> End:
-        path = self._folder / f"ended-{process}"
-        return (
-            End(*json.loads(path.read_text()))
-            if path.exists()
-            else End(self._programs[process].returncode or CRASH)
-        )
+        failures = {}
+        for process, worker in self._programs.items():
+            if worker.poll() is None:
+                continue
+            path = self._folder / f"ended-{process}"
+            end = End(worker.returncode or CRASH)
+            if path.exists():
+                end = End(*json.loads(path.read_text()))
+            if end.code:
+                failures[process] = end
+        return failures
 
     def _first_cause(self, failures: Mapping[int, End]) -> End:
         """Return why the job failed: the error of a worker that failed by itself; else the signal
@@ -299,19 +293,15 @@ class Supervisor:
         if end.message:
             return end
         towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
-        how = (
-            f"was killed by {signal.Signals(-end.code).name}"
-            if end.code < 0
-            else f"ended with exit code {end.code}"
-        )
-        hint = (
-            ". Often this means that the system ran out of memory"
-            if end.code == -signal.SIGKILL
-            else ""
-        )
         where = self._heartbeats[process].beat.where
-        message = f"process {process} of {self._processes} ({towers}) {how} {where}{hint}"
-        return End(ENVIRONMENT if end.code < 0 else CRASH, message)
+        who = f"process {process} of {self._processes} ({towers})"
+        if end.code > 0:
+            return End(CRASH, f"{who} ended with exit code {end.code} {where}")
+        hint = ""
+        if end.code == -signal.SIGKILL:
+            hint = ". Often this means that the system ran out of memory"
+        killed = f"{who} was killed by {signal.Signals(-end.code).name} {where}{hint}"
+        return End(ENVIRONMENT, killed)
 
     def _prepare_restart(self, failure: End) -> None:
         """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if
@@ -334,16 +324,11 @@ class Supervisor:
         note = f"{message}: all processes were started again (restart {self._restarts} of {limit})"
         self._spec = spec.replace(notes=(*spec.notes, note))
         if run is not None:  # The notes of earlier starts are in its log.
-            placement = spec.placement
-            if (
-                saved >= 0
-                # The checkpoint has all weights, and the file that the run started from may be
-                # gone.
-            ):
-                placement = placement.replace(init=known_weights(spec.recipe, run))
-            self._spec = spec.replace(
-                path=run, resume=True, numbered=False, notes=(note,), placement=placement
-            )
+            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,))
+        if run is not None and saved >= 0:
+            # The checkpoint has all weights, and the file that the run started from may be gone.
+            init = known_weights(spec.recipe, run)
+            self._spec = self._spec.replace(placement=spec.placement.replace(init=init))
 
     def _send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""
@@ -358,43 +343,3 @@ class Supervisor:
         for worker in self._programs.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.wait(_KILLED_S)
-
-
-class Relay:
-    """A pipe from the workers' stdout to a stream that only this program can write to, as a
-    notebook's.
-
-    A notebook shows what a thread prints in the cell that the thread runs, so the caller of `write`
-    writes.
-
-    Attributes:
-        descriptor: the end into which worker processes write UTF-8.
-    """
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._pipe, self.descriptor = os.pipe()
-        # A notebook may have more open files than select() can wait for.
-        self._ready = select.poll()
-        self._ready.register(self._pipe, select.POLLIN)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, wait_s: float) -> bool:
-        """Write what the workers have printed, or wait for it at most `wait_s` seconds. Return
-        whether any came.
-        """
-        ready = bool(self._ready.poll(wait_s * 1000))
-        if ready:
-            text = self._decoder.decode(os.read(self._pipe, 1 << 16))
-            # A stream that is closed loses text, not the run.
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.write(text)
-                self._stream.flush()
-        return ready
-
-    def close(self) -> None:
-        """Write the rest and close the pipe, after all workers have ended."""
-        while self.write(0.0):
-            pass
-        os.close(self.descriptor)
-        os.close(self._pipe)

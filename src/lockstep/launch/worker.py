@@ -53,10 +53,8 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any]
 
         try:
             _join(spec, world, ctx)
-            record, code = (
-                getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)(spec, ctx),
-                0,
-            )
+            job = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)
+            record, code = job(spec, ctx), 0
         except StoppedError as stopped:
             record, code = None, stopped.code
         except (MemoryError, RuntimeError) as error:
@@ -70,9 +68,7 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any]
             if world.processes > 1 and isinstance(error, LOST_PEER):
                 raise PeerLostError(f"lost the other processes: {error}") from error
             raise
-        if not ctx.first:
-            record = None
-        if record is not None:
+        if ctx.first and record is not None:
             ctx.send("record", record)
         ctx.group.close()
     if request.received is not None:
