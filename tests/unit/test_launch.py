@@ -21,9 +21,9 @@ from lockstep.core.monitor import SLOW, Beat
 from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS, LockstepError
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
+from lockstep.launch.relay import Relay
 from lockstep.launch.signals import StopRequest, handled_by, masked
 from lockstep.launch.submit import capacity
-from lockstep.launch.relay import Relay
 from lockstep.launch.supervisor import End, Supervisor, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
@@ -280,7 +280,7 @@ def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
     job = Still(
         *[[Beat(moves=look, step=step) for step in steps] for look in range(17)], [], world=World()
     )
-    job._spec = spec
+    job.spec = spec
     monkeypatch.setattr(job, "_send", signals.append)
     job.request.record(signal.SIGINT, None)
     monkeypatch.setattr(job, "_running", lambda: Still._running(job) if job.rows[0] else [])
@@ -319,13 +319,13 @@ def restarts_until_it_ends(job, saved):
     """Return the notes of the restarts of a job that is killed after each number of steps that is
     `saved`.
     """
-    run = job._parent / "run"
-    (job._folder / "run.json").write_text(json.dumps(str(run)))
+    run = job.folder / "run"
+    (job._start_folder / "run.json").write_text(json.dumps(str(run)))
     (run / "checkpoints").mkdir(parents=True)
     for step in saved:
         (run / "checkpoints" / file_name(step)).touch()
         job._prepare_restart(End(ENVIRONMENT, "killed"))
-        yield job._spec.notes[0].partition("(")[2]
+        yield job.spec.notes[0].partition("(")[2]
 
 
 def test_restarts_count_since_the_last_saved_progress(started):
@@ -343,23 +343,23 @@ def test_restarts_without_progress_end(started):
 
 def test_a_restart_needs_the_init_file_only_without_a_checkpoint(started, tmp_path):
     job = started("pass")
-    job._spec = SPEC.replace(placement=SPEC.placement.replace(init=tmp_path / "gone.safetensors"))
+    job.spec = SPEC.replace(placement=SPEC.placement.replace(init=tmp_path / "gone.safetensors"))
     job._prepare_restart(End(ENVIRONMENT, "killed"))
-    assert job._spec.placement.init is not None
+    assert job.spec.placement.init is not None
     assert [*restarts_until_it_ends(job, [0])]
-    assert job._spec.placement.init is None
-    assert job._spec.resume
+    assert job.spec.placement.init is None
+    assert job.spec.resume
 
 
 def test_a_restart_continues_a_run_whose_folder_was_not_told(started, tmp_path):
     job = started("pass")
-    job._spec = SPEC.replace(path=tmp_path / "x")
+    job.spec = SPEC.replace(path=tmp_path / "x")
     job._prepare_restart(End(ENVIRONMENT, "killed"))
-    assert not job._spec.resume
+    assert not job.spec.resume
     (tmp_path / "x").mkdir()
     (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
     job._prepare_restart(End(ENVIRONMENT, "killed"))
-    assert job._spec.resume
+    assert job.spec.resume
 
 
 def test_a_relay_works_beside_more_files_than_select_takes():

@@ -13,7 +13,7 @@ from lockstep import rng
 from lockstep.config.recipe import Recipe
 from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.network import Network, Shape, lr_factors, persistent_buffers
-from lockstep.core.state import State
+from lockstep.core.state import NamedTensors, State
 from lockstep.data import DATASETS
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
@@ -53,7 +53,7 @@ class Model:
         recipe: Recipe,
         image_shape: Sequence[int],
         classes: Sequence[str],
-        tensors: Mapping[str, Tensor] | None = None,
+        tensors: NamedTensors | None = None,
     ) -> None:
         """Build the network with initial weights drawn from `recipe.seed`, or with the weights
         `tensors`, by name.
@@ -80,7 +80,7 @@ class Model:
         self.trained = self.module if recipe.head is None else head_of(recipe.head, self.module)
         self.backbone: Backbone | None = None
 
-    def _with(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+    def _with(self, tensors: NamedTensors) -> nn.Module:
         """Return the network with these weights. Raises: LockstepError if they are of another
         model.
         """

@@ -22,6 +22,8 @@ from lockstep.kernels.portable import arithmetic
 from lockstep.optim.optimizers import DEFAULT, decay_by_name, parameter_groups
 from lockstep.optim.scale import LossScale
 
+NamedTensors = Mapping[str, Tensor]
+
 
 class State:
     """Parameters, buffers, optimizer slots, average and step. All float32, except integer buffers.
@@ -46,10 +48,10 @@ class State:
     def __init__(
         self,
         recipe: Recipe,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        parameters: NamedTensors,
+        buffers: NamedTensors,
         device: torch.device,
-        frozen: Mapping[str, Tensor] = MappingProxyType({}),
+        frozen: NamedTensors = MappingProxyType({}),
     ) -> None:
         """Make the state before the first step, from copies of `parameters` and `buffers`; `frozen`
         is not copied.
@@ -238,7 +240,7 @@ class State:
         }
 
     @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: NamedTensors) -> None:
         """Load copies of what `state_dict()` returned. Raises: LockstepError if names or shapes are
         another model's.
         """
@@ -257,7 +259,7 @@ class State:
                 slots = self.optimizer.state[self.parameters[parameter]]
                 slots[slot] = tensors[name].to(self.device, copy=True)
 
-    def _require_form_of(self, tensors: Mapping[str, Tensor]) -> None:
+    def _require_form_of(self, tensors: NamedTensors) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this
         state's.
         """
@@ -288,7 +290,7 @@ class State:
         return weights_sha256(self.state_dict())
 
 
-def classifier_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def classifier_weights(tensors: NamedTensors) -> dict[str, Tensor]:
     """Return the weights of a classifier by the model's names, from a `state_dict`.
 
     They are the averaged ones if the recipe keeps an average, else the raw ones. No file, export,
@@ -300,7 +302,7 @@ def classifier_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**parts["frozen"], **(parts["ema"] or parts["parameter"]), **parts["buffer"]}
 
 
-def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+def weights_sha256(tensors: NamedTensors) -> str:
     """Return the SHA-256, in hex, of the raw weights in a `state_dict`.
 
     It is that of the little-endian bytes of all tensors, sorted by name, parameters first.
@@ -313,7 +315,7 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     return result.hexdigest()
 
 
-def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _parts(tensors: NamedTensors) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a `state_dict` by the first part of their names, and by the rest."""
     parts = defaultdict[str, dict[str, Tensor]](dict)
     for key, tensor in tensors.items():

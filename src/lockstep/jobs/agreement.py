@@ -7,7 +7,6 @@ here are called by all processes together.
 
 import json
 import socket
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -96,7 +95,7 @@ def _require_equal(replica: Replica, identity: Record) -> None:
             )
 
 
-def restore(replica: Replica, checkpoint: StateFile | None) -> dict[str, Any]:
+def restore(replica: Replica, checkpoint: StateFile | None) -> Record:
     """Load the checkpoint that process 0 read, in every process, and return its metadata.
 
     None is the initial state: no file is read.
@@ -118,7 +117,7 @@ def restore(replica: Replica, checkpoint: StateFile | None) -> dict[str, Any]:
             f"their file or run as {option('init')}"
         )
     text = json.dumps(checkpoint.metadata if checkpoint else {})
-    metadata: dict[str, Any] = json.loads(group.broadcast(text.encode()))
+    metadata: Record = json.loads(group.broadcast(text.encode()))
     return metadata
 
 

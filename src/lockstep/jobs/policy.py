@@ -1,11 +1,14 @@
 """Policy: when a run is saved and evaluated."""
 
+from dataclasses import dataclass
+
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.vector import Requests
 from lockstep.files import Record
 
 
+@dataclass
 class Policy:
     """Decides after each update. A pure function of its arguments and of the evaluations so far.
 
@@ -15,14 +18,15 @@ class Policy:
 
     Attributes:
         best_step: the number of updates with the best accuracy so far, the first of equals; None
-            before any. Its checkpoint is kept.
+            before any. Its checkpoint is kept. best_correct: its images that are correct.
+        recorded: the number of updates at the last evaluation.
     """
 
-    def __init__(self, placement: Placement, bound: BoundRecipe) -> None:
-        self._placement, self._bound = placement, bound
-        self.best_step: int | None = None
-        self._best_correct = -1
-        self._recorded = 0  # the number of updates at the last evaluation
+    placement: Placement
+    bound: BoundRecipe
+    best_step: int | None = None
+    best_correct: int = -1
+    recorded: int = 0
 
     def should_save(self, step: int, requested: Requests) -> bool:
         """Return whether a checkpoint after `step` updates is due, or processes `requested` it.
@@ -33,35 +37,35 @@ class Policy:
             requested.save
             or requested.stop is not None
             or self.should_evaluate(step)
-            or step % self._placement.save_every == 0
+            or step % self.placement.save_every == 0
         )
 
     def should_evaluate(self, step: int) -> bool:
         """Return whether the evaluation after `step` updates is due, and is not recorded yet."""
-        if step in (0, self._recorded):
+        if step in (0, self.recorded):
             return False
-        every = self._placement.eval_every
-        return step == self._bound.steps or (every is not None and step % every == 0)
+        every = self.placement.eval_every
+        return step == self.bound.steps or (every is not None and step % every == 0)
 
     def record(self, step: int, correct: int) -> None:
         """Take the evaluation after `step` updates, with `correct` images."""
-        self._recorded = step
-        if correct > self._best_correct:
-            self.best_step, self._best_correct = step, correct
+        self.recorded = step
+        if correct > self.best_correct:
+            self.best_step, self.best_correct = step, correct
 
     def state_dict(self) -> Record:
         """Return what a checkpoint states, in its metadata."""
         return {
             "evaluations": {
-                "recorded": self._recorded,
+                "recorded": self.recorded,
                 "best_step": self.best_step,
-                "best_correct": self._best_correct,
+                "best_correct": self.best_correct,
             }
         }
 
     def load_state_dict(self, metadata: Record) -> None:
         """Continue from the `metadata` of a checkpoint, if it states any evaluations."""
         if evaluations := metadata.get("evaluations"):
-            self._recorded = evaluations["recorded"]
+            self.recorded = evaluations["recorded"]
             self.best_step = evaluations["best_step"]
-            self._best_correct = evaluations["best_correct"]
+            self.best_correct = evaluations["best_correct"]

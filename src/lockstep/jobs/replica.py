@@ -1,10 +1,9 @@
 """Replica: one process's data, model and state. All processes of a run hold the same."""
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -222,7 +221,7 @@ class Replica:
         """The SHA-256 of each split that training uses. A resumed run must find the same."""
         return {name: self.splits[name].sha256 for name in ("train", self.recipe.evaluated_split)}
 
-    def require_same_data(self, run: Path, recorded: Mapping[str, Any]) -> None:
+    def require_same_data(self, run: Path, recorded: Record) -> None:
         """Raise a LockstepError unless splits and classes are those `recorded` by the `run`."""
         where = f" in {self.placement.data}" if self.placement.data else ""
         for name, sha256 in self.data_sha256.items():

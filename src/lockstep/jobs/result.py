@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import Evaluation
+from lockstep.core.state import NamedTensors
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
@@ -51,36 +52,33 @@ class Result:
 
     def warnings(self) -> list[str]:
         """Return what the accuracy hides or what makes it doubtful, one sentence each."""
-        train_set, best, texts = self.replica.splits["train"], self.best, list[str]()
-        names, counts = (
-            train_set.classes,
-            train_set.labels.bincount(minlength=len(train_set.classes)).tolist(),
-        )
-        few = [
-            f"{name} has {count}" for name, count in zip(names, counts, strict=True) if count < _FEW
-        ]
-        texts += noted(few, "class", f"with fewer than {_FEW} training images")
-        most, least = counts.index(max(counts)), counts.index(min(counts))
+        train_set, best = self.replica.splits["train"], self.best
+        names = train_set.classes
+        counts = train_set.labels.bincount(minlength=len(names)).tolist()
+        few = [f"{name} has {n}" for name, n in zip(names, counts, strict=True) if n < _FEW]
+        texts = noted(few, "class", f"with fewer than {_FEW} training images")
+        most = counts.index(max(counts))
+        least = counts.index(min(counts))
         if counts[most] >= _UNEQUAL * max(1, counts[least]):
-            shares = f"{counts[most]:,} training images, and class {names[least]} {counts[least]:,}"
-            texts.append(f"class {names[most]} has {shares}")
-        rows = [
-            row
-            for row in zip(best.class_correct, best.class_examples, names, strict=True)
-            if row[1]
-        ]
-        rows.sort(key=lambda row: row[0] / row[1])
-        (right, examples, name), (right_of_best, examples_of_best, best_name) = rows[0], rows[-1]
-        if right / examples < right_of_best / examples_of_best / 2:
-            text = (
-                f"of class {name} only {right} of {plural(examples, 'image')} are classified "
-                f"correctly"
+            texts.append(
+                f"class {names[most]} has {counts[most]:,} training images, and class "
+                f"{names[least]} {counts[least]:,}"
             )
-            texts.append(f"{text}, of class {best_name} {right_of_best} of {examples_of_best}")
+        by_class = zip(best.class_correct, best.class_examples, names, strict=True)
+        rows = sorted((row for row in by_class if row[1]), key=lambda row: row[0] / row[1])
+        right, examples, name = rows[0]
+        right_of_best, examples_of_best, best_name = rows[-1]
+        if right / examples < right_of_best / examples_of_best / 2:
+            texts.append(
+                f"of class {name} only {right} of {plural(examples, 'image')} are classified "
+                f"correctly, of class {best_name} {right_of_best} of {examples_of_best}"
+            )
         share, most_common = max(zip(best.class_examples, names, strict=True))
         if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
-            always = f"always answering {most_common} gives {share / best.examples:.2%}"
-            texts.append(f"this accuracy may be chance: {always}")
+            texts.append(
+                f"this accuracy may be chance: always answering {most_common} gives "
+                f"{share / best.examples:.2%}"
+            )
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
                 f"no picture is marked as unlike the training images, as these are fewer than "
@@ -96,11 +94,13 @@ class Result:
         """
         replica, recipe, best = self.replica, self.replica.recipe, self.best
         steps_per_s = log.monitor.steps_per_s()
-        views = {key: value for key, value in best.summary().items() if key == "accuracy_one_view"}
-        if self.sure is not None:
-            views["sure"] = self.sure
-        if replica.gpus:
-            views["gpu_utilization"] = log.gpus.mean
+        steps = [row for row in run.metrics() if row["kind"] == "step"]
+        losses = [row.get("loss") for row in steps if not row.get("skipped")]
+        if_known = {
+            "accuracy_one_view": best.summary().get("accuracy_one_view"),
+            "sure": self.sure,
+            "gpu_utilization": log.gpus.mean if replica.gpus else None,
+        }
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -108,13 +108,13 @@ class Result:
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
             "accuracy": {"ema": None}
-            | {kind: found.accuracy for kind, found in self.evaluations.items()},
+            | {kind: result.accuracy for kind, result in self.evaluations.items()},
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
-            **views,
-            "loss": {"train": run.last_loss()}
-            | {kind: found.loss for kind, found in self.evaluations.items()},
+            **{name: value for name, value in if_known.items() if value is not None},
+            "loss": {"train": losses[-1] if losses else None}
+            | {kind: result.loss for kind, result in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
             "total_s": round(time.time() - started, 3),
             "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
@@ -144,35 +144,24 @@ class Result:
             )
         counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
         judge = recipe.command("eval", run)
-        use = (
-            recipe.command("predict", run, "IMAGE.jpg")
-            if recipe.dataset == IMAGE_FOLDER
-            else command("recipes")
-        )
+        use = command("recipes")
+        if recipe.dataset == IMAGE_FOLDER:
+            use = recipe.command("predict", run, "IMAGE.jpg")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
-        sure: list[Line] = []
+        scope = _scope_of_bits(recipe, record["mixed_arithmetic"])
+        left_out = noted(recipe.left_out, "image", "that could not be read")
+        lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
         if self.sure is not None:
             share, images, right, _ = self.sure.values()
             of = f"{images} of {best.examples} {recipe.evaluated_split} images"
-            sure = [("sure", f"{of}, {right} of them right ({share:.0%} is asked for)")]
-        return [
-            ("accuracy", f"{best.accuracy:.2%} ({counts}){others}"),
-            *sure,
-            *(("warning", text) for text in record["warnings"]),
-            *(
-                ("left out", text)
-                for text in noted(recipe.left_out, "image", "that could not be read")
-            ),
-            ("weights", str(model)),
-            ("speed", f"{rate_text(record)}; {seconds}"),
-            *([("gpus", gpu_text(record))] if self.replica.gpus else []),
-            (
-                "sha256",
-                f"{record['weights_sha256']} "
-                f"({_scope_of_bits(recipe, record['mixed_arithmetic'])})",
-            ),
-            ("next", f"{judge}   or   {use}"),
-        ]
+            lines.append(("sure", f"{of}, {right} of them right ({share:.0%} is asked for)"))
+        lines += [("warning", text) for text in record["warnings"]]
+        lines += [("left out", text) for text in left_out]
+        lines += [("weights", str(model)), ("speed", f"{rate_text(record)}; {seconds}")]
+        if self.replica.gpus:
+            lines.append(("gpus", gpu_text(record)))
+        lines += [("sha256", f"{record['weights_sha256']} ({scope})")]
+        return [*lines, ("next", f"{judge}   or   {use}")]
 
 
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
@@ -181,15 +170,14 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "sessions computed differently, see environment.json; no other run has these bits"
     if not recipe.exact:
         return "not exact, as set in the recipe"
-    same = (
-        "every kind of CPU tried" if recipe.arithmetic == "portable" else "any number of processes"
-    )
-    return f"the same on {same}"
+    if recipe.arithmetic == "portable":
+        return "the same on every kind of CPU tried"
+    return "the same on any number of processes"
 
 
 def sure_answers(
     replica: Replica,
-    tensors: Mapping[str, Tensor],
+    tensors: NamedTensors,
     dataset: Dataset,
     probabilities: Tensor,
     share: float = SHARE,

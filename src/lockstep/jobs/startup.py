@@ -62,6 +62,10 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
 def detail_lines(replica: Replica) -> list[Line]:
     """Return what else decides the run, for its log, with all settings of the recipe."""
     recipe, initial = replica.recipe, replica.initial_weights
+    settings = dotted(recipe.model_dump(mode="json", exclude_none=True))
+    init: list[Line] = []
+    if initial and not replica.state.step:
+        init = [("init", f"{replica.placement.init}: {initial}")]
     return [
         ("digest", recipe.digest()),
         (
@@ -69,15 +73,8 @@ def detail_lines(replica: Replica) -> list[Line]:
             f"{recipe.batch} images (global) = {plural(recipe.towers, 'tower')} x "
             f"{recipe.tower_batch}",
         ),
-        *(
-            [("init", f"{replica.placement.init}: {initial}")]
-            if initial and not replica.state.step
-            else []
-        ),
-        *(
-            (name, str(value))
-            for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()
-        ),
+        *init,
+        *((name, str(value)) for name, value in settings.items()),
     ]
 
 
@@ -85,22 +82,18 @@ def placement_lines(replica: Replica) -> list[Line]:
     """Return each process's host, device and towers, and how vectors are added. All processes call
     this together.
     """
-    recipe, group, device, length = (
-        replica.recipe,
-        replica.group,
-        replica.device,
-        replica.tower.layout.length,
-    )
+    device, length = replica.device, replica.tower.layout.length
     name = f"CPU ({plural(hardware.cores(), 'core')}, {torch.get_num_threads()} used)"
     if device.type == "cuda":
         name = f"{device} ({torch.cuda.get_device_name(device)})"
-    own = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
+    place = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
     how = (
         f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; "
         f"{REDUCTIONS[replica.placement.reduction]}"
     )
-    places = [
-        (f"process {process}", f"{text}: {owned_in_words(recipe.towers, group.processes, process)}")
-        for process, text in enumerate(exchange(own, group))
-    ]
-    return [*places, ("reduction", how)]
+    places = exchange(place, replica.group)
+    lines = []
+    for process, text in enumerate(places):
+        towers = owned_in_words(replica.recipe.towers, len(places), process)
+        lines.append((f"process {process}", f"{text}: {towers}"))
+    return [*lines, ("reduction", how)]

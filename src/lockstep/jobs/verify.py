@@ -3,13 +3,12 @@ is only read.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from torch import Tensor
-
 from lockstep.core.loop import Observer
+from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.agreement import require_agreement, restore
@@ -162,7 +161,7 @@ def _comparisons(run: Run, replica: Replica, loaded: int | None) -> Iterator[Rec
             }
 
 
-def _compared(saved: StateFile, tensors: Mapping[str, Tensor], metadata: Record) -> Record:
+def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record) -> Record:
     """Return the SHA-256 of the file `saved`, and what it is with what the replay has."""
     # The source of the user's model may have changed since: `compare` tells that.
     own = {**saved.metadata, **metadata, "model_source": saved.metadata.get("model_source")}
@@ -173,7 +172,7 @@ def _compared(saved: StateFile, tensors: Mapping[str, Tensor], metadata: Record)
     }
 
 
-def different(recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]) -> list[str]:
+def different(recorded: NamedTensors, replayed: NamedTensors) -> list[str]:
     """Return the names of the tensors that do not have the same type, shape and bits."""
     first, second = (
         {name: contents_sha256({}, {name: tensor}) for name, tensor in tensors.items()}

@@ -13,15 +13,16 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, option
+from lockstep.files import Record
 from lockstep.jobs.specs import Output, Spec
-from lockstep.launch.signals import handled_by
 from lockstep.launch.relay import Relay
+from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 
@@ -103,7 +104,7 @@ def _inline(spec: Spec, output: Output) -> Outcome:
     from lockstep.jobs.context import Context
     from lockstep.launch.worker import run_worker
 
-    received: dict[str, Any] = {}
+    received: Record = {}
     try:
         record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
     except SystemExit as left:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from lockstep import errors, hardware
 from lockstep.core.monitor import Beat, HeartbeatFile
 from lockstep.core.tree import owned_in_words
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError
+from lockstep.files import Record
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.jobs.weights import known_weights
 from lockstep.launch.relay import Relay
@@ -47,7 +49,7 @@ class Outcome(NamedTuple):
     stopped it. run: the folder of the run that was trained, or None.
     """
 
-    record: dict[str, Any] | None
+    record: Record | None
     code: int = 0
     run: Path | None = None
 
@@ -100,6 +102,7 @@ class End(NamedTuple):
     time: float = 0.0
 
 
+@dataclass
 class Supervisor:
     """Computes `spec` in worker processes of this host, and starts them again if one fails.
 
@@ -107,31 +110,31 @@ class Supervisor:
     imported torch.
 
     Attributes:
+        spec: what is computed; after a restart it says how the run continues.
+        output: what the workers print.
+        world: the place of this program; in an outer launch, every program starts one worker.
+        processes: the number of workers.
+        folder: takes the files by which they talk to this program.
+        variables: are added to their environment.
+        relay: takes their stdout, if it is not that of this program.
         request: what this program received.
         killed: True if the workers are killed, as they had nothing to save, or after a second
             Ctrl-C.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        output: Output,
-        world: World,
-        processes: int,
-        folder: Path,
-        variables: Mapping[str, str],
-        relay: Relay | None = None,
-    ) -> None:
-        """Prepare `processes` workers that print `output`, with `variables` in their environment.
+    spec: Spec
+    output: Output
+    world: World
+    processes: int
+    folder: Path
+    variables: Mapping[str, str]
+    relay: Relay | None = None
 
-        `folder` takes the files by which they talk to this program. `world` is the place of this
-        program: in an outer launch, every program starts one of the workers.
-        """
-        self._spec, self._output, self._world, self._processes = spec, output, world, processes
-        self._parent, self._folder, self._variables, self._relay = folder, folder, variables, relay
+    def __post_init__(self) -> None:
         self.request = StopRequest()
         self.killed = False
         self._started_by = os.getppid()
+        self._start_folder = self.folder  # of the present start
         self._starts = 0
         self._restarts = 0  # since a checkpoint was saved
         self._saved = -1  # its step
@@ -151,14 +154,14 @@ class Supervisor:
             failures = self._failures()
             received = self.request.received
             if not failures and received is None:
-                return Outcome(self._received("record"), run=begun(self._spec, self._received))
+                return Outcome(self._received("record"), run=begun(self.spec, self._received))
             ended = [
                 end.code in _STOPPED or (end.lost and received is not None)
                 for end in failures.values()
             ]
             if self.killed or all(ended):
                 return stopped(
-                    self._spec, received or signal.SIGTERM, self._received, self._output.quiet
+                    self.spec, received or signal.SIGTERM, self._received, self.output.quiet
                 )
             self._prepare_restart(End(ENVIRONMENT, hang) if hang else self._first_cause(failures))
 
@@ -166,27 +169,27 @@ class Supervisor:
         """Start all processes. They search modules also where this program does: after all other
         folders.
         """
-        self._folder = self._parent / f"start-{self._starts}"
+        self._start_folder = self.folder / f"start-{self._starts}"
         self._starts += 1
-        self._folder.mkdir(parents=True)
+        self._start_folder.mkdir(parents=True)
         import_folders = [os.path.abspath(path) for path in [*sys.path, os.getcwd()]]
-        (self._folder / "spec").write_bytes(
-            pickle.dumps((self._spec, self._output, errors.in_python, import_folders))
+        (self._start_folder / "spec").write_bytes(
+            pickle.dumps((self.spec, self.output, errors.in_python, import_folders))
         )
-        for process in [self._world.process] if self._world.launcher else range(self._processes):
+        for process in [self.world.process] if self.world.launcher else range(self.processes):
             # In an outer launch, the launcher's variables number the worker.
             place = {RENDEZVOUS: ""}
-            if not self._world.launcher:
+            if not self.world.launcher:
                 # They meet in a file, so no port can be in use already, and listen only where no
                 # other host connects.
                 place = {
                     "RANK": str(process),
-                    "WORLD_SIZE": str(self._processes),
+                    "WORLD_SIZE": str(self.processes),
                     "LOCAL_RANK": str(process),
-                    RENDEZVOUS: str(self._folder / "rendezvous"),
+                    RENDEZVOUS: str(self._start_folder / "rendezvous"),
                     "GLOO_SOCKET_IFNAME": hardware.LOOPBACK,
                 }
-            self._heartbeats[process] = HeartbeatFile(self._folder / f"heartbeat-{process}")
+            self._heartbeats[process] = HeartbeatFile(self._start_folder / f"heartbeat-{process}")
             # A worker that is sent a signal receives it when it has its handlers.
             with masked(signal.SIG_BLOCK):
                 self._programs[process] = subprocess.Popen(
@@ -197,12 +200,12 @@ class Supervisor:
                         "-P",
                         "-m",
                         "lockstep.launch.worker",
-                        str(self._folder),
+                        str(self._start_folder),
                         str(os.getpid()),
                     ],
-                    env={**os.environ, **self._variables, **place},
+                    env={**os.environ, **self.variables, **place},
                     stdin=subprocess.DEVNULL,
-                    stdout=self._relay.descriptor if self._relay else None,
+                    stdout=self.relay.descriptor if self.relay else None,
                     # A terminal's Ctrl-C reaches only the launcher, which forwards it.
                     start_new_session=True,
                 )
@@ -216,10 +219,10 @@ class Supervisor:
         asked: float | None = None
         while (running := self._running()) and failed_s < _END_S and not self.killed:
             try:
-                if self._relay is None:
+                if self.relay is None:
                     time.sleep(_POLL_S)
                 else:
-                    self._relay.write(_POLL_S)
+                    self.relay.write(_POLL_S)
                 now, seen = (
                     time.monotonic(),
                     {process: self._heartbeats[process].beat for process in running},
@@ -237,8 +240,8 @@ class Supervisor:
                 beats, last = seen, now
                 # In an outer launch the one worker here may wait for another host, and ends by
                 # itself.
-                limit_s = self._spec.placement.timeout * max(beat.slow for beat in seen.values())
-                if idle_s >= limit_s and not self._world.launcher:
+                limit_s = self.spec.placement.timeout * max(beat.slow for beat in seen.values())
+                if idle_s >= limit_s and not self.world.launcher:
                     where = max(seen.values(), key=lambda beat: beat.step).where
                     return f"the run hangs: no process has moved on for {idle_s:.0f} s, {where}"
                 if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._started_by:
@@ -253,13 +256,13 @@ class Supervisor:
         A worker that imports, or waits for others to connect, does not hear a signal. No step is
         done then.
         """
-        unsaved = isinstance(self._spec, TrainSpec) and min(beat.step for beat in beats) >= 0
+        unsaved = isinstance(self.spec, TrainSpec) and min(beat.step for beat in beats) >= 0
         self.killed = self.request.repeated or (again and not unsaved)
         self._send(signal.SIGTERM)
 
     def _received(self, kind: str) -> Any:
         """Return what process 0 has sent: its "run", or its "record"; None before."""
-        path = self._folder / f"{kind}.json"
+        path = self._start_folder / f"{kind}.json"
         return json.loads(path.read_bytes()) if path.exists() else None
 
     def _running(self) -> list[int]:
@@ -271,7 +274,7 @@ class Supervisor:
         for process, worker in self._programs.items():
             if worker.poll() is None:
                 continue
-            path = self._folder / f"ended-{process}"
+            path = self._start_folder / f"ended-{process}"
             end = End(worker.returncode or CRASH)
             if path.exists():
                 end = End(*json.loads(path.read_text()))
@@ -292,9 +295,9 @@ class Supervisor:
         process, end = min(failures.items(), key=rank)
         if end.message:
             return end
-        towers = owned_in_words(self._spec.recipe.towers, self._processes, process)
+        towers = owned_in_words(self.spec.recipe.towers, self.processes, process)
         where = self._heartbeats[process].beat.where
-        who = f"process {process} of {self._processes} ({towers})"
+        who = f"process {process} of {self.processes} ({towers})"
         if end.code > 0:
             return End(CRASH, f"{who} ended with exit code {end.code} {where}")
         hint = ""
@@ -307,7 +310,7 @@ class Supervisor:
         """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if
         there must be none.
         """
-        spec, run = self._spec, begun(self._spec, self._received)
+        spec, run = self.spec, begun(self.spec, self._received)
         if failure.known:
             raise LockstepError(failure.message, failure.code)
         message, limit = failure.message.rstrip(), spec.placement.max_restarts
@@ -322,13 +325,13 @@ class Supervisor:
             raise LockstepError(message + again, failure.code)
         self._restarts += 1
         note = f"{message}: all processes were started again (restart {self._restarts} of {limit})"
-        self._spec = spec.replace(notes=(*spec.notes, note))
+        self.spec = spec.replace(notes=(*spec.notes, note))
         if run is not None:  # The notes of earlier starts are in its log.
-            self._spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,))
+            self.spec = spec.replace(path=run, resume=True, numbered=False, notes=(note,))
         if run is not None and saved >= 0:
             # The checkpoint has all weights, and the file that the run started from may be gone.
             init = known_weights(spec.recipe, run)
-            self._spec = self._spec.replace(placement=spec.placement.replace(init=init))
+            self.spec = self.spec.replace(placement=spec.placement.replace(init=init))
 
     def _send(self, number: int) -> None:
         """Send a signal to the workers that run. No other child of this process receives it."""

@@ -19,6 +19,7 @@ from lockstep import errors, files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
 from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, option
+from lockstep.files import Record
 from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.2  # seconds between two looks whether the launcher still runs
 
 
-def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[dict[str, Any] | None, int]:
+def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None, int]:
     """Do this process's part of the job. Return its record in process 0, and the exit code. Raises:
     LockstepError.
 

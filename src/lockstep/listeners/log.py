@@ -44,12 +44,10 @@ class Log(Observer):
         self.bound, self.listeners = bound, list(listeners)
         self._recipe, self._device = bound.recipe, device
         self.gpus = Gpus(gpus or {})
-        self._marks: dict[
-            Listener, Mark
-        ] = {}  # the reading of the clock at each listener's last event
-        self._running: Tensor | None = (
-            None  # average of the loss and its terms, before the correction for its start
-        )
+        # the reading of the clock at each listener's last event
+        self._marks: dict[Listener, Mark] = {}
+        # average of the loss and its terms, before the correction for its start
+        self._running: Tensor | None = None
         self._averaged_steps = 0
 
     def begin(self, step: int) -> None:
@@ -126,14 +124,11 @@ class Log(Observer):
         for listener in due:
             since, self._marks[listener] = self._marks.get(listener, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
+            images_per_s = None
+            if not recipe.head:
+                images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
             event = event_with(
-                s_per_step=s_per_step,
-                images_per_s=None
-                if recipe.head
-                else recipe.batch / s_per_step
-                if s_per_step
-                else 0.0,
-                split=mean_parts(since, now),
+                s_per_step=s_per_step, images_per_s=images_per_s, split=mean_parts(since, now)
             )
             listener.step(event, tensors)
 

@@ -8,10 +8,10 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import finite, open_to_write, parse_json, read_lines
+from lockstep.files import Record, finite, open_to_write, parse_json, read_lines
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 from lockstep.messages import logger
 
@@ -96,7 +96,7 @@ class EvaluationLog:
                 if (row["split"], row["weights"], row["asked"]) == (split, weights, asked):
                     self.done.add(int(row["step"]))
 
-    def add(self, record: Mapping[str, Any], now: float) -> None:
+    def add(self, record: Record, now: float) -> None:
         """Record an evaluation that was made at time `now`. If the folder cannot be written,
         warn.
         """

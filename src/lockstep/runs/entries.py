@@ -61,10 +61,10 @@ class SessionEntry(Entries):
 
     step: _Count
     data: str | None = None
-    data_sha256: dict[str, str] = Field({})
-    model_source: dict[str, str] = Field({})
+    data_sha256: dict[str, str] = {}
+    model_source: dict[str, str] = {}
     device: str = ""
-    versions: dict[str, str | None] = Field({})
+    versions: dict[str, str | None] = {}
 
 
 class ResultEntries(Entries):
@@ -75,9 +75,9 @@ class ResultEntries(Entries):
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
     weights_sha256: str
-    warnings: list[str] = Field([])
-    peak_memory_bytes: list[_Count] = Field([])
-    gpu_utilization: dict[str, _Number] = Field({})
+    warnings: list[str] = []
+    peak_memory_bytes: list[_Count] = []
+    gpu_utilization: dict[str, _Number] = {}
 
 
 class StepRow(Entries):

@@ -63,7 +63,7 @@ class Difference:
         return printable(f"{self.name}: {before} -> {after}")
 
 
-def compare(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def compare(recorded: Record, now: Record) -> list[Difference]:
     """Return how `now` differs from what was `recorded`: entries of environment.json, metadata of
     state files, or parts.
 

@@ -52,11 +52,9 @@ class Run:
 
     def __repr__(self) -> str:
         try:
-            text = (
-                self.state
-                if self.accuracy is None
-                else f"{self.state}, accuracy {self.accuracy:.2%}"
-            )
+            text = self.state
+            if self.accuracy is not None:
+                text += f", accuracy {self.accuracy:.2%}"
         except LockstepError as error:
             text = str(error)
         return f"<Run {self.path}: {text}>"
@@ -83,8 +81,9 @@ class Run:
         The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
         Raises: LockstepError if the result is damaged.
         """
-        known: dict[str, float | None] = (self.result() or {}).get("accuracy", {})
-        return known.get("raw") if known.get("ema") is None else known["ema"]
+        accuracies = (self.result() or {"accuracy": {}})["accuracy"]
+        averaged: float | None = accuracies.get("ema")
+        return accuracies.get("raw") if averaged is None else averaged
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -93,7 +92,8 @@ class Run:
 
         Raises: LockstepError if the file that has them is damaged.
         """
-        for path in (self.model, *[*checkpoints_in(self.checkpoints).values()][-1:]):
+        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
+        for path in (self.model, *newest):
             with contextlib.suppress(FileNotFoundError):
                 names = statefile.metadata_of(path).get("classes")
                 return tuple(names) if names else None
@@ -110,18 +110,16 @@ class Run:
         """Return the recipe that the run was started with. Raises: LockstepError."""
         return validated(Recipe, self.read("recipe.json") or {})
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Record]:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20
         and so on (`log_every`), and of each evaluation. docs/usage.md lists the keys.
         Raises: LockstepError if the file cannot be read.
         """
-        return [
-            row for line in read_lines(self.metrics_path) if (row := metrics_row(line)) is not None
-        ]
+        return [*filter(None, map(metrics_row, read_lines(self.metrics_path)))]
 
-    def judged(self) -> dict[int, dict[str, Any]]:
+    def judged(self) -> dict[int, Record]:
         """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights,
         by step.
 
@@ -135,29 +133,18 @@ class Run:
         }
         return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
-    def last_loss(self) -> float | None:
-        """Return the loss of the last step in metrics.jsonl that was not skipped, None if there is
-        none.
-        """
-        rows = (
-            row
-            for row in reversed(self.metrics())
-            if row["kind"] == "step" and not row.get("skipped")
-        )
-        return next((row.get("loss") for row in rows), None)
-
     @property
     def newest(self) -> Path | None:
         """Return the newest checkpoint whose metadata can be read, or None."""
-        return next(
-            filter(metadata_if_valid, reversed(checkpoints_in(self.checkpoints).values())), None
-        )
+        paths = reversed(checkpoints_in(self.checkpoints).values())
+        return next(filter(metadata_if_valid, paths), None)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Record:
         """Return the metadata in the newest checkpoint that is not damaged, {} if there is none."""
-        return metadata_if_valid(newest) if (newest := self.newest) else {}
+        newest = self.newest
+        return metadata_if_valid(newest) if newest else {}
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def sessions(self) -> list[Record]:
         """Return the entries of environment.json, one for each session, [] if there are none.
         Raises: LockstepError.
         """
@@ -172,7 +159,7 @@ class Run:
         known = (self.sessions() or [{}])[-1].get("data")
         return Path(known) if known else None
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Record | None:
         """Return the final record, or None if the run is not complete. Raises: LockstepError if it
         is damaged.
         """
@@ -205,22 +192,26 @@ class Run:
         Raises: LockstepError if there is none, or it is damaged.
         """
         if which is None:
-            if (newest := statefile.latest(self.checkpoints)) is None:
+            newest = statefile.latest(self.checkpoints)
+            if newest is None:
                 raise self.no_checkpoint()
             return newest
-        if not (there := sorted(self.steps)):
+        steps = sorted(self.steps)
+        if not steps:
             raise self.no_checkpoint()
-        available = f"its checkpoints are those after {', '.join(map(str, there))} steps"
-        known = {
-            step: row["accuracy"] for step, row in sorted(self.judged().items()) if step in there
-        }
-        if which == "best" and not known:
-            raise LockstepError(
-                f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated in "
-                f"training: {available}. Train with {option('eval_every')} N to know the best"
-            )
-        # the first of equals
-        step = max(known, key=known.__getitem__) if which == "best" else which
+        available = f"its checkpoints are those after {', '.join(map(str, steps))} steps"
+        if which == "best":
+            judged = self.judged()
+            tested = [step for step in steps if step in judged]
+            if not tested:
+                raise LockstepError(
+                    f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated "
+                    f"in training: {available}. Train with {option('eval_every')} N to know the "
+                    f"best"
+                )
+            # the first of equals
+            best = max(tested, key=lambda step: float(judged[step]["accuracy"]))
+        step = best if which == "best" else which
         try:
             return statefile.read(self.checkpoints / file_name(step))
         except FileNotFoundError:

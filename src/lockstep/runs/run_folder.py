@@ -70,7 +70,7 @@ class RunFolder(Run):
         `frozen` is the layers before a head, which all checkpoints share.
         Raises: LockstepError if a run is there, or the folder cannot be written.
         """
-        made = [path, *(folder for folder in path.parents if not folder.exists())]
+        made = [path, *(parent for parent in path.parents if not parent.exists())]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             while True:
@@ -82,9 +82,8 @@ class RunFolder(Run):
                         refuse_existing(path)
                         break
                     path = fresh_path(path.parent, path.name.rpartition("-")[0])
-            for (
-                new
-            ) in made:  # Else a power failure could take the whole run, whose files are flushed.
+            # Else a power failure could take the whole run, whose files are flushed.
+            for new in made:
                 flush(new.parent)
         except OSError as error:
             raise folder_error(path, error) from None
@@ -160,10 +159,8 @@ class RunFolder(Run):
 
     def write(self, name: str, record: Any) -> None:
         """Replace the JSON file `name` atomically. A number that is not finite becomes null."""
-        replace(
-            self.path / name,
-            (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode(),
-        )
+        text = json.dumps(finite(record), indent=1, allow_nan=False) + "\n"
+        replace(self.path / name, text.encode())
 
     def begin(self, step: int, session: Record, evaluation: bool) -> None:
         """Record the `session` that continues after `step` updates, and delete what it will repeat.
@@ -174,16 +171,17 @@ class RunFolder(Run):
         saver.clear_ahead(self.checkpoints, step)
         remove_abandoned(self.path)
         if lines := read_lines(self.metrics_path):
-            rows = [*map(metrics_row, lines)]
-            if damaged := [str(number) for number, row in enumerate(rows, start=1) if row is None]:
+            damaged, kept = list[str](), list[bytes]()
+            for number, line in enumerate(lines, start=1):
+                row = metrics_row(line)
+                if row is None:
+                    damaged.append(str(number))
+                elif row["step"] < step + (row["kind"] == "evaluation" and not evaluation):
+                    kept.append(line + b"\n")
+            if damaged:
                 logger.warning(
                     f"{self.metrics_path}: damaged and deleted: line {', '.join(damaged)}"
                 )
-            kept = [
-                line + b"\n"
-                for line, row in zip(lines, rows, strict=True)
-                if row and row["step"] < step + (row["kind"] == "evaluation" and not evaluation)
-            ]
             replace(self.metrics_path, b"".join(kept))
         self.write("environment.json", [*self.earlier, {"step": step, **session}])
 

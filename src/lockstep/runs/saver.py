@@ -5,6 +5,7 @@ kept.
 import contextlib
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import ENVIRONMENT, LockstepError
@@ -14,6 +15,7 @@ from lockstep.runs import statefile
 from lockstep.runs.statefile import DamagedError, Tensors, checkpoints_in, file_name
 
 
+@dataclass
 class Saver:
     """Writes checkpoints into `folder`, one at a time, in its own thread. Only process 0 has one.
 
@@ -24,10 +26,12 @@ class Saver:
     has taken over the run.
     """
 
-    def __init__(
-        self, folder: Path, *, keep: int, every_s: float, fence: Fence = lambda: None
-    ) -> None:
-        self._folder, self._keep, self._every_s, self._fence = folder, keep, every_s, fence
+    folder: Path
+    keep: int
+    every_s: float
+    fence: Fence = lambda: None
+
+    def __post_init__(self) -> None:
         self._verified = set[Path]()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -39,22 +43,21 @@ class Saver:
     def stepped(self) -> None:
         """Learn that a step is done. Report a failed save; training continues."""
         now = time.monotonic()
-        self._step_s, self._last_step = now - self._last_step, now
-        if (problem := self.problem()) is not None:
+        self._step_s = now - self._last_step
+        self._last_step = now
+        if problem := self.problem():
             logger.warning(f"{problem}. Training continues; the previous checkpoints are untouched")
 
     def due(self) -> bool:
         """Return True if the state must be saved after this step, because the next step would be
         too late.
         """
-        if not self._every_s or (self._thread is not None and self._thread.is_alive()):
+        if not self.every_s or (self._thread is not None and self._thread.is_alive()):
             return False
         # The next chance comes a step later, which may take longer than this one, and the write
         # takes time too.
-        return (
-            time.monotonic() - self._state_time + 3 * self._step_s + 2 * self._write_s
-            >= self._every_s
-        )
+        later_s = 3 * self._step_s + 2 * self._write_s
+        return time.monotonic() - self._state_time + later_s >= self.every_s
 
     def save(
         self,
@@ -97,14 +100,14 @@ class Saver:
         try once more.
         """
         try:
-            path = save(self._folder, tensors, metadata, self._fence)
+            path = save(self.folder, tensors, metadata, self.fence)
         except OSError as error:
             if not no_room(error):
                 raise
-            prune(self._folder, 1, best, self._verified)
-            path = save(self._folder, tensors, metadata, self._fence)
+            prune(self.folder, 1, best, self._verified)
+            path = save(self.folder, tensors, metadata, self.fence)
         self._verified.add(path)
-        prune(self._folder, self._keep, best, self._verified)
+        prune(self.folder, self.keep, best, self._verified)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -116,7 +119,7 @@ class Saver:
         saved.
         """
         self.wait()
-        if (problem := self.problem()) is not None:
+        if problem := self.problem():
             raise LockstepError(problem, ENVIRONMENT)
 
     def problem(self) -> str | None:
@@ -125,7 +128,7 @@ class Saver:
         """
         error, self._error = self._error, None
         if isinstance(error, OSError):
-            return f"could not save a checkpoint in {self._folder}: {error.strerror or error}"
+            return f"could not save a checkpoint in {self.folder}: {error.strerror or error}"
         if error is not None:
             raise error
         return None

@@ -5,10 +5,9 @@ code.
     checkpoints/frozen.safetensors           its tensors before a head, once for all steps
     model.safetensors                        a classifier's weights
 
-A state file is a safetensors file. The entry "lockstep" of its metadata is JSON of its facts: what
-the run knew when it wrote the file, and the SHA-256 of the tensors and of the facts themselves, so
-that a changed bit is noticed. Nothing in it depends on the number of processes. Reading the facts
-alone needs no torch.
+A state file is a safetensors file. Its metadata is JSON: what the run knew when it wrote the file,
+and the SHA-256 of the tensors and of the metadata itself, so that a changed bit is noticed. Nothing
+in it depends on the number of processes. Reading the metadata alone needs no torch.
 """
 
 import contextlib
@@ -96,7 +95,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
 
 
 def metadata_of(path: Path) -> Record:
-    """Return the facts in a state file. Only `read` verifies them.
+    """Return the metadata of a state file. Only `read` verifies it.
 
     Raises: as `read`.
     """
@@ -108,9 +107,7 @@ def metadata_of(path: Path) -> Record:
 
 
 def metadata_if_valid(path: Path) -> Record:
-    """Return the facts in a state file; {} if it is damaged or does not exist. Raises:
-    LockstepError, as `read`.
-    """
+    """Return the metadata of a state file; {} if it is damaged or does not exist."""
     try:
         return metadata_of(path)
     except (DamagedError, FileNotFoundError):
@@ -121,7 +118,7 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
     """Return what is in a state file, verified, with the frozen tensors of a checkpoint.
 
     `content` is that of the file, if the caller has read it.
-    With `foreign`, a safetensors file of another program is read too; it has no facts.
+    With `foreign`, a safetensors file of another program is read too; it has no metadata.
     Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not
     exist, LockstepError if this user may not read it.
     """
@@ -138,9 +135,8 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
             raise ValueError(
                 "it is not the file that was written: the sha256 of its contents differs"
             )
-        if metadata.get("step") is not None and (
-            "step" not in tensors or tensors["step"].tolist() != metadata["step"]
-        ):
+        step = metadata.get("step")
+        if step is not None and ("step" not in tensors or tensors["step"].tolist() != step):
             raise ValueError("its tensors are of another step")
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
@@ -198,7 +194,7 @@ def latest(folder: Path) -> StateFile | None:
 
 
 def _stated(file: IO[bytes]) -> Record | None:
-    """Return the facts in a safetensors file, not verified; None if another program wrote the file.
+    """Return the metadata of a safetensors file, not verified; None if it is another program's.
 
     The file begins with the length of its header, 8 bytes little-endian, and the header as JSON.
     Raises: OSError; ValueError if it is not a safetensors file, or damaged.
@@ -207,18 +203,16 @@ def _stated(file: IO[bytes]) -> Record | None:
     header = parse_json(file.read(length)) if length <= _MAX_HEADER_BYTES else None
     if not isinstance(header, dict):
         raise ValueError("it is not a safetensors file")
-    metadata = header.get("__metadata__")
-    metadata = metadata.get("lockstep") if isinstance(metadata, dict) else None
-    metadata = parse_json(metadata) if isinstance(metadata, str) else None
+    texts = header.get("__metadata__")
+    text = texts.get("lockstep") if isinstance(texts, dict) else None
+    metadata = parse_json(text) if isinstance(text, str) else None
     return metadata if isinstance(metadata, dict) else None
 
 
 def _checked(path: Path, metadata: Record | None) -> Record:
-    """Return `facts`. Raises: ValueError if they have other types, or are of another step than the
-    file's name.
-    """
+    """Return `metadata`. Raises: ValueError if it has other types, or not the step in the name."""
     if metadata is None:
-        raise ValueError("it has no facts of Lockstep")
+        raise ValueError("it has no metadata of Lockstep")
     Metadata.check(metadata)
     if step_of(path) not in (None, metadata.get("step")):
         raise ValueError(f"it is the state after {metadata.get('step')} steps")
@@ -240,15 +234,12 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
 
     try:
         return load(file) if isinstance(file, bytes) else load_file(file)
-    except (
-        Exception
-    ) as error:  # The library raises many kinds, for types that torch does not have among others.
+    except Exception as error:  # many kinds, for types that torch does not have among others
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def write(path: Path, tensors: Tensors, metadata: Record, fence: Fence = lambda: None) -> None:
-    """Write `tensors`, as `copied` returns them, and `facts` to `path`: as a whole, and on the
-    disk, or not at all.
+    """Write `tensors`, as `copied` returns them, and `metadata`: whole, on the disk, or not at all.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256
     is of all. It is written under another name, flushed and renamed. `fence` is called before it
@@ -258,20 +249,20 @@ def write(path: Path, tensors: Tensors, metadata: Record, fence: Fence = lambda:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(FROZEN)}
-    metadata = metadata if len(own) == len(tensors) else {**metadata, "frozen": True}
+    stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(FROZEN)}
+    if len(stored) < len(tensors):
+        metadata = {**metadata, "frozen": True}
     # One key only: safetensors writes several metadata keys in no fixed order.
     header = {"lockstep": json.dumps({**metadata, SHA256: contents_sha256(metadata, tensors)})}
 
     def save(name: Path) -> None:
         try:
             # Not save(), which holds Python's lock: the training loop would wait.
-            save_file(own, name, header)
+            save_file(stored, name, header)
         except SafetensorError as error:
-            number = _SYSTEM_ERROR.search(str(error))
-            raise (
-                OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
-            ) from None
+            if number := _SYSTEM_ERROR.search(str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+            raise
 
     replace(path, save, fence)
 
@@ -289,11 +280,11 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
 
 
 def contents_sha256(metadata: Record, tensors: Tensors) -> str:
-    """Return the SHA-256, in hex, of all `tensors` by name and of all `facts` but SHA256."""
+    """Return the SHA-256, in hex, of all `tensors` by name and of all `metadata` but SHA256."""
     import torch
 
-    own = {name: value for name, value in metadata.items() if name != SHA256}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    others = {name: value for name, value in metadata.items() if name != SHA256}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
