@@ -21,7 +21,7 @@ from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.jobs.weights import find_weights
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 
 def init(name):
     recipe = get_recipe("digits")

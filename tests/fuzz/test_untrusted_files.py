@@ -23,7 +23,7 @@ from tests.runs import fit_here, state_path
 from lockstep.classify.predict import load as load_classifier, weights_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.placement import Placement
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.data import arrays, readers
 from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights

@@ -17,9 +17,10 @@ from tests.runs import fit_here
 from lockstep import numerics
 from lockstep.config.overrides import make
 from lockstep.core.backbone import Backbone
+from lockstep.core.build import build_model
 from lockstep.core.evaluation import evaluate
 from lockstep.core.group import Group
-from lockstep.core.model import Model, build_model
+from lockstep.core.model import Model
 from lockstep.core.tower import Tower
 from lockstep.jobs.weights import known_weights
 from lockstep.recipes import get_recipe

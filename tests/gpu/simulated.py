@@ -42,8 +42,8 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core import loop
+from lockstep.core.build import build_model
 from lockstep.core.group import connect
-from lockstep.core.model import build_model
 from lockstep.core.monitor import Monitor
 from lockstep.core.vector import Requests
 from lockstep.jobs import replica

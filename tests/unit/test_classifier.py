@@ -21,7 +21,7 @@ import lockstep
 from lockstep import numerics
 from lockstep.classify import predict
 from lockstep.classify.inputs import items
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError

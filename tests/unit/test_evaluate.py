@@ -11,9 +11,9 @@ import torch
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
+from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
-from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset

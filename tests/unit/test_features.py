@@ -22,8 +22,8 @@ from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import backbone as core_backbone
 from lockstep.core.backbone import Backbone
+from lockstep.core.build import build_model
 from lockstep.core.group import Group
-from lockstep.core.model import build_model
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT, LockstepError

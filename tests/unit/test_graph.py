@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lockstep.classify.export import Graph, exported, graph_recipe, loaded
+from lockstep.core.build import build_model
 from lockstep.core.evaluation import classify
-from lockstep.core.model import build_model
 from lockstep.core.network import Network
 from lockstep.data import transforms
 from lockstep.head.outliers import Outliers

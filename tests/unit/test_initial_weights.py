@@ -13,7 +13,7 @@ from tests.unit.test_replica import WHITENED, replica
 from lockstep.commands.to_recipe import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica

@@ -8,7 +8,7 @@ from tests.runs import fit_here
 from torch import nn
 
 from lockstep.config.overrides import make
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.core.network import Network, lr_factors, persistent_buffers, untrained_layers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.data.dataset import Dataset, Pipeline, Plan
 from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial

@@ -16,7 +16,7 @@ from tests.runs import fit_here, state_path
 import lockstep
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError

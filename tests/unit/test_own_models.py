@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.core import model as factory
+from lockstep.core import build as factory
 from lockstep.errors import LockstepError
 from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lockstep.config.overrides import make
+from lockstep.core.build import build_model
 from lockstep.core.digest import digest
-from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError

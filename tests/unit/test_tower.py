@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from lockstep.config.overrides import make
+from lockstep.core.build import build_model
 from lockstep.core.group import Group
-from lockstep.core.model import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State

@@ -122,7 +122,7 @@ def load_initial_weights(
     """
     import torch
 
-    from lockstep.core.model import named_tensors
+    from lockstep.core.build import named_tensors
 
     found = _read(path, sha256)
     own, found = (
