@@ -3,7 +3,6 @@ number of processes.
 """
 
 import hashlib
-import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -160,9 +159,10 @@ class State:
 
     def parameters_of(self, kind: str) -> dict[str, Tensor]:
         """Return the "raw" weights, or their average, "ema", by parameter name."""
-        chosen = self.ema if kind == "ema" else self.parameters
-        assert chosen is not None
-        return chosen
+        if kind == "raw":
+            return self.parameters
+        assert self.ema is not None
+        return self.ema
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """Return `flat` [parameters], in the model's order, as views by parameter name."""
@@ -201,11 +201,9 @@ class State:
         """
         tensors = self.state_dict()
         # The flat vectors are read whole, at the speed of memory, in place of many small tensors.
-        flat = [self._flat, *([] if self._average is None else [self._average])]
-        others = (
-            tensors[name] for name in sorted(tensors) if not name.startswith(("parameter/", "ema/"))
-        )
-        return digest(itertools.chain(flat, others)).hex()[:18]
+        vectors = [self._flat] if self._average is None else [self._flat, self._average]
+        others = [name for name in tensors if not name.startswith(("parameter/", "ema/"))]
+        return digest([*vectors, *(tensors[name] for name in sorted(others))]).hex()[:18]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors of the state by name: the content of a checkpoint.
@@ -214,9 +212,8 @@ class State:
         """
         tensors = {"step": torch.tensor(self.step)}
         if self._scale is not None:
-            tensors["loss_scale"] = torch.tensor(
-                [self._scale.value, self._scale.clean], dtype=torch.float64
-            )
+            scale = [self._scale.value, self._scale.clean]
+            tensors["loss_scale"] = torch.tensor(scale, dtype=torch.float64)
         tensors |= self._model_tensors()
         for name, parameter in self.parameters.items() if "optimizer" in vars(self) else ():
             slots = self.optimizer.state.get(parameter, {})
@@ -247,47 +244,50 @@ class State:
         self._require_form_of(tensors)
         self.step = int(tensors["step"])
         if self._scale is not None:
-            self._scale.value, self._scale.clean = (
-                float(tensors["loss_scale"][0]),
-                int(tensors["loss_scale"][1]),
-            )
+            value, clean = tensors["loss_scale"].tolist()
+            self._scale.value = value
+            self._scale.clean = int(clean)
         for name, tensor in self._model_tensors().items():
             tensor.copy_(tensors[name])
-        for name in tensors:
+        for name, tensor in tensors.items():
             if name.startswith("optimizer/"):
                 _, slot, parameter = name.split("/", 2)
                 slots = self.optimizer.state[self.parameters[parameter]]
-                slots[slot] = tensors[name].to(self.device, copy=True)
+                slots[slot] = tensor.to(self.device, copy=True)
 
     def _require_form_of(self, tensors: NamedTensors) -> None:
         """Raise a LockstepError unless `tensors` have the names, shapes and types of this
         state's.
         """
-        expected = {
-            name: t for name, t in self.state_dict().items() if not name.startswith("optimizer/")
+        needed = {
+            name: tensor
+            for name, tensor in self.state_dict().items()
+            if not name.startswith("optimizer/")
         }
-        for name in tensors:
+        for name, tensor in tensors.items():
             parameter = self.parameters.get(name.split("/", 2)[-1])
             if name.startswith("optimizer/") and parameter is not None:
                 # Adam's number of updates is a slot of one value.
-                expected[name] = parameter if tensors[name].ndim else parameter.new_empty(())
-        stored, needed = (
-            {name: [*tensor.shape, tensor.dtype] for name, tensor in of.items()}
-            for of in (tensors, expected)
-        )
-        if differing := sorted(
-            name for name in stored | needed if stored.get(name) != needed.get(name)
-        ):
-            name = differing[0]
-            raise LockstepError(
-                f"the checkpoint is of another model: {name} is {stored.get(name)} in the "
-                f"checkpoint and {needed.get(name)} in model {self._recipe.model}",
-                DATA,
+                needed[name] = parameter if tensor.ndim else parameter.new_empty(())
+        for name in sorted({*tensors, *needed}):
+            in_file, in_model = (
+                [*of[name].shape, of[name].dtype] if name in of else None
+                for of in (tensors, needed)
             )
+            if in_file != in_model:
+                raise LockstepError(
+                    f"the checkpoint is of another model: {name} is {in_file} in the checkpoint "
+                    f"and {in_model} in model {self._recipe.model}",
+                    DATA,
+                )
 
     def weights_sha256(self) -> str:
         """Return the SHA-256, in hex, that names the result of a run: see `weights_sha256`."""
         return weights_sha256(self.state_dict())
+
+
+def _form(tensor: Tensor | None) -> list[object] | None:
+    return None if tensor is None else [*tensor.shape, tensor.dtype]
 
 
 def classifier_weights(tensors: NamedTensors) -> dict[str, Tensor]:

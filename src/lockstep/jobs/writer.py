@@ -1,7 +1,7 @@
 """RunWriter: what a run leaves behind: its folder, and the reports of its listeners."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from lockstep import hardware
@@ -21,13 +21,9 @@ from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
-from lockstep.messages import logger
-from lockstep.runs.provenance import compare, describe_custom_code, texts
+from lockstep.runs.provenance import is_mixed, warn_of_changes
 from lockstep.runs.run_folder import RunFolder
 
-# Differences that decide the bits of a run. If one differs between sessions, no other run has its
-# bits.
-_DECIDING = ("probe", "source", "decoder")
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
@@ -61,28 +57,10 @@ class RunWriter:
         if folder is not None:
             if self.checkpoint is not None:
                 replica.require_same_data(folder.path, self.checkpoint.metadata)
-            self._warn_of_changes(folder.earlier)
+            warn_of_changes(spec.recipe, folder.earlier, identity)
             ctx.send("run", str(folder.path))
             listeners += self._make_listeners(folder)
         self.log = Log(replica.bound, listeners, ctx.monitor, replica.device, replica.gpus)
-
-    def _warn_of_changes(self, earlier: Sequence[Record]) -> None:
-        """Warn if this session computes differently from the last one of the `earlier` ones."""
-        changes = compare(earlier[-1], self._identity) if earlier else []
-        if source := texts(changes, "source"):
-            code = describe_custom_code(self._spec.recipe)
-            logger.warning(f"the source of {code} has changed: {'; '.join(source)}")
-        if texts(changes, "environment", "probe"):
-            cause = "; ".join(texts(changes, "environment")) or "environment.json shows no cause"
-            effect = "the probe is equal"
-            if texts(changes, "probe"):
-                effect = (
-                    "the arithmetic probe differs from the last session's, so later weights will "
-                    "differ"
-                )
-            elif texts(changes, "decoder"):
-                effect = "the image decoder too, so pixels may differ"
-            logger.warning(f"the environment has changed ({cause}): {effect}")
 
     def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
         placement, output = self._spec.placement, self._ctx.output
@@ -205,7 +183,7 @@ class RunWriter:
         self._require_saved()
         if (folder := self.folder) is None:
             return None
-        replica, identity = self._replica, self._identity
+        replica = self._replica
         # To find out which answers are sure may take as long as the training.
         with self._ctx.stopping(True):
             tensors, metadata = replica.model_file()
@@ -213,7 +191,7 @@ class RunWriter:
             if logits is not None:
                 probabilities = logits.double().softmax(1)
                 sure = sure_answers(replica, tensors, replica.test_set, probabilities)
-            mixed = any(texts(compare(entry, identity), *_DECIDING) for entry in folder.earlier)
+            mixed = is_mixed(folder.earlier, self._identity)
             result = Result(replica, evaluations, memory, sure)
             record = result.record(self.log, folder, self._spec.started, mixed)
         folder.finish(record, tensors, metadata)

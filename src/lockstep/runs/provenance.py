@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from lockstep import hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
 from lockstep.files import Record, sha256
+from lockstep.messages import logger
 from lockstep.schema import dotted
 
 _LIBRARIES = {"onednn": r"MKL-DNN v([\w.]+)", "mkl": r"Math Kernel Library Version ([\w.]+)"}
@@ -97,6 +98,30 @@ def compare(recorded: Record, now: Record) -> list[Difference]:
 def texts(differences: Iterable[Difference], *kinds: str) -> list[str]:
     """Return the texts of those `differences` that are of one of `kinds`."""
     return [str(difference) for difference in differences if difference.kind in kinds]
+
+
+def warn_of_changes(recipe: Recipe, earlier: Sequence[Record], identity: Record) -> None:
+    """Warn if a session with this `identity` computes differently from the last `earlier` one."""
+    changes = compare(earlier[-1], identity) if earlier else []
+    if source := texts(changes, "source"):
+        logger.warning(
+            f"the source of {describe_custom_code(recipe)} has changed: {'; '.join(source)}"
+        )
+    if texts(changes, "environment", "probe"):
+        cause = "; ".join(texts(changes, "environment")) or "environment.json shows no cause"
+        effect = "the probe is equal"
+        if texts(changes, "probe"):
+            effect = (
+                "the arithmetic probe differs from the last session's, so later weights will differ"
+            )
+        elif texts(changes, "decoder"):
+            effect = "the image decoder too, so pixels may differ"
+        logger.warning(f"the environment has changed ({cause}): {effect}")
+
+
+def is_mixed(earlier: Sequence[Record], identity: Record) -> bool:
+    """Return whether sessions computed differently, so that no other run has the bits of this."""
+    return any(texts(compare(entry, identity), "probe", "source", "decoder") for entry in earlier)
 
 
 def fingerprint(device: torch.device, decoder: Mapping[str, str | None] | None = None) -> Record:
