@@ -143,7 +143,10 @@ def connect(
     with _lost_peers_reported():
         # A store's own timeout is shorter than that of the group.
         store.set_timeout(timedelta(seconds=limit_s))
-        devices = _devices(process, processes, device, store)
+        # what identifies the GPU of each process; "" for one that computes on a CPU
+        gpu_id = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+        store.set(f"device/{process}", gpu_id)
+        devices = [store.get(f"device/{number}").decode() for number in range(processes)]
         for number, name in enumerate(devices):
             first = devices.index(name)
             if name and first != number and not shares_gpu:
@@ -166,13 +169,6 @@ def connect(
     return Processes(
         exchanges, monitor, limit_s=limit_s, through_host=not own_gpus and any(devices)
     )
-
-
-def _devices(process: int, processes: int, device: torch.device, store: Any) -> list[str]:
-    """Return what identifies the GPU of each process; "" for one that computes on a CPU."""
-    own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    store.set(f"device/{process}", own)
-    return [store.get(f"device/{number}").decode() for number in range(processes)]
 
 
 @contextmanager

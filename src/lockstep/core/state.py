@@ -270,10 +270,7 @@ class State:
                 # Adam's number of updates is a slot of one value.
                 needed[name] = parameter if tensor.ndim else parameter.new_empty(())
         for name in sorted({*tensors, *needed}):
-            in_file, in_model = (
-                [*of[name].shape, of[name].dtype] if name in of else None
-                for of in (tensors, needed)
-            )
+            in_file, in_model = _form(tensors.get(name)), _form(needed.get(name))
             if in_file != in_model:
                 raise LockstepError(
                     f"the checkpoint is of another model: {name} is {in_file} in the checkpoint "

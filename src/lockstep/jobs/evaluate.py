@@ -2,8 +2,6 @@
 meanwhile.
 """
 
-from dataclasses import replace
-
 from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import LockstepError, option
@@ -52,18 +50,14 @@ def judge(
     Raises: LockstepError.
     """
     dataset = replica.split(spec.split, spec.examples)
-    run, found = Run(spec.path), None
+    run, checkpoint = Run(spec.path), None
     if ctx.first:
-        found = run.load(spec.checkpoint)
-        _check(spec, replica, found)
+        checkpoint = run.load(spec.checkpoint)
+        _check(spec, replica, checkpoint)
         # An evaluation makes no update, so it needs no optimizer.
-        found = replace(
-            found,
-            tensors={
-                name: t for name, t in found.tensors.items() if not name.startswith("optimizer/")
-            },
-        )
-    restore(replica, found)
+        for name in [name for name in checkpoint.tensors if name.startswith("optimizer/")]:
+            del checkpoint.tensors[name]
+    restore(replica, checkpoint)
     step, weights = replica.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(
@@ -97,17 +91,17 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     }
 
 
-def _check(spec: EvaluateSpec, replica: Replica, found: StateFile) -> None:
+def _check(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) -> None:
     """Raise a LockstepError if the data has other classes than the run's. Note other source, and
     another split.
     """
-    if changed := compare(found.metadata, {"model_source": replica.model_source}):
+    if changed := compare(checkpoint.metadata, {"model_source": replica.model_source}):
         code = describe_custom_code(replica.recipe)
         logger.warning(
             f"the source of {code} is not the one it was trained with "
             f"({'; '.join(map(str, changed))})"
         )
-    replica.require_same_classes(spec.path, found.metadata["classes"])
+    replica.require_same_classes(spec.path, checkpoint.metadata["classes"])
     whole = replica.splits[spec.split].sha256
-    if found.metadata["data_sha256"].get(spec.split, whole) != whole:
+    if checkpoint.metadata["data_sha256"].get(spec.split, whole) != whole:
         logger.warning(f"the {spec.split} data is not what it was in training (its sha256 differs)")

@@ -23,9 +23,9 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     """
     recipe = spec.recipe
     replica = Replica(recipe, spec.placement, ctx)
-    found = recipe.survey(spec.placement.data).splits
+    surveyed = recipe.survey(spec.placement.data).splits
     # Without test images, the validation images are those too, so they count once.
-    names = [*{id(found[name]): name for name in SPLITS if name in found}.values()]
+    names = [*{id(surveyed[name]): name for name in SPLITS if name in surveyed}.values()]
     splits = [replica.split(name) for name in names]
     if not ctx.first:
         return None
@@ -35,7 +35,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
             recipe.bind(len(every)), replica.state, every, confidence.FOLDS
         )
         advance(1)
-    photos = [photo for name in names for photo in found[name]]
+    photos = [photo for name in names for photo in surveyed[name]]
     own, better = every.labels.tolist(), probabilities.argmax(1).tolist()
     doubtful = [
         {
@@ -48,7 +48,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         for row, label, shares in zip(rows.tolist(), better, probabilities.tolist(), strict=True)
         if label != own[row]
     ]
-    doubtful.sort(key=lambda one: one["probability"])
+    doubtful.sort(key=lambda row: row["probability"])
     return {"folder": str(spec.placement.data), "images": len(photos), "doubtful": doubtful}
 
 

@@ -57,8 +57,8 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     updates.close()
     if not ctx.first:
         return None
-    differences = [one for one in compared if one["recorded"] != one["replayed"]]
-    if not differences and max((one["step"] for one in compared), default=begin) == begin:
+    differences = [row for row in compared if row["recorded"] != row["replayed"]]
+    if not differences and max((row["step"] for row in compared), default=begin) == begin:
         raise LockstepError(
             f"no recorded state of steps {begin} to {end} can be read: nothing was compared", DATA
         )
@@ -67,7 +67,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
         "same": not differences,
         "from_step": begin,
         "to_step": end,
-        "compared": dict(Counter(one["what"] for one in compared)),
+        "compared": dict(Counter(row["what"] for row in compared)),
         "differences": differences,
         "processes": ctx.group.processes,
         "machine": machine,
@@ -86,10 +86,8 @@ def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
     last = max(*steps, result.get("steps", 0), 0)
     paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
     state = next(filter(None, map(_read, paths)), None)
-    begin, end = (
-        state.step if state else 0,
-        min((step for step in steps if step > start), default=last),
-    )
+    begin = state.step if state else 0
+    end = min((step for step in steps if step > start), default=last)
     if begin != start:
         logger.warning(
             f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}"
@@ -125,10 +123,10 @@ def _machine(run: Run, replica: Replica, identity: Record, end: int) -> Record |
         replica.require_same_data(run.path, entry)
     if not (computed := [entry for entry in sessions if entry["step"] < end]):
         return None
-    found = compare(computed[-1], identity)
+    changes = compare(computed[-1], identity)
     return {
-        "probe_equal": None if "probe" not in computed[-1] else not texts(found, "probe"),
-        "changes": [str(one) for one in found if one.kind != "probe"],
+        "probe_equal": None if "probe" not in computed[-1] else not texts(changes, "probe"),
+        "changes": [str(change) for change in changes if change.kind != "probe"],
     }
 
 
@@ -163,11 +161,11 @@ def _comparisons(run: Run, replica: Replica, loaded: int | None) -> Iterator[Rec
 
 def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record) -> Record:
     """Return the SHA-256 of the file `saved`, and what it is with what the replay has."""
-    # The source of the user's model may have changed since: `compare` tells that.
-    own = {**saved.metadata, **metadata, "model_source": saved.metadata.get("model_source")}
+    # The source of the user's model may have changed since: `compare` says that.
+    replayed = {**saved.metadata, **metadata, "model_source": saved.metadata.get("model_source")}
     return {
         "recorded": saved.metadata[SHA256],
-        "replayed": contents_sha256(own, tensors),
+        "replayed": contents_sha256(replayed, tensors),
         "tensors": different(saved.tensors, tensors),
     }
 

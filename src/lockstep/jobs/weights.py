@@ -124,30 +124,30 @@ def load_initial_weights(
 
     from lockstep.core.build import named_tensors
 
-    found = _read(path, sha256)
-    own, found = (
+    in_file, in_model = (
         {name: tensor for name, tensor in tensors.items() if not name.endswith(_COUNTER)}
-        for tensors in (named_tensors(model), found)
+        for tensors in (_read(path, sha256), named_tensors(model))
     )
-    loaded = [name for name, tensor in own.items() if name in found and _fits(found[name], tensor)]
+    loaded = [name for name in in_model if name in in_file and _fits(in_file[name], in_model[name])]
     with torch.no_grad():
         for name in loaded:
-            if not found[name].float().isfinite().all():
+            if not in_file[name].float().isfinite().all():
                 raise LockstepError(
                     f"{option('init', path)}: {name} has values that are infinite or not a number",
                     DATA,
                 )
-            own[name].copy_(found[name])
-    if not any(isinstance(own[name], torch.nn.Parameter) for name in loaded):
+            in_model[name].copy_(in_file[name])
+    parameters = [name for name, t in in_model.items() if isinstance(t, torch.nn.Parameter)]
+    if not {*parameters} & {*loaded}:
         raise LockstepError(
             f"{option('init', path)}: none of its tensors has the name and shape of a parameter of "
-            f"model {model_name}. The file has {_some(found)}. The model has {_some(own)}. Give "
-            f"the weights of this model, or {option('model')} the network of these weights"
+            f"model {model_name}. The file has {_some(in_file)}. The model has {_some(in_model)}. "
+            f"Give the weights of this model, or {option('model')} the network of these weights"
         )
-    new, left = ([name for name in names if name not in loaded] for names in (own, found))
-    *_, last = (name for name, tensor in own.items() if isinstance(tensor, torch.nn.Parameter))
+    new = [name for name in in_model if name not in loaded]
+    left = [name for name in in_file if name not in loaded]
     layers = {name.rpartition(".")[0] for name in (*new, *left)}
-    return InitialWeights(loaded, new, left, layers <= {last.rpartition(".")[0]})
+    return InitialWeights(loaded, new, left, layers <= {parameters[-1].rpartition(".")[0]})
 
 
 def _read(path: Path, sha256: str | None) -> "dict[str, Tensor]":
@@ -197,12 +197,12 @@ def _fits(tensor: "Tensor", target: "Tensor") -> bool:
     """Return whether the values can be copied. A sparse or quantized tensor, or one without values,
     cannot.
     """
-    types = (tensor.is_floating_point(), tensor.layout, tensor.device, tensor.is_quantized)
-    return tensor.shape == target.shape and types == (
-        target.is_floating_point(),
-        target.layout,
-        target.device,
-        False,
+    return (
+        tensor.shape == target.shape
+        and tensor.is_floating_point() == target.is_floating_point()
+        and tensor.layout == target.layout
+        and tensor.device == target.device
+        and not tensor.is_quantized
     )
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from lockstep import hardware
 from lockstep.core.evaluation import Evaluation
@@ -27,43 +28,41 @@ from lockstep.runs.run_folder import RunFolder
 _LOG_EVERY = 10  # steps between two lines of log.txt, and two rows of metrics.jsonl
 
 
+@dataclass
 class RunWriter:
     """Writes a run. All processes call the same methods together; only process 0 has a folder.
 
     Attributes:
+        spec, ctx, replica: what is trained.
+        identity: what all processes agree on. It is compared with earlier sessions of the folder.
         folder: the run's folder, which process 0 has locked; None in the others.
         checkpoint: the checkpoint that a resumed run continues from, in process 0, or None.
         policy: when the run is saved and evaluated.
         log: sends events to the listeners of process 0.
     """
 
-    def __init__(
-        self,
-        spec: TrainSpec,
-        ctx: Context,
-        replica: Replica,
-        identity: Record,
-        folder: RunFolder | None,
-    ) -> None:
-        """Compare `identity`, on which all processes agree, with earlier sessions of the `folder`.
+    spec: TrainSpec
+    ctx: Context
+    replica: Replica
+    identity: Record
+    folder: RunFolder | None
 
-        Raises: LockstepError if the run was trained on other data.
-        """
-        self._spec, self._ctx, self._replica, self._identity = spec, ctx, replica, identity
-        self.folder = folder
+    def __post_init__(self) -> None:
+        """Begin to write. Raises: LockstepError if the run was trained on other data."""
+        replica, folder = self.replica, self.folder
         self.checkpoint = folder.checkpoint if folder else None
-        self.policy = Policy(spec.placement, replica.bound)
+        self.policy = Policy(self.spec.placement, replica.bound)
         listeners: list[Listener] = []
         if folder is not None:
             if self.checkpoint is not None:
                 replica.require_same_data(folder.path, self.checkpoint.metadata)
-            warn_of_changes(spec.recipe, folder.earlier, identity)
-            ctx.send("run", str(folder.path))
+            warn_of_changes(self.spec.recipe, folder.earlier, self.identity)
+            self.ctx.send("run", str(folder.path))
             listeners += self._make_listeners(folder)
-        self.log = Log(replica.bound, listeners, ctx.monitor, replica.device, replica.gpus)
+        self.log = Log(replica.bound, listeners, self.ctx.monitor, replica.device, replica.gpus)
 
     def _make_listeners(self, folder: RunFolder) -> Iterator[Listener]:
-        placement, output = self._spec.placement, self._ctx.output
+        placement, output = self.spec.placement, self.ctx.output
         if output.lines is not None:
             yield console.listener_on(output.lines, placement.log_every, verbose=output.verbose)
         every = placement.log_every or _LOG_EVERY
@@ -76,26 +75,26 @@ class RunWriter:
             yield TensorBoard(
                 folder.summaries,
                 placement.summary_every,
-                self._replica.network,
+                self.replica.network,
                 resumed=self.checkpoint.step if self.checkpoint else None,
             )
 
     def begin(self, metadata: Record) -> None:
         """Continue from a checkpoint's `metadata`. Record this session, and print its start."""
-        replica, placement, step = self._replica, self._spec.placement, self._replica.state.step
+        replica, placement, step = self.replica, self.spec.placement, self.replica.state.step
         self.policy.load_state_dict(metadata)
-        block = startup_lines(replica, self.folder.path if self.folder else self._spec.path)
+        block = startup_lines(replica, self.folder.path if self.folder else self.spec.path)
         details = [*detail_lines(replica), *placement_lines(replica)]
         if self.folder is None:
             return
         session = {
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
-            **self._identity,
+            **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))
         self.log.note(*console.block(block))
-        self.log.note(*console.block(details), *self._spec.details, detail=True)
+        self.log.note(*console.block(details), *self.spec.details, detail=True)
         on_cpu = replica.device.type == "cpu" and placement.device == "auto"
         if on_cpu and (problem := hardware.gpu_problem()):
             self.log.note(
@@ -104,7 +103,7 @@ class RunWriter:
 
     def poll(self) -> Requests:
         """Return what this process requests now: a stop for a signal, and a save by time."""
-        return Requests(self._ctx.stop(), self.folder is not None and self.folder.saver.due())
+        return Requests(self.ctx.stop(), self.folder is not None and self.folder.saver.due())
 
     def stepped(self) -> None:
         """Learn that an update is done. Report a failed save; training continues."""
@@ -117,7 +116,7 @@ class RunWriter:
         Raises: LockstepError, in every process, if the state is not finite or is not the same in
             all processes.
         """
-        replica, state = self._replica, self._replica.state
+        replica, state = self.replica, self.replica.state
         if not state.is_finite():  # An update made it so, although all gradients were finite.
             raise NonFiniteError(f"a weight is not finite after {state.step} steps")
         require_equal_states(state, replica.group)
@@ -131,8 +130,8 @@ class RunWriter:
 
     def evaluated(self, results: dict[str, Evaluation]) -> None:
         """Record and report evaluations of the state by kind of weights, the classifier's first."""
-        step = self._replica.state.step
-        self.log.evaluation(step, self._spec.recipe.evaluated_split, results)
+        step = self.replica.state.step
+        self.log.evaluation(step, self.spec.recipe.evaluated_split, results)
         self.policy.record(step, next(iter(results.values())).correct)
 
     @contextmanager
@@ -142,7 +141,7 @@ class RunWriter:
         After a signal it is saved already, or is being saved: no update is lost. After a loss that
         is not finite, the state before that step is still good, unless the last update broke it.
         """
-        replica = self._replica
+        replica = self.replica
         try:
             yield
         except SystemExit:
@@ -153,47 +152,43 @@ class RunWriter:
             require_equal_states(replica.state, replica.group)
             if replica.state.is_finite():
                 self.save()
-                self._require_saved()
+                if self.folder is not None:
+                    self.folder.saver.require_saved()
             # No process reports the error, and with it ends all, before process 0 has saved.
             replica.group.broadcast(b"")
             raise LockstepError(
                 f"{error}. The run's newest checkpoint is its last good state", error.code
             ) from None
 
-    def _require_saved(self) -> None:
-        """Wait until the last checkpoint is saved. Raises: LockstepError if it could not be."""
-        if self.folder is not None:
-            self.folder.saver.require_saved()
-
     def stop(self) -> None:
         """Say how to continue a run that was asked to stop, when its last checkpoint is saved."""
-        self._require_saved()
         if self.folder is None:
             return
-        again = self._spec.recipe.resuming(self.folder.path)
-        done = f"after {self._replica.state.step} steps, saved"
+        self.folder.saver.require_saved()
+        again = self.spec.recipe.resuming(self.folder.path)
+        done = f"after {self.replica.state.step} steps, saved"
         self.log.note(*console.block([("stopped", done), ("resume", again)]))
-        self._ctx.send("stopped", True)
+        self.ctx.send("stopped", True)
 
     def finish(self, evaluations: dict[str, Evaluation], memory: list[int]) -> Record | None:
         """Write the model and the result, and print the end block. Return the result in process 0.
 
         `memory` is each process's peak, in bytes.
         """
-        self._require_saved()
-        if (folder := self.folder) is None:
+        replica, folder = self.replica, self.folder
+        if folder is None:
             return None
-        replica = self._replica
+        folder.saver.require_saved()
         # To find out which answers are sure may take as long as the training.
-        with self._ctx.stopping(True):
+        with self.ctx.stopping(True):
             tensors, metadata = replica.model_file()
             sure, logits = None, next(iter(evaluations.values())).logits
             if logits is not None:
                 probabilities = logits.double().softmax(1)
                 sure = sure_answers(replica, tensors, replica.test_set, probabilities)
-            mixed = is_mixed(folder.earlier, self._identity)
+            mixed = is_mixed(folder.earlier, self.identity)
             result = Result(replica, evaluations, memory, sure)
-            record = result.record(self.log, folder, self._spec.started, mixed)
+            record = result.record(self.log, folder, self.spec.started, mixed)
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
         return record
