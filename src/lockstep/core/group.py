@@ -47,9 +47,8 @@ class Group:
     process = 0
     processes = 1
     overlaps = False  # whether `start` returns before its work is done
-    through_host = (
-        False  # whether processes that compute on GPUs exchange copies in the host's memory
-    )
+    # whether processes that compute on GPUs exchange copies in the host's memory
+    through_host = False
 
     def exchanged(self, tensor: Tensor) -> Tensor:
         """Return `tensor` where the processes exchange tensors: itself, or a copy in the host's

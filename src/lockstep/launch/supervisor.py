@@ -32,9 +32,8 @@ from lockstep.messages import logger
 from lockstep.runs.run import Run
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
-_MAX_LOOK_S = (
-    1.0  # If a look took longer, this program was stopped, and its workers may have been too.
-)
+# If a look took longer, this program was stopped, and its workers may have been too.
+_MAX_LOOK_S = 1.0
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
 _ASK_S = 1.0  # seconds between two requests to stop
 _KILLED_S = 5.0  # seconds for a killed worker to end
@@ -223,10 +222,8 @@ class Supervisor:
                     time.sleep(_POLL_S)
                 else:
                     self.relay.write(_POLL_S)
-                now, seen = (
-                    time.monotonic(),
-                    {process: self._heartbeats[process].beat for process in running},
-                )
+                now = time.monotonic()
+                seen = {process: self._heartbeats[process].beat for process in running}
                 passed_s = min(now - last, _MAX_LOOK_S)
                 if self.request.received is not None:
                     if asked is None or now - asked > _ASK_S:
@@ -250,6 +247,10 @@ class Supervisor:
                 self.request.record(signal.SIGINT, None)
         return ""
 
+    # Stop. A signal to this program becomes a SIGTERM to each worker, again every second. A worker
+    # that trains records it, and its next vector carries the request to all, so that all stop after
+    # the same step and save. Workers with nothing to save end at once; those that import or connect
+    # do not hear a signal, so they are killed after a second.
     def _ask_to_stop(self, beats: Iterable[Beat], again: bool) -> None:
         """Ask the workers to stop, or kill them if they have nothing to save.
 
@@ -282,6 +283,9 @@ class Supervisor:
                 failures[process] = end
         return failures
 
+    # Errors. Each worker writes how it ended into a file, and ends. Its peers notice within
+    # milliseconds, and write errors that are marked as `lost`. So the cause is the earliest error
+    # that is not lost; a worker without a file was killed, or crashed below Python.
     def _first_cause(self, failures: Mapping[int, End]) -> End:
         """Return why the job failed: the error of a worker that failed by itself; else the signal
         that killed one.
@@ -306,6 +310,10 @@ class Supervisor:
         killed = f"{who} was killed by {signal.Signals(-end.code).name} {where}{hint}"
         return End(ENVIRONMENT, killed)
 
+    # Restart. After a failure no two processes need have the same state, so all end. The newest
+    # checkpoint is the only state that all can agree on, and continuing from it has the same bits.
+    # An error that the user must fix comes again, and so does a crash before the run's folder is
+    # open. The count begins anew with every checkpoint: a run that gets on may fail often.
     def _prepare_restart(self, failure: End) -> None:
         """Prepare a training for a restart from its newest checkpoint. Raises: LockstepError if
         there must be none.

@@ -31,9 +31,8 @@ class StepEvent:
     decay_average: dict[str, float]  # their running averages
     accuracy: float  # share of the batch that is classified correctly
     learning_rate: float  # learning rate of the step
-    s_per_step: (
-        float  # mean since the previous event of this listener, without evaluation and saving
-    )
+    # mean since the previous event of this listener, without evaluation and saving
+    s_per_step: float
     # mean over the same time; None if a step computes no image, but features of images
     images_per_s: float | None
     # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0

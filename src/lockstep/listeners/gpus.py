@@ -8,9 +8,8 @@ import torch
 from lockstep.errors import option
 from lockstep.messages import logger
 
-_APART_S = (
-    1.0  # of training between two readings: a utilisation is that of the last second, or of less
-)
+# of training between two readings: a utilisation is that of the last second, or of less
+_APART_S = 1.0
 _READINGS = 10  # after which a GPU is judged
 _IDLE = 0.2  # mean utilisation below which it idles
 

@@ -49,9 +49,8 @@ class Difference:
     print.
     """
 
-    kind: (
-        str  # "source" (of the user's code), "data", "classes", "probe", "decoder" or "environment"
-    )
+    # "source" (of the user's code), "data", "classes", "probe", "decoder" or "environment"
+    kind: str
     name: str  # of the entry: a source file, a split, or a dotted name as in versions.torch
     # before, after: the recorded value and the value now; None if there is none
     before: Any

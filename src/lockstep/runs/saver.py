@@ -59,6 +59,9 @@ class Saver:
         later_s = 3 * self._step_s + 2 * self._write_s
         return time.monotonic() - self._state_time + later_s >= self.every_s
 
+    # A save must not stop training, nor mix two states. So the thread copies the tensors while the
+    # towers compute the next step, and only the update, which changes them, waits for the copy. An
+    # error comes back to the main thread at the next step: the previous checkpoints still exist.
     def save(
         self,
         tensors: Tensors,
@@ -83,9 +86,8 @@ class Saver:
                     update_lock.release()
                 self._write(copies, metadata, best)
                 self._state_time, self._write_s = began, time.monotonic() - began
-            except (
-                Exception
-            ) as error:  # A thread has no caller to raise to; the main thread reports it.
+            except Exception as error:
+                # A thread has no caller to raise to; the main thread reports it.
                 self._error = error
                 # The next attempt is due after another `every_s` seconds.
                 self._state_time = time.monotonic()

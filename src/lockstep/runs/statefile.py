@@ -238,13 +238,14 @@ def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
         raise ValueError(str(error) or type(error).__name__) from None
 
 
+# Writing. A program or a host may fail at any moment, so a file gets its name when it is whole and
+# on the disk: the rename is atomic. A program that was cut off from a network disk may still run
+# when another one has taken over, so the fence looks for its own token just before the rename.
 def write(path: Path, tensors: Tensors, metadata: Record, fence: Fence = lambda: None) -> None:
     """Write `tensors`, as `copied` returns them, and `metadata`: whole, on the disk, or not at all.
 
     The frozen tensors of a checkpoint are left out, as `keep_frozen` has written them. Its SHA-256
-    is of all. It is written under another name, flushed and renamed. `fence` is called before it
-    gets its name, and raises an error if this program may no longer write there. Raises: OSError,
-    or the error of `fence`.
+    is of all. Raises: OSError, or the error of `fence`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
