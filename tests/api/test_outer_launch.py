@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_promise import port
 from tests.conftest import NATIVE, SHORT, popen
+from tests.helpers import free_port
 
 import lockstep
 from lockstep.errors import USAGE, LockstepError
@@ -36,7 +36,7 @@ def programs(folder, code, **environment):
     stderr) of each.
     """
     (folder / "go.py").write_text(code)
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     started = []
     for number in ("0", "1"):
         numbers = {"RANK": number, "LOCAL_RANK": number, "RUNS": str(folder / f"runs-{number}")}

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from tests.cli.test_mistakes import USAGE, refused
+from tests.helpers import USAGE, refused
 
 
 @pytest.mark.slow

@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 from tests.conftest import _outside
+from tests.helpers import DATA
 from tests.serving import Server, archive, blank_mnist
 
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.text import size
 
-DATA = 3
 # The program, but for the sums of what it downloads: those of files that a test can make.
 PROGRAM = """
 import sys

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from tests.cli.test_mistakes import refused
+from tests.helpers import DATA, USAGE, refused
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
 from lockstep.classify.predict import load
@@ -16,7 +16,6 @@ from lockstep.pages.runs import page
 from lockstep.pictures.decode import decode_image, decoder_versions
 from lockstep.runs.run import Run
 
-USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
     "--set",
     "image_px=32",

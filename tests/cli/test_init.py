@@ -5,8 +5,8 @@ import re
 import shutil
 
 import pytest
-from tests.cli.test_mistakes import refused
 from tests.conftest import NATIVE, SHORT
+from tests.helpers import refused
 
 from lockstep.errors import USAGE
 

@@ -11,20 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SHORT, start
-from tests.contract.test_reductions import free_port as port
+from tests.helpers import ENVIRONMENT, NEWER_CPU, OLDER, USAGE, as_stopped, free_port
 from tests.runs import state_path
 
-from lockstep import hardware
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import metadata_of
 
-USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
-OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-NEWER_CPU = pytest.mark.skipif(
-    "avx512f" not in hardware.cpu()["flags"].split(),
-    reason="this CPU has no more than AVX2, which the test takes away",
-)
 PURE = """
 import torch
 from helper import WIDTH
@@ -38,7 +31,7 @@ def build(shape, classes):
 
 def launched(cwd: Path, names: dict[str, str], *args: object, **others: dict[str, str]):
     """Two programs as an outer launcher starts them; `others` are more variables of the second."""
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     programs = []
     for number in range(2):
         variables = {key: text.format(number=number) for key, text in names.items()} | master
@@ -121,14 +114,6 @@ def test_a_resume_with_other_arithmetic_is_said(program, trained_once, stopped):
     assert whole["mixed_arithmetic"] is False
     probes = [session["probe"] for session in json.loads((run / "environment.json").read_text())]
     assert len(set(probes)) == 2
-
-
-def as_stopped(run):
-    """The run, finished after twelve steps, as if it had been killed after step 4."""
-    (run / "result.json").unlink()
-    for step in (8, 12):
-        (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
-    return run
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import _outside
 from tests.disturbed import STEPS, begin, end, sha256, workers, write_model
+from tests.helpers import replica
 from tests.replicas import MemoryGroup, on_replicas
-from tests.unit.test_replica import replica
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.agreement import require_agreement

@@ -13,8 +13,8 @@ import sys
 import pytest
 from benchmarks import serve as load
 from benchmarks.browser import chromium, executable
-from tests.cli.test_mistakes import refused
 from tests.conftest import NATIVE, start
+from tests.helpers import refused
 
 from lockstep.classify.serve import network_address
 from lockstep.errors import ENVIRONMENT

@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import save
+from tests.helpers import recipe_with
 from tests.runs import fit_here, state_path
 
 from lockstep.classify.predict import load as load_classifier, weights_of
@@ -36,7 +37,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run import Run
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 1, "portable": False})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 bounded = settings(
     max_examples=EXAMPLES,

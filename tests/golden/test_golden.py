@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 
 from lockstep import hardware, numerics
-from lockstep.config.overrides import make
-from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
@@ -41,7 +40,7 @@ def machine() -> str:
 
 
 def weights_sha256(changes: dict, path: Path) -> str:
-    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
+    recipe = recipe_with("digits", changes)
     return fit_here(recipe, path).result["weights_sha256"]
 
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from lockstep import hardware
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.group import connect
 from lockstep.core.monitor import Monitor
@@ -20,10 +19,10 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch import worker
 from lockstep.launch.world import World
-from lockstep.recipes import get_recipe
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 2, "portable": False})
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 OUT_OF_MEMORY = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation"

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.test_promise import NEWER_CPU, OLDER, as_stopped
 from tests.conftest import _outside
+from tests.helpers import NEWER_CPU, OLDER, as_stopped
 from tests.namespaces import INTERFACE
 
 STEPS = 12  # of the run `alone`

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from tests.unit.test_saver import Weights, save, steps
+from tests.helpers import Weights, save, steps
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.listeners.events import EvaluationEvent

@@ -6,15 +6,14 @@ import math
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from torch import nn
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import LockstepError
 from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.recipes import get_recipe
 
 
 class Linear(nn.Module):
@@ -50,7 +49,7 @@ def replica(model=None, **changes):
         if model
         else {}
     )
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {**own, **changes})
+    recipe = recipe_with("digits", {**own, **changes})
     return Replica(recipe, Placement(), Context())
 
 

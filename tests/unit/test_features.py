@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.closeness import require_close
 from tests.conftest import NATIVE
+from tests.helpers import recipe_with
 from tests.images import bright_and_dark
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
@@ -221,9 +222,7 @@ def head_of_digits(file, **changes):
         "augmentation": "plain",
         "weight_decay": {},
     }
-    return make(
-        get_recipe("digits").model_dump(mode="json"), fixed, {"init_sha256": file.sha256, **changes}
-    )
+    return recipe_with("digits", fixed, {"init_sha256": file.sha256, **changes})
 
 
 def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp_path):

@@ -6,10 +6,9 @@ import json
 
 import pytest
 import torch
+from tests.helpers import recipe_with, summaries
 from tests.runs import fit_here
-from tests.unit.test_tensorboard import read
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
 from lockstep.errors import LockstepError
@@ -122,9 +121,7 @@ def trained(path, monkeypatch, numbers):
 
     monkeypatch.setattr(Replica, "__init__", with_gpus)
     monkeypatch.setattr(gpus, "_APART_S", 0.0)
-    recipe = make(
-        get_recipe("digits").model_dump(mode="json"), {"steps": 3, "batch": 32, "portable": False}
-    )
+    recipe = recipe_with("digits", {"steps": 3, "batch": 32, "portable": False})
     return fit_here(recipe, path, Placement(summary_every=1, log_every=1)).result
 
 
@@ -139,7 +136,7 @@ def test_a_run_states_the_use_of_its_gpus(tmp_path, monkeypatch, percent, capfd)
     rows = [row for row in Run(path).metrics() if row["kind"] == "step"]
     assert [row["gpus"]["1"] for row in rows] == [{"utilization": 0.04, "memory_bytes": 2 * GB}] * 3
     assert [
-        event.value for event in read(path / "tb").Scalars("gpu_0/utilization")
+        event.value for event in summaries(path / "tb").Scalars("gpu_0/utilization")
     ] == pytest.approx([0.93] * 3)
     assert ends in runs.page(Run(path))
 

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers import WHITENED, replica
 from tests.runs import fit_here
-from tests.unit.test_replica import WHITENED, replica
 
 from lockstep.commands.to_recipe import with_initial_weights
 from lockstep.config.overrides import make

@@ -2,6 +2,8 @@
 counts.
 """
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from tests.runs import fit_here
@@ -50,10 +52,17 @@ def normed(**changes):
     return make(DIGITS, changes)
 
 
+class Stepped(NamedTuple):
+    """Parameters and buffers before and after steps, the network, and the averages."""
+
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
+    network: Network
+    averages: dict[str, torch.Tensor]
+
+
 def stepped(recipe, steps=2):
-    """Train the model on random images. Return its state before and after, the network, and the
-    averages.
-    """
+    """Train the model on random images."""
     model = build_model(recipe, SHAPE, 10)
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
     before = {name: t.clone() for name, t in {**state.parameters, **state.buffers}.items()}
@@ -65,7 +74,7 @@ def stepped(recipe, steps=2):
         shard = Shard(0, torch.randn(32, *SHAPE, generator=generator) + 1, torch.arange(32) % 10)
         gradients, buffer_deltas, _ = tower.layout.unpack(tower(state, shard, step))
         state.apply(gradients / 32, buffer_deltas, 0.1)
-    return before, {**state.parameters, **state.buffers}, network, state.ema
+    return Stepped(before, {**state.parameters, **state.buffers}, network, state.ema)
 
 
 @pytest.mark.parametrize(

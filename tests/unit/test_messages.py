@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import in_this_process, popen
+from tests.documents import SOURCE, trees
 
 import lockstep
 from lockstep import errors
@@ -15,10 +16,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
 from lockstep.recipes import get_recipe
 
-ROOT = Path(lockstep.__file__).parent
-TREES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))
-}
+TREES = trees(SOURCE)
 # A text that ends in -- is followed by a name.
 NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")
 

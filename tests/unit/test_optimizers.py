@@ -6,16 +6,15 @@ import sys
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import numerics
-from lockstep.config.overrides import make
 from lockstep.core.state import State
 from lockstep.errors import LockstepError
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.muon import orthogonalised
 from lockstep.optim.optimizers import DEFAULT, decay_by_name, eager, parameter_groups
-from lockstep.recipes import get_recipe
 
 
 def parameters():
@@ -121,7 +120,7 @@ def test_weight_decay_of_a_filter_is_an_error():
 
 
 def digits(**changes):
-    return make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, **changes})
+    return recipe_with("digits", {"steps": 12, **changes})
 
 
 def layers():

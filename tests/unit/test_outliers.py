@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tests.helpers import recipe_with
 from tests.images import bright_and_dark
 from tests.runs import fit_here, state_path
 
 import lockstep
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
@@ -90,7 +90,7 @@ def head_run(tmp_path_factory):
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     torch.save(model.state_dict(), root / "weights.pt")
     sha256 = hashlib.sha256((root / "weights.pt").read_bytes()).hexdigest()
-    recipe = make(get_recipe("photos").model_dump(mode="json"), {**HEAD, "init_sha256": sha256})
+    recipe = recipe_with("photos", {**HEAD, "init_sha256": sha256})
     placement = Placement(data=root / "photos", init=root / "weights.pt", summary_every=0)
     fit_here(recipe, root / "run", placement)
     return root

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 from torch import nn
 
@@ -98,7 +99,7 @@ def lazy(shape, classes):
 
 def recipe(model, base="digits", note=lambda text: None, **changes):
     own = {"model": f"tests.unit.test_own_models:{model}", **changes}
-    return make(get_recipe(base).model_dump(mode="json"), own, note=note)
+    return recipe_with(base, own, note=note)
 
 
 def probed(model, **changes):

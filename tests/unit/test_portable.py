@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.closeness import require_close
+from tests.helpers import recipe_with
 from torch import nn
 from torch.nn import functional
 
@@ -533,10 +534,7 @@ def test_the_context_is_of_this_thread_and_can_be_left():
 def test_settings_that_only_native_arithmetic_has():
     fields = get_recipe("digits").model_dump(mode="json")
     assert make(fields, {"portable": False}).arithmetic == "native"
-    assert (
-        make(get_recipe("cifar10").model_dump(mode="json"), {"portable": True}).arithmetic
-        == "portable"
-    )
+    assert recipe_with("cifar10", {"portable": True}).arithmetic == "portable"
     for changes in (
         {"precision": "bfloat16"},
         {"portable": True, "precision": "float16"},

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.test_mistakes import refused
 from tests.conftest import NATIVE
+from tests.helpers import flip, recipe_with, refused
 from tests.runs import change_checkpoint, change_state
-from tests.unit.test_saver import flip
 
 from lockstep.commands.verify import lines_of
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import different, replayed, verify
-from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder
@@ -182,7 +179,7 @@ def test_where_nothing_is_compared_nothing_is_claimed(run):
 
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
+    recipe = recipe_with("digits", {"exact": False})
     RunFolder.create(tmp_path / "a", recipe).close()
     refused(here("verify", "a"), USAGE, "only exact runs can be verified")
 

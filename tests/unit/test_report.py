@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import rich.console
 import torch
+from tests.helpers import recipe_with
 
-from lockstep.config.overrides import make
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
@@ -43,7 +43,7 @@ def sums(cross_entropy=256.0, last=80.0, correct=64.0):
 
 
 def a_log(listeners, steps=25):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": steps})
+    recipe = recipe_with("digits", {"steps": steps})
     return Log(recipe.bind(1442), listeners)
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers import Weights, flip, save, steps
 
 from lockstep.errors import DATA, LockstepError
 from lockstep.runs import saver, statefile
@@ -21,12 +22,6 @@ def saved(folder, step):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_checkpoint_is_as_saved_and_equal_states_equal_bytes(tmp_path):
@@ -114,30 +109,6 @@ def test_clear_ahead_renames_later_and_deletes_unfinished_ones(tmp_path):
     assert names(tmp_path) == ["damaged-step-000000002.safetensors", "step-000000001.safetensors"]
     saved(tmp_path, 2)
     assert statefile.latest(tmp_path).step == 2
-
-
-class Weights:
-    """A stand-in for a `State`, with the members that a Saver uses."""
-
-    def __init__(self):
-        self.update_lock = threading.Lock()
-        self.step, self.weight = 0, torch.zeros(1000)
-
-    def state_dict(self):
-        return {"step": torch.tensor(self.step), "parameter/w": self.weight}
-
-    def update(self):
-        with self.update_lock:
-            self.step += 1
-            self.weight.add_(1.0)
-
-
-def save(saves, state, best=None):
-    saves.save(state.state_dict(), {}, state.update_lock, best)
-
-
-def steps(folder):
-    return [*statefile.checkpoints_in(folder)]
 
 
 def saved_weights(folder):

@@ -6,20 +6,19 @@ import hashlib
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 
-from lockstep.config.overrides import make
 from lockstep.core.digest import digest
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
 
 
 def state(**changes):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
+    recipe = recipe_with("digits", changes)
     model = build_model(recipe, (1, 8, 8), 10)
     return State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
 

@@ -7,22 +7,20 @@ import json
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.helpers import flip, recipe_with
 from tests.runs import state_path
-from tests.unit.test_saver import flip
 
 import lockstep.commands.evaluate as command
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.errors import DATA, USAGE, LockstepError
 from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run_folder import RunFolder
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 10, "portable": False})
 END = "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"
 
 
