@@ -1,12 +1,13 @@
 """Functions and constants that several test modules use."""
 
+import json
 import math
 import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Dataset, Plan
+from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
@@ -186,3 +188,22 @@ def save(saves: Saver, state: Weights, best: int | None = None) -> None:
 def steps(folder: Path) -> list[int]:
     """Return the steps of which `folder` has a checkpoint."""
     return [*statefile.checkpoints_in(folder)]
+
+
+def lockstep_error(match: str) -> pytest.RaisesExc[LockstepError]:
+    """Require that the block ends with a LockstepError whose message matches."""
+    return pytest.raises(LockstepError, match=match)
+
+
+def succeeded(done: CompletedProcess) -> CompletedProcess:
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that has a JSON object in each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import free_port
+from tests.helpers import free_port, read_json
 from tests.replicas import on_replicas
 
 from lockstep.config.placement import REDUCTIONS
@@ -160,7 +160,7 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
         for rank in range(2)
     ]
     assert [process.wait(timeout=120) for process in children] == [0] * 2
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = read_json(tmp_path / "found.json")
     for kind in ("tree", MESSAGES, "in parts"):
         assert found[kind] == [alone(7)] * 2, kind
     assert found["gather"] == [0, 1]

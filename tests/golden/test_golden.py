@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import recipe_with
+from tests.helpers import read_json, recipe_with
 from tests.runs import fit_here
 
 from lockstep import hardware, numerics
@@ -46,7 +46,7 @@ def weights_sha256(changes: dict, path: Path) -> str:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_have_the_known_bits(case, tmp_path):
-    known = json.loads(FILE.read_text()).get(machine())
+    known = read_json(FILE).get(machine())
     if known is None:
         pytest.skip(f"no hashes are kept for {machine()}")
     assert weights_sha256(CASES[case], tmp_path / "run") == known[case]
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     numerics.prepare(1)
     numerics.configure(1, exact=True)  # as for the tests
 
-    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    known = read_json(FILE) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         known[machine()] = {
             case: weights_sha256(c, Path(folder) / case) for case, c in CASES.items()

@@ -20,6 +20,7 @@ import pytest
 from benchmarks import serve as load
 from PIL import Image
 from tests.conftest import NATIVE
+from tests.helpers import lockstep_error
 
 import lockstep
 from lockstep.classify import serve as application
@@ -530,5 +531,5 @@ def test_a_classifier_without_pictures_is_an_error_at_the_start(classifier):
         classifier,
         predict=lambda *args, **options: iter([lockstep.Prediction(0, error="squares only")]),
     )
-    with pytest.raises(LockstepError, match="cannot classify pictures: squares only"):
+    with lockstep_error("cannot classify pictures: squares only"):
         application.application(other, "x", "127.0.0.1")

@@ -2,13 +2,13 @@
 views.
 """
 
-import json
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from tests.helpers import read_json
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
@@ -124,7 +124,7 @@ def test_a_run_counts_steps_times_batch_and_each_test_image_once(
     recipe = get_recipe("digits").replace(**changes, arithmetic="native")
     path = tmp_path / "run"
     result = fit_here(recipe, path).result
-    assert result == json.loads((path / "result.json").read_text())
+    assert result == read_json(path / "result.json")
     assert result.keys() == KEYS
     assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
     evaluations = [row for row in Run(path).metrics() if row["kind"] == "evaluation"]

@@ -6,12 +6,11 @@ import json
 
 import pytest
 import torch
-from tests.helpers import recipe_with, summaries
+from tests.helpers import lockstep_error, read_json, recipe_with, summaries
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
-from lockstep.errors import LockstepError
 from lockstep.jobs import replica as sessions
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
@@ -159,6 +158,6 @@ def test_on_a_cpu_nothing_is_said_of_gpus(tmp_path, monkeypatch, percent, capfd)
 def test_a_damaged_share_is_an_error_of_the_file(tmp_path, monkeypatch, percent):
     trained(tmp_path / "run", monkeypatch, [0])
     path = tmp_path / "run/result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_utilization": {"0": "much"}}))
-    with pytest.raises(LockstepError, match=r"result\.json"):
+    path.write_text(json.dumps(read_json(path) | {"gpu_utilization": {"0": "much"}}))
+    with lockstep_error(r"result\.json"):
         runs.page(Run(tmp_path / "run"))

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.helpers import recipe_with
+from tests.helpers import recipe_with, succeeded
 from tests.images import bright_and_dark
 
 from lockstep.data.dataset import Dataset
@@ -48,8 +48,7 @@ def photos(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_data_check_lists_exchanged_labels_first_on_a_page(here, photos):
     words = ("data", "check", photos, "--labels", "--html", "page.html")
-    checked = here(*words, "--json")
-    assert checked.returncode == 0, checked.stderr
+    checked = succeeded(here(*words, "--json"))
     found = json.loads(checked.stdout)["labels"]
     assert found["images"] == 30
     assert {one["path"] for one in found["doubtful"][:2]} == WRONG

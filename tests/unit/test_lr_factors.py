@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.helpers import lockstep_error
 from tests.runs import fit_here
 from torch import nn
 
@@ -15,7 +16,6 @@ from lockstep.core.network import Network, lr_factors, persistent_buffers, untra
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Shard
-from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_a_layer_is_untrained_as_its_parameters_or_its_parent():
 
 
 def test_nothing_to_train_is_refused(tmp_path):
-    with pytest.raises(LockstepError, match="lr_factors are 0 for all parameters"):
+    with lockstep_error("lr_factors are 0 for all parameters"):
         fit_here(normed(lr_factors=dict.fromkeys(("body", "norm", "head"), 0)), tmp_path / "a")
 
 
@@ -128,10 +128,10 @@ def test_a_name_without_a_layer_is_refused_with_near_names():
         r"body, "
         r"head, norm$"
     )
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         stepped(normed(**{"lr_factors.boddy": 0.5}), 0)
     for value in (-1, "fast", None):
-        with pytest.raises(LockstepError, match=r"lr_factors\.body"):
+        with lockstep_error(r"lr_factors\.body"):
             normed(**{"lr_factors.body": value})
 
 

@@ -2,15 +2,12 @@
 state stays.
 """
 
-import json
-
-import pytest
 import torch
-from tests.helpers import recipe_with
+from tests.helpers import lockstep_error, read_rows, recipe_with
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH
 from lockstep.optim.scale import LossScale
 from lockstep.runs import statefile
 
@@ -48,9 +45,7 @@ def late_nan(shape, classes):
 
 def test_a_step_that_is_not_finite_stops_the_run_and_each_resume(tmp_path):
     for resume in (False, True):
-        with pytest.raises(
-            LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1"
-        ) as error:
+        with lockstep_error("of towers 0, 1, 2, 3 is not finite at step 1") as error:
             # so that the error saves, before an update
             train(tmp_path / "run", "tests.unit.test_non_finite:late_nan", resume, save_every=100)
         assert error.value.code == CRASH
@@ -76,7 +71,7 @@ def steep(shape, classes):
 
 
 def test_a_sum_of_finite_towers_that_overflows_is_never_saved(tmp_path):
-    with pytest.raises(LockstepError, match="not finite") as error:
+    with lockstep_error("not finite") as error:
         train(tmp_path / "run", "tests.unit.test_non_finite:steep")
     assert error.value.code == CRASH
     assert [*statefile.checkpoints_in(tmp_path / "run/checkpoints")] == [0]
@@ -104,7 +99,7 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert train(tmp_path / "run", "tests.helpers:loud", lr=1e-8, **HALF)["steps"] == 11
     log = (tmp_path / "run/log.txt").read_text()
     assert "step 0: skipped, the loss scale 1024 is too large for tower 0" in log
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run/metrics.jsonl")
     steps = [row for row in rows if row["kind"] == "step"]
     skipped = log.count("skipped")
     assert 0 < skipped < 8
@@ -116,5 +111,5 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
 
 
 def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
-    with pytest.raises(LockstepError, match="towers 0, 1, 2, 3 is not finite at step 16"):
+    with lockstep_error("towers 0, 1, 2, 3 is not finite at step 16"):
         train(tmp_path / "run", "tests.unit.test_non_finite:late_nan", steps=40, **HALF)

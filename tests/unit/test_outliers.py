@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tests.helpers import recipe_with
+from tests.helpers import lockstep_error, recipe_with
 from tests.images import bright_and_dark
 from tests.runs import fit_here, state_path
 
@@ -19,7 +19,6 @@ from lockstep.config.placement import Placement
 from lockstep.core.model import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.head.outliers import Outliers, divided, outlier_tensors
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
@@ -105,7 +104,7 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     assert {*found[6:-1]} <= {"sure", "unlike"}  # A head tells bright from dark without a mistake.
     strict = lockstep.load(head_run / "run", sure=0.999)
     assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unlike"}
-    with pytest.raises(LockstepError, match="sure: got 95"):
+    with lockstep_error("sure: got 95"):
         lockstep.load(head_run / "run", sure=95)
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
@@ -147,12 +146,12 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
         statefile.write(
             changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.metadata_of(own)
         )
-        with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
+        with lockstep_error("is damaged: its tensors unlike/"):
             lockstep.load(changed)
     statefile.write(
         changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.metadata_of(own)
     )
-    with pytest.raises(LockstepError, match="is damaged: its tensor sure/answers"):
+    with lockstep_error("is damaged: its tensor sure/answers"):
         lockstep.load(changed)
     statefile.write(changed, weights, statefile.metadata_of(own))
     assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.helpers import recipe_with
+from tests.helpers import lockstep_error, recipe_with
 from tests.runs import fit_here
 from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import model as factory
-from lockstep.errors import LockstepError
 from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
@@ -157,19 +156,17 @@ def test_tied_weights_are_one_parameter_and_unused_ones_stay():
     ],
 )
 def test_a_network_that_cannot_be_trained_is_one_message(model, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         probed(model)
 
 
 def test_a_model_without_least_px_is_tried_on_each_size():
     sizes = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}
     assert probed("Small", **sizes).recipe.progressive.sizes_px == (4, 8)
-    with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
+    with lockstep_error("got 9: 1 to 8 is allowed"):
         probed("Small", **sizes | {"progressive.sizes_px": [8, 9]})
     for px, failing in ((28, 4), (4, 8)):
-        with pytest.raises(
-            LockstepError, match=rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"
-        ):
+        with lockstep_error(rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"):
             probed("OfOneSize", **sizes, **{"model_options.px": px})
 
 
@@ -328,7 +325,7 @@ def test_a_function_gets_what_its_signature_asks_for(function, shape, options, e
     ],
 )
 def test_a_function_that_does_not_fit_is_one_message(function, shape, options, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         call(function, shape, **options)
 
 

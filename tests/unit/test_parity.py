@@ -4,7 +4,6 @@ name what exists.
 
 import ast
 import io
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,8 @@ import torch
 from benchmarks.manual import every_command
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.helpers import cifar_like, parts, summaries
+from tests.documents import ROOT
+from tests.helpers import cifar_like, parts, read_rows, summaries
 from torch import nn
 from torch.nn import functional
 
@@ -36,7 +36,6 @@ from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tutorial-parity.md"
 ORIGINALS = (ROOT / "docs/coming-from-tensorflow.md").read_text()
 PACKAGE = ROOT / "src/lockstep"
@@ -145,7 +144,7 @@ def test_the_metric_and_the_update_use_their_steps_learning_rate(
     weights = Weights()
     log = [MetricsFile(tmp_path / "metrics.jsonl", 1), weights]
     trained(recipe, images(50_000), tower, state, log)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "metrics.jsonl")
     assert {row["step"]: row["learning_rate"] for row in rows} == {
         first - 1: 0.1,
         first: pytest.approx(0.01),

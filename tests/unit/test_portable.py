@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.closeness import require_close
-from tests.helpers import recipe_with
+from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 from torch.nn import functional
 
 from lockstep.config.overrides import make
-from lockstep.errors import LockstepError
 from lockstep.kernels import portable, rounding
 from lockstep.kernels.portable import (
     NotPortableError,
@@ -537,5 +536,5 @@ def test_settings_that_only_native_arithmetic_has():
         {"portable": True, "arithmetic": "native"},
         {"portable": "yes"},
     ):
-        with pytest.raises(LockstepError, match=r"arithmetic|portable"):
+        with lockstep_error(r"arithmetic|portable"):
             make(fields, changes)

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.helpers import Weights, flip, save, steps
+from tests.helpers import Weights, flip, lockstep_error, save, steps
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA
 from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
 
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, caplog, d
     assert len(caplog.messages) == 1
     assert "step-000000002.safetensors is damaged" in caplog.messages[0]
     damage(tmp_path / "step-000000001.safetensors")
-    with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
+    with lockstep_error(r"every checkpoint in .* is damaged") as error:
         statefile.latest(tmp_path)
     assert error.value.code == DATA
 
@@ -183,7 +183,7 @@ def test_an_error_is_reported_once_and_the_next_save_is_tried(
         f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues"
     )
     save(saves, state)
-    with pytest.raises(LockstepError, match="could not save"):
+    with lockstep_error("could not save"):
         saves.require_saved()
     monkeypatch.undo()
     save(saves, state)

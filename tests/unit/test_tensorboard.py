@@ -1,7 +1,6 @@
 """TensorBoard summaries, read with TensorBoard's own reader."""
 
 import io
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tests.helpers import SHAPES, parts, recipe_with, summaries
+from tests.helpers import SHAPES, parts, read_rows, recipe_with, summaries
 from tests.runs import fit_here
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,7 +82,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
 def test_summaries_are_of_their_own_step(trained):
     _, path = trained
     events = summaries(path / "tb")
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(path / "metrics.jsonl")
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
     fields = {
         "loss/total": "loss",
