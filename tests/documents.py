@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,15 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/lockstep"
 PROGRAM = get_command(app)
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+@cache
+def trees(folder: Path) -> dict[str, ast.Module]:
+    """Return the syntax trees of the modules of a folder, by their paths in it."""
+    return {
+        str(path.relative_to(folder)): ast.parse(path.read_text())
+        for path in sorted(folder.rglob("*.py"))
+    }
 
 
 class Block(NamedTuple):
@@ -81,11 +91,15 @@ def calls_in_source() -> Iterator[tuple[str, str]]:
     """Yield (place, command) of each call of `command` in the source: 2 stands for what only the
     run can say.
     """
-    for path, node in _nodes():
-        if (
-            not isinstance(node, ast.Call)
-            or getattr(node.func, "attr", getattr(node.func, "id", "")) != "command"
-        ):
+    calls = (
+        (path, node)
+        for path, tree in trees(SOURCE).items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    )
+    for path, node in calls:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name != "command":
             continue
         words = [
             each.value if isinstance(each, ast.Constant) else "2"
@@ -97,12 +111,6 @@ def calls_in_source() -> Iterator[tuple[str, str]]:
                 f"{path}:{node.lineno}",
                 shlex.join(["lockstep", *("2" if word == "N" else word for word in words)]),
             )
-
-
-def _nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield path.relative_to(ROOT), node
 
 
 def lines_of_examples() -> Iterator[tuple[str, str]]:

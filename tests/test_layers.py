@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks import pictures
 
 import lockstep
+from tests.documents import trees
 
 ROOT = Path(lockstep.__file__).parent
 
@@ -50,9 +51,13 @@ NAMED = re.compile(r"lockstep(\.\w+)+")
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 
 
-@cache
 def tree(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+    return trees(ROOT)[str(path)]
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree(path))]
 
 
 def room(path: Path) -> str:
@@ -68,13 +73,13 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that `path` imports."""
     lazy = {
         id(inner)
-        for node in (ast.walk(tree(path)) if top_level_only else ())
+        for node in (nodes(path) if top_level_only else ())
         if isinstance(node, ast.FunctionDef)
         or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
         for inner in ast.walk(node)
     }
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if top_level_only and id(node) in lazy:
             continue
         if isinstance(node, ast.Import):
@@ -89,7 +94,7 @@ def named_in_strings(path: Path) -> set[str]:
     """Return the modules that strings of `path` name, as `--model` names them or `python -m` runs
     them.
     """
-    values = (node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant))
+    values = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
     names = (value.partition(":")[0] for value in values if isinstance(value, str))
     return {name for name in names if NAMED.fullmatch(name)}
 
@@ -126,8 +131,8 @@ def test_torch_and_its_processes_are_imported_where_they_may_be():
 def test_models_optimizers_and_kernels_know_nothing_of_processes():
     for path in MODULES:
         if room(path) in ("models", "optim", "kernels"):
-            nodes = [node for node in ast.walk(tree(path)) if not isinstance(node, ast.Constant)]
-            names = " ".join(str(value) for node in nodes for _, value in ast.iter_fields(node))
+            named = [node for node in nodes(path) if not isinstance(node, ast.Constant)]
+            names = " ".join(str(value) for node in named for _, value in ast.iter_fields(node))
             assert not re.search("process|rank|world_size|distributed", names), path
 
 
@@ -164,7 +169,7 @@ def test_no_function_has_more_than_seven_parameters():
     """
     for path in MODULES:
         if room(path) not in ("commands", "__init__") and "portable" not in path.parts:
-            functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+            functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
             assert not [
                 function.name for function in functions if parameters(function) > PARAMETERS_MAX
             ], path

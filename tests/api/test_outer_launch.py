@@ -2,18 +2,17 @@
 together.
 """
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.test_promise import port
 from tests.conftest import NATIVE, SHORT, popen
+from tests.helpers import free_port, lockstep_error, read_json, succeeded
 
 import lockstep
-from lockstep.errors import USAGE, LockstepError
+from lockstep.errors import USAGE
 
 STEPS = 12  # of SHORT
 EXAMPLE = Path(__file__).parents[2] / "examples/clusters/ray_train.py"
@@ -36,7 +35,7 @@ def programs(folder, code, **environment):
     stderr) of each.
     """
     (folder / "go.py").write_text(code)
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "WORLD_SIZE": "2"}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     started = []
     for number in ("0", "1"):
         numbers = {"RANK": number, "LOCAL_RANK": number, "RUNS": str(folder / f"runs-{number}")}
@@ -68,11 +67,9 @@ def test_what_an_outer_launch_does_not_allow_is_refused(trained_once, here, monk
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LockstepError, match="processes=3, but RANK and WORLD_SIZE started 2"):
+    with lockstep_error("processes=3, but RANK and WORLD_SIZE started 2"):
         lockstep.train("digits", processes=3, name="x", quiet=True)
-    with pytest.raises(
-        LockstepError, match=r"2 times, and lockstep\.evaluate starts its own processes"
-    ):
+    with lockstep_error(r"2 times, and lockstep\.evaluate starts its own processes"):
         lockstep.evaluate(run)
     done = here("doctor")
     assert (done.returncode, "starts its own processes" in done.stderr) == (USAGE, True)
@@ -96,15 +93,16 @@ def test_ray_train(tmp_path, alone):
     ]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "default"}
     for _ in range(2):  # The second time the run is complete.
-        done = subprocess.run(
-            [sys.executable, *map(str, command)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
+        done = succeeded(
+            subprocess.run(
+                [sys.executable, *map(str, command)],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
         )
-        assert done.returncode == 0, done.stderr
         assert f"weights_sha256 {alone[1]['weights_sha256']}" in done.stdout
-    assert json.loads((tmp_path / "runs/x/result.json").read_text())["processes"] == 2
+    assert read_json(tmp_path / "runs/x/result.json")["processes"] == 2

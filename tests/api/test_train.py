@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import NATIVE, SHORT, finished, popen
+from tests.helpers import lockstep_error, succeeded
 
 import lockstep
 from lockstep.data.readers import load_digits as load
@@ -85,8 +86,7 @@ again = lockstep.train(run, resume=True, trust_code=True)
 """
     out = finished(script(tmp_path, code))
     options = ("--steps", 3, "--model", "mynet:build", "--set", "weight_decay={}", "--json")
-    done = here("train", "digits", *options, cwd=tmp_path / "scripts")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("train", "digits", *options, cwd=tmp_path / "scripts"))
     sha = json.loads(done.stdout)["weights_sha256"]
     assert out.splitlines() == [f"mynet:build {sha}"]
 
@@ -153,7 +153,7 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         lockstep.train(**arguments)
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +161,7 @@ def test_a_mistake_is_one_lockstep_error_before_anything_starts(
 @pytest.mark.slow
 def test_quiet_prints_nothing_and_a_workers_error_is_raised(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(LockstepError, match="mnist") as error:
+    with lockstep_error("mnist") as error:
         lockstep.train("mnist", data=tmp_path / "nowhere", processes=1, quiet=True)
     assert error.value.code == DATA
     assert capfd.readouterr() == ("", "")
@@ -169,7 +169,7 @@ def test_quiet_prints_nothing_and_a_workers_error_is_raised(tmp_path, monkeypatc
 
 def test_a_worker_process_is_refused(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_RENDEZVOUS", "x")
-    with pytest.raises(LockstepError, match="Move the model into a file of its own"):
+    with lockstep_error("Move the model into a file of its own"):
         lockstep.train()
 
 
@@ -208,7 +208,7 @@ def test_data_in_memory_trains_as_the_dataset_it_came_from(tmp_path, monkeypatch
     _, record = trained_once(*NATIVE)
     assert own.result()["weights_sha256"] == record["weights_sha256"]
     assert own.accuracy == record["accuracy"]["ema"]
-    with pytest.raises(LockstepError, match="give one of them"):
+    with lockstep_error("give one of them"):
         lockstep.train("digits", data=digits, dataset="mnist")
 
 
@@ -221,7 +221,7 @@ def test_data_in_memory_has_the_image_size_of_the_run_in_init(tmp_path, monkeypa
     run = RunFolder.create(tmp_path / "photos", get_recipe("folder").replace(image_px=48))
     run.close()
     run.model.write_bytes(b"weights")
-    with pytest.raises(LockstepError, match=f"stored at {px}"):
+    with lockstep_error(f"stored at {px}"):
         lockstep.train(data={"train": [], "test": []}, quiet=True, init=run.path, **what)
 
 
@@ -231,7 +231,7 @@ def test_evaluate_refuses_what_the_command_line_refuses(trained_once):
         ({"checkpoint": True}, "give best"),
         ({"weights": "zz"}, "weights: got 'zz'"),
     ):
-        with pytest.raises(LockstepError, match=message):
+        with lockstep_error(message):
             lockstep.evaluate(path, quiet=True, **arguments)
 
 

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from tests.cli.test_mistakes import USAGE, refused
+from tests.helpers import USAGE, refused, succeeded
 
 
 @pytest.mark.slow
@@ -29,8 +29,7 @@ def test_a_watcher_may_come_before_the_run(started, program, tmp_path):
     (tmp_path / "runs/b").mkdir(parents=True)
     (tmp_path / "runs/b/.lock").touch()  # as of a run that is about to begin
     time.sleep(0.5)
-    done = program("train", "--steps", 2, "--processes", 1, "--name", "b", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(program("train", "--steps", 2, "--processes", 1, "--name", "b", "--json"))
     out, err = watcher.communicate(timeout=120)
     assert watcher.returncode == 0, err
     assert "has not begun" not in err  # said once

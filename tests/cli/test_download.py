@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 from tests.conftest import _outside
+from tests.helpers import DATA, succeeded
 from tests.serving import Server, archive, blank_mnist
 
 from lockstep.data.catalog import SOURCES, Source
 from lockstep.text import size
 
-DATA = 3
 # The program, but for the sums of what it downloads: those of files that a test can make.
 PROGRAM = """
 import sys
@@ -82,8 +82,7 @@ def test_training_downloads_on_first_use(done, server, tmp_path, bodies):
         "--towers",
         1,
     )
-    first = done("train", "mnist", *options, "--json", "--name", "small", "--inline")
-    assert first.returncode == 0, first.stderr
+    first = succeeded(done("train", "mnist", *options, "--json", "--name", "small", "--inline"))
     assert json.loads(first.stdout)["steps"] == 1
     fetching = (
         f"fetching train-images-idx3-ubyte.gz "

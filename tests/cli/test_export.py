@@ -14,12 +14,13 @@ import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE, SMALL, in_this_process
+from tests.helpers import lockstep_error, read_json, succeeded
 
 import lockstep
 from lockstep.classify import export
 from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
-from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError
+from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
 from lockstep.jobs import splits
 from lockstep.pictures.decode import decode_image
 from lockstep.runs import statefile
@@ -39,12 +40,11 @@ def written(run, made_once):
     """Return (the run's folder, the ONNX file, the printed record). The exporter takes seconds."""
 
     def export(folder):
-        done = in_this_process("export", run, "-o", "d.onnx", "--json", cwd=folder)
-        assert done.returncode == 0, done.stderr  # which has the progress on a slow machine
+        done = succeeded(in_this_process("export", run, "-o", "d.onnx", "--json", cwd=folder))
         (folder / "record.json").write_text(done.stdout)
 
     folder = made_once("export", export)
-    return run, folder / "d.onnx", json.loads((folder / "record.json").read_text())
+    return run, folder / "d.onnx", read_json(folder / "record.json")
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,13 @@ class Odd(torch.nn.Module):
 def test_a_network_that_onnx_lacks_is_refused_with_its_operator(run, branch, words):
     classifier = lockstep.load(run)
     classifier.module = Odd(branch)
-    with pytest.raises(LockstepError, match=f"digits cannot be exported: {words}"):
+    with lockstep_error(f"digits cannot be exported: {words}"):
         exported(classifier, {"classes": []})
 
 
 def test_a_network_that_is_too_large_is_refused(run, monkeypatch):
     monkeypatch.setattr(export, "MAX_BYTES", 1000)
-    with pytest.raises(LockstepError, match=r"holds less than 1 kB, and the weights take"):
+    with lockstep_error(r"holds less than 1 kB, and the weights take"):
         exported(lockstep.load(run), {"classes": []})
 
 
@@ -260,8 +260,7 @@ def test_nothing_is_exported_that_differs_or_cannot_be_compared(
 ):
     path, _, record = written
     monkeypatch.setattr("lockstep.pictures.progress._SILENT_S", 0.0)
-    done = here("export", path / "model.safetensors")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("export", path / "model.safetensors"))
     first, second, third, *_ = done.stderr.splitlines()
     compared = "comparing the file with Lockstep on 355 images"
     # at once, as the next line may take a minute
@@ -290,8 +289,7 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
     )
     whole = splits.splits_of
     monkeypatch.setattr(splits, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
-    done = here("export", run, "-o", "d.onnx", "--json")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("export", run, "-o", "d.onnx", "--json"))
     record = json.loads(done.stdout)
     assert (record["split"], record["examples"]) == ("held-out", 20)
 

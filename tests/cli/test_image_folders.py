@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from tests.cli.test_mistakes import refused
+from tests.helpers import DATA, USAGE, read_json, refused, succeeded
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
 from lockstep.classify.predict import load
@@ -16,7 +16,6 @@ from lockstep.pages.runs import page
 from lockstep.pictures.decode import decode_image, decoder_versions
 from lockstep.runs.run import Run
 
-USAGE, DATA, ENVIRONMENT = 2, 3, 4
 SHORT = (
     "--set",
     "image_px=32",
@@ -41,13 +40,11 @@ SHORT = (
 def test_a_folder_gives_the_same_weights_on_1_and_2_processes(program, here, tmp_path):
     bright_and_dark(tmp_path / "my photos", 30)
     train = ("train", "my photos/", *SHORT, "--steps", 4, "--json")
-    one = here(*train)
-    assert one.returncode == 0, one.stderr
+    one = succeeded(here(*train))
     copy = tmp_path / "elsewhere/copied"
     shutil.copytree(tmp_path / "my photos", copy)
     (copy / "dark/0.png").rename(copy / "dark/renamed.png")
-    two = program("train", copy, *train[2:], "--processes", 2)
-    assert two.returncode == 0, two.stderr
+    two = succeeded(program("train", copy, *train[2:], "--processes", 2))
     first, second = json.loads(one.stdout), json.loads(two.stdout)
     assert first["weights_sha256"] == second["weights_sha256"]
     assert (first["run"], second["run"]) == ("runs/my-photos-1", "runs/copied-1")
@@ -87,7 +84,7 @@ def test_a_resume_needs_the_same_images_and_notes_other_decoders(here, tmp_path,
         )
         done = here(*train, "--resume")
     assert "the image decoder too, so pixels may differ" in done.stdout + done.stderr
-    assert json.loads((tmp_path / "runs/a/result.json").read_text())["mixed_arithmetic"] is True
+    assert read_json(tmp_path / "runs/a/result.json")["mixed_arithmetic"] is True
     (tmp_path / "runs/a/result.json").unlink()
     (photos / "dark/new.png").write_bytes(encoded(1))
     done = here("train", "runs/a", "--resume")
@@ -112,8 +109,7 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
         "--processes",
         1,
     )
-    done = here("train", "letters", *short, "--name", "a")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("train", "letters", *short, "--name", "a"))
     assert "32x32x1, 2 classes" in done.stdout
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert (
@@ -123,7 +119,7 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert "test images; 95% interval " in done.stdout
     warning = "2 classes with fewer than 20 training images (a has "
     assert f"warning   {warning}" in done.stdout
-    assert warning in json.loads((tmp_path / "runs/a/result.json").read_text())["warnings"][0]
+    assert warning in read_json(tmp_path / "runs/a/result.json")["warnings"][0]
     assert f'<p class="note" role="note">{warning}' in page(Run.open(tmp_path / "runs/a"))
     record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
     Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
@@ -136,8 +132,7 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
 
 def test_data_check_reports_and_ends_with_3_if_training_would(here, tmp_path):
     photos = write(tmp_path / "pets", {"a": range(10), "b": range(10, 30)})
-    done = here("data", "check", "pets")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("data", "check", "pets"))
     assert "pets: 30 images" in done.stdout
     assert done.stdout.endswith("ok: it can be trained on\n")
     (photos / "list.csv").write_text(
@@ -174,22 +169,18 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     refused(
         here(*train), DATA, "2 images cannot be read", "or train without them: add --skip-damaged"
     )
-    done = here(*train, "--skip-damaged")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here(*train, "--skip-damaged"))
     assert "left out  2 images that could not be read (bright/3.png and 1 more)" in done.stdout
     run = tmp_path / "runs/a"
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run / "result.json")
     assert result["left_out"] == ["bright/3.png", "dark/4.png"]
     log = (run / "log.txt").read_text()
     assert "left out: bright/3.png: truncated" in log
     assert "left out: dark/4.png: an HTML page" in log
     (run / "result.json").unlink()  # as if it had been stopped
     (photos / "bright/3.png").write_bytes(whole["bright/3.png"])
-    done = here(*train, "--skip-damaged", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert (
-        json.loads((run / "result.json").read_text())["weights_sha256"] == result["weights_sha256"]
-    )
+    done = succeeded(here(*train, "--skip-damaged", "--resume"))
+    assert read_json(run / "result.json")["weights_sha256"] == result["weights_sha256"]
     assert here("eval", "runs/a").returncode == 0
     assert here("report", "runs/a").returncode == 0
     assert "<dt>Left out</dt><dd>2 images</dd>" in (run / "report.html").read_text().replace(
@@ -200,7 +191,7 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     (photos / "dark/5.png").unlink()
     (photos / "dark/4.png").write_bytes(whole["dark/4.png"])
     done = here(*train[:-1], "b", "--skip-damaged", "--set", "fit=squash")
-    assert json.loads((tmp_path / "runs/b/result.json").read_text())["left_out"] == []
+    assert read_json(tmp_path / "runs/b/result.json")["left_out"] == []
     # Prediction has the pixels of training.
     own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
     assert np.array_equal(own, decode_image(photos / "dark/4.png", 32, fit="squash"))

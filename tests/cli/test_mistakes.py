@@ -7,21 +7,11 @@ import shutil
 
 import pytest
 from tests.conftest import SHORT
+from tests.helpers import DATA, ENVIRONMENT, USAGE, refused
 
-USAGE, DATA, ENVIRONMENT = 2, 3, 4
 FEW = ("--towers", 1, "--batch", 8)  # images, as portable arithmetic takes longer
 RUN = (*FEW, *SHORT)
 CLEAR = "\x1b[2J"  # what clears the screen
-
-
-def refused(done, code, *words):
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("lockstep: ") or "Error: " in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) <= 4  # a usage error shows the usage, too
-    for word in words:
-        assert word in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import json
 import shutil
 
 import pytest
+from tests.helpers import read_rows, succeeded
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +27,10 @@ def trained(program, synthetic_data, tmp_path):
     def run(recipe: str, dataset: str, *flags: object) -> tuple[dict, list[float]]:
         data = synthetic_data(dataset)
         quiet = ("--log-every", 1, "--summary-every", 0, "--keep", 1)
-        done = program("train", recipe, "--data", data, "--json", *quiet, *flags)
-        assert done.returncode == 0, done.stderr
+        done = succeeded(program("train", recipe, "--data", data, "--json", *quiet, *flags))
         result = json.loads(done.stdout)
         folder = tmp_path / "runs" / flags[flags.index("--name") + 1]
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = read_rows(folder / "metrics.jsonl")
         losses = [row["loss"] for row in rows if row["kind"] == "step"]
         assert len(losses) == result["steps"]
         return result, losses
@@ -75,8 +75,7 @@ def test_a_recipe_learns_alike_on_1_and_2_processes(
     assert two["weights_sha256"] == one["weights_sha256"]
     assert (two["accuracy"], again) == (one["accuracy"], losses)
     data = ("--json", "--data", synthetic_data(dataset))
-    done = program("eval", "runs/one", "--split", "test", "--examples", 1000, *data)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(program("eval", "runs/one", "--split", "test", "--examples", 1000, *data))
     record = json.loads(done.stdout)
     assert (record["examples"], record["split"], record["weights"]) == (1000, "test", weights)
     assert record["accuracy"] == pytest.approx(accuracy, abs=0.15)

@@ -5,6 +5,7 @@ that is allowed.
 import json
 
 import pytest
+from tests.helpers import succeeded
 
 MODULE = """
 import numpy as np
@@ -42,8 +43,7 @@ def test_a_dataset_of_ones_own_is_one_on_any_number_of_processes(program, here, 
             "--name",
             name,
         )
-        done = program("train", "digits", *options, "--json")
-        assert done.returncode == 0, done.stderr
+        done = succeeded(program("train", "digits", *options, "--json"))
         results.append(json.loads(done.stdout.splitlines()[-1]))
     one, two = results
     assert (one["weights_sha256"], one["accuracy"]) == (two["weights_sha256"], two["accuracy"])

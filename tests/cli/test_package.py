@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
+from tests.documents import ROOT
+from tests.helpers import succeeded
 
 from lockstep.runs.provenance import code_sha256
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 SOURCES = {
     str(path.relative_to(ROOT / "src"))
     for path in (ROOT / "src").rglob("*")
@@ -84,14 +85,15 @@ def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
     path.write_text(sysconfig.get_paths()["purelib"])
 
     def run(*words):
-        done = subprocess.run(
-            [fresh / "bin/lockstep", *words],
-            cwd=tmp_path,
-            env=_outside(),
-            capture_output=True,
-            text=True,
+        done = succeeded(
+            subprocess.run(
+                [fresh / "bin/lockstep", *words],
+                cwd=tmp_path,
+                env=_outside(),
+                capture_output=True,
+                text=True,
+            )
         )
-        assert done.returncode == 0, done.stderr
         return done.stdout
 
     where = [python, "-c", "import lockstep; print(lockstep.__file__)"]

@@ -10,6 +10,7 @@ import time
 import pytest
 from benchmarks.manual import every_command
 from tests.conftest import _outside
+from tests.helpers import read_json, succeeded
 
 from lockstep.recipes import RECIPES
 
@@ -59,7 +60,7 @@ assert not {{"torch", "numpy", "sklearn", "PIL", "tensorboard"}} & sys.modules.k
 
 
 def result_of(run):
-    return json.loads((run / "result.json").read_text())
+    return read_json(run / "result.json")
 
 
 @pytest.mark.slow
@@ -159,8 +160,7 @@ def test_a_verbose_run_says_what_is_where(program, tmp_path):
     silent = program("train", "--steps", 2, "--processes", 2, TMPDIR=str(tmp_path / "a b é"))
     assert "process 0" not in silent.stdout
     assert re.search(r"^  process 0 ", (tmp_path / "runs/digits-1/log.txt").read_text(), re.M)
-    done = program("train", "--steps", 2, "--processes", 2, "-v")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(program("train", "--steps", 2, "--processes", 2, "-v"))
     where = r"\S+, pid (\d+), CPU \(\d+ cores?, 1 used\)"
     places = re.findall(rf"^  process (\d) +{where}: towers (\d) to (\d)$", done.stdout, re.M)
     assert [(process, first, last) for process, _, first, last in places] == [

@@ -11,20 +11,22 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SHORT, start
-from tests.contract.test_reductions import free_port as port
+from tests.helpers import (
+    ENVIRONMENT,
+    NEWER_CPU,
+    OLDER,
+    USAGE,
+    as_stopped,
+    free_port,
+    read_json,
+    succeeded,
+)
 from tests.runs import state_path
 
-from lockstep import hardware
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import metadata_of
 
-USAGE, DATA, ENVIRONMENT = 2, 3, 4
 LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
-OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-NEWER_CPU = pytest.mark.skipif(
-    "avx512f" not in hardware.cpu()["flags"].split(),
-    reason="this CPU has no more than AVX2, which the test takes away",
-)
 PURE = """
 import torch
 from helper import WIDTH
@@ -38,7 +40,7 @@ def build(shape, classes):
 
 def launched(cwd: Path, names: dict[str, str], *args: object, **others: dict[str, str]):
     """Two programs as an outer launcher starts them; `others` are more variables of the second."""
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port())}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     programs = []
     for number in range(2):
         variables = {key: text.format(number=number) for key, text in names.items()} | master
@@ -86,7 +88,7 @@ def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launch
         assert second.stdout == ""
         assert [*(tmp_path / "runs").iterdir()] == [run]
         as_stopped(run)
-    sessions = json.loads((run / "environment.json").read_text())
+    sessions = read_json(run / "environment.json")
     assert [session["step"] for session in sessions] == [0, 4][: len(launchers)]
     last = [row for row in Run(run).metrics() if row["kind"] == "step"][-1]
     assert last["memory_bytes"] > 50 * 2**20
@@ -111,24 +113,15 @@ def test_processes_with_other_bits_end_before_the_first_update(tmp_path):
 def test_a_resume_with_other_arithmetic_is_said(program, trained_once, stopped):
     _, whole = trained_once(*SHORT, "--no-portable")
     run = stopped("--no-portable")
-    done = program("train", run, "--resume", "--processes", 1, **OLDER)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(program("train", run, "--resume", "--processes", 1, **OLDER))
     assert "the arithmetic probe differs" in done.stdout
     assert "ATEN_CPU_CAPABILITY: None -> avx2" in done.stdout
     assert "the same on any number of processes" not in done.stdout
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run / "result.json")
     assert result["mixed_arithmetic"] is True
     assert whole["mixed_arithmetic"] is False
-    probes = [session["probe"] for session in json.loads((run / "environment.json").read_text())]
+    probes = [session["probe"] for session in read_json(run / "environment.json")]
     assert len(set(probes)) == 2
-
-
-def as_stopped(run):
-    """The run, finished after twelve steps, as if it had been killed after step 4."""
-    (run / "result.json").unlink()
-    for step in (8, 12):
-        (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
-    return run
 
 
 @pytest.fixture
@@ -158,8 +151,7 @@ def own(tmp_path):
 @pytest.mark.slow
 def test_a_model_that_was_edited_is_said(here, own):
     """The run continues after step 4; helper.py, which the model imports, was edited since."""
-    done = here("train", *SHORT, *OWN, "--name", "b")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("train", *SHORT, *OWN, "--name", "b"))
     run, trusted = as_stopped(own / "runs/b"), "--trust-code"
     assert set(metadata_of(state_path(run, 4))["model_source"]) == {"mine.py", "helper.py"}
     (own / "helper.py").write_text("WIDTH = 2.0\n")
@@ -167,18 +159,16 @@ def test_a_model_that_was_edited_is_said(here, own):
     assert evaluated.returncode == 0
     assert "helper.py: " in evaluated.stderr
     assert "mine.py" not in evaluated.stderr
-    done = here("train", run, "--resume", trusted)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("train", run, "--resume", trusted))
     assert "the source of model mine:build has changed: helper.py" in done.stdout
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run / "result.json")
     assert result["mixed_arithmetic"] is True
     assert set(result["model_source"]) == {"mine.py", "helper.py"}
 
 
 def test_a_run_folder_runs_no_code(here, own):
     """Neither of a module beside the run, nor of one inside it, unless the user trusts it."""
-    done = here("train", *OWN, "--steps", 2, "--name", "b")
-    assert done.returncode == 0, done.stderr
+    succeeded(here("train", *OWN, "--steps", 2, "--name", "b"))
     for folder in (own, own / "runs/b"):
         (folder / "mine.py").write_text(
             f"import pathlib\npathlib.Path('/'.join([{str(own)!r}, 'ran'])).touch()\n"
@@ -209,10 +199,11 @@ def test_a_file_called_like_a_module_changes_nothing(program, tmp_path, native):
         "2",
     ]
     environment = {key: text for key, text in os.environ.items() if key != "LOCKSTEP_DATA"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    done = succeeded(
+        subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        )
     )
-    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["weights_sha256"] == native
     (tmp_path / "lockstep.py").unlink()  # which `python -m` would find first
     assert program("train", "--steps", 1, "--processes", 1).returncode == 0

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import _outside
 from tests.disturbed import STEPS, begin, end, sha256, workers, write_model
+from tests.helpers import replica, succeeded
 from tests.replicas import MemoryGroup, on_replicas
-from tests.unit.test_replica import replica
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.agreement import require_agreement
@@ -76,8 +76,7 @@ def test_flags_that_a_module_sets_on_import_do_not_last(here, tmp_path):
     model = tmp_path / "mine.py"
     head = "import torch\ntorch.set_num_threads(7)\ntorch.use_deterministic_algorithms(False)\n"
     model.write_text(head + model.read_text())
-    done = here("train", "--no-portable", "--model", "mine:build", "--steps", 1)
-    assert done.returncode == 0, done.stderr
+    succeeded(here("train", "--no-portable", "--model", "mine:build", "--steps", 1))
     assert (tmp_path / "flags").read_text() == "1 True"
 
 

@@ -13,8 +13,8 @@ import sys
 import pytest
 from benchmarks import serve as load
 from benchmarks.browser import chromium, executable
-from tests.cli.test_mistakes import refused
 from tests.conftest import NATIVE, start
+from tests.helpers import refused, succeeded
 
 from lockstep.classify.serve import network_address
 from lockstep.errors import ENVIRONMENT
@@ -89,8 +89,7 @@ def test_an_unfinished_run_is_served_by_its_newest_checkpoint(
     monkeypatch.setattr(
         "lockstep.classify.serve.serve_until_signal", lambda server, listening: listening.close()
     )
-    done = here("serve", run, "--host", "0.0.0.0", "--port", 0)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(here("serve", run, "--host", "0.0.0.0", "--port", 0))
     assert done.stdout.startswith(
         f"serving {run}/checkpoints/step-000000030.safetensors, 10 classes\nhttp://"
     )

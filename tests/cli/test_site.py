@@ -6,17 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.documents import ROOT
+from tests.helpers import succeeded
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
 
 import lockstep
 
 pytestmark = pytest.mark.slow  # `make docs` checks the links too
-ROOT = Path(__file__).parents[2]
 # The elements whose src a browser loads, and the kinds of links that it follows by itself.
 LOADED = "script|img|iframe|source|video|audio|embed"
 LOADED_LINKS = "stylesheet|icon|preconnect|preload|prefetch|dns-prefetch|manifest|modulepreload"
@@ -41,8 +41,7 @@ def build(folder, root=ROOT):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "site"
-    done = build(folder)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(build(folder))
     assert "WARNING" not in done.stderr
     return folder
 

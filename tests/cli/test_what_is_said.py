@@ -4,8 +4,8 @@ what to do.
 
 import pytest
 from tests.conftest import NATIVE
+from tests.helpers import DATA, USAGE
 
-USAGE, DATA = 2, 3
 NET = """
 from torch import nn
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.helpers import recipe_with
 from tests.replicas import equal_in_all, on_replicas
 from torch import nn
 
@@ -31,7 +32,6 @@ from lockstep.data import AUGMENTATIONS
 from lockstep.data.dataset import Dataset
 from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
-from lockstep.recipes import get_recipe
 from lockstep.schema import validated
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def recipe(**changes) -> Recipe:
         "eval_batch": 8,
         "portable": changes.get("precision", "float32") == "float32",
     }
-    return make(get_recipe("digits").model_dump(mode="json"), fixed, changes)
+    return recipe_with("digits", fixed, changes)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +211,6 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
 
 def test_float16_is_one_result_where_steps_overflow(dataset):
     """This network's gradients are too large for the first loss scales."""
-    loud = recipe(precision="float16", model="tests.unit.test_non_finite:loud", lr=1e-8, steps=12)
+    loud = recipe(precision="float16", model="tests.helpers:loud", lr=1e-8, steps=12)
     state = require_one_result(loud, dataset, 3, stopped_after=2).state
     assert state.loss_scale < trained(loud, dataset, 1, steps=0).state.loss_scale

@@ -8,7 +8,6 @@ the backend.
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers import free_port, read_json
 from tests.replicas import on_replicas
 
 from lockstep.config.placement import REDUCTIONS
@@ -65,12 +65,6 @@ def reduced(members, kind, towers):
     reduction = reduction_of(members, towers, kind)
     assert reduction.exact == (kind != "allreduce")
     return [bits(summed(reduction, map(vector, reduction.owned))) for _ in range(2)]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("kind", [*REDUCTIONS, MESSAGES])
@@ -157,17 +151,16 @@ def child(folder: str) -> None:
 @pytest.mark.slow
 def test_real_processes_have_the_bits_of_one(tmp_path):
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    code = f"from tests.contract.test_reductions import child; child({str(tmp_path)!r})"
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-m", "tests.contract.test_reductions", tmp_path],
             cwd=Path(__file__).parents[2],
             env={**os.environ, **shared, "RANK": str(rank)},
         )
         for rank in range(2)
     ]
     assert [process.wait(timeout=120) for process in children] == [0] * 2
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = read_json(tmp_path / "found.json")
     for kind in ("tree", MESSAGES, "in parts"):
         assert found[kind] == [alone(7)] * 2, kind
     assert found["gather"] == [0, 1]
@@ -246,3 +239,7 @@ def test_work_is_done_in_order_and_its_error_reaches_who_waits(
     # Its messages would meet those that the failed work left out.
     with pytest.raises(PeerLostError, match="lost"):
         members.start(lambda: done.append(0))()
+
+
+if __name__ == "__main__":
+    child(sys.argv[1])

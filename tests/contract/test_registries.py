@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.helpers import SHAPES
 
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import SCHEDULES
@@ -18,15 +19,6 @@ from lockstep.optim import OPTIMIZERS
 from lockstep.optim.optimizers import parameter_groups
 from lockstep.recipes import RECIPES
 from lockstep.schema import load_object, validated
-
-SHAPES = {
-    "digits": (1, 8, 8),
-    "tutorial": (3, 24, 24),
-    "mnist": (1, 28, 28),
-    "whitened": (3, 16, 16),
-    "residual": (3, 16, 16),
-    "efficientnet-lite0": (3, 32, 32),
-}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import save
+from tests.helpers import lockstep_error, recipe_with
 from tests.runs import fit_here, state_path
 
 from lockstep.classify.predict import load as load_classifier, weights_of
@@ -36,7 +37,7 @@ from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run import Run
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 1, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 1, "portable": False})
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 bounded = settings(
     max_examples=EXAMPLES,
@@ -370,9 +371,7 @@ def test_weights_of_another_type_are_refused(run, tmp_path, dtype, names):
         name: found.tensors[name].to(getattr(torch, dtype)) for name in changed
     }
     statefile.write(tmp_path / "m.safetensors", tensors, found.metadata)
-    with pytest.raises(
-        LockstepError, match=f"the weights are of another model than digits: {changed[0]}"
-    ):
+    with lockstep_error(f"the weights are of another model than digits: {changed[0]}"):
         load_classifier(tmp_path / "m.safetensors")
 
 
@@ -386,7 +385,7 @@ def test_a_file_of_weights_is_not_unpacked(tmp_path, method):
             packed.writestr(entry.filename, bytes(10_000) + stored.read(entry))
     with (
         mock.patch("torch.load") as load,
-        pytest.raises(LockstepError, match="the file is damaged, packed, or has"),
+        lockstep_error("the file is damaged, packed, or has"),
     ):
         start_from(tmp_path / "w.pt")
     assert not load.called
@@ -408,7 +407,7 @@ def test_no_code_in_a_pickle_is_executed(tmp_path, wrapped):
     content = {**WEIGHTS, "evil": evil} if wrapped else evil
     for new_format in (True, False):
         torch.save(content, tmp_path / "w.pt", _use_new_zipfile_serialization=new_format)
-        with pytest.raises(LockstepError, match="something other than tensors by name"):
+        with lockstep_error("something other than tensors by name"):
             start_from(tmp_path / "w.pt")
     (tmp_path / "plain.bin").write_bytes(pickle.dumps(content))
     with pytest.raises(LockstepError):

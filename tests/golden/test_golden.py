@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers import read_json, recipe_with
 from tests.runs import fit_here
 
 from lockstep import hardware, numerics
-from lockstep.config.overrides import make
-from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "weights_sha256.json"
 CASES = {
@@ -41,13 +40,13 @@ def machine() -> str:
 
 
 def weights_sha256(changes: dict, path: Path) -> str:
-    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
+    recipe = recipe_with("digits", changes)
     return fit_here(recipe, path).result["weights_sha256"]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_have_the_known_bits(case, tmp_path):
-    known = json.loads(FILE.read_text()).get(machine())
+    known = read_json(FILE).get(machine())
     if known is None:
         pytest.skip(f"no hashes are kept for {machine()}")
     assert weights_sha256(CASES[case], tmp_path / "run") == known[case]
@@ -59,7 +58,7 @@ if __name__ == "__main__":
     numerics.prepare(1)
     numerics.configure(1, exact=True)  # as for the tests
 
-    known = json.loads(FILE.read_text()) if FILE.exists() else {}
+    known = read_json(FILE) if FILE.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         known[machine()] = {
             case: weights_sha256(c, Path(folder) / case) for case, c in CASES.items()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import invented
+from tests.helpers import read_json
 from tests.runs import fit_here
 
 from lockstep import numerics
@@ -95,17 +96,17 @@ def digits_sha256(path: Path) -> str:
     "case", [pytest.param(case, marks=SLOW) if case in TAKE_LONG else case for case in CASES]
 )
 def test_some_steps_have_the_known_bits(case):
-    assert weights_sha256(case) == json.loads(FILE.read_text())[case]
+    assert weights_sha256(case) == read_json(FILE)[case]
 
 
 def test_the_features_of_photos_have_the_known_bits():
-    assert features_sha256() == json.loads(FILE.read_text())["photos"]
+    assert features_sha256() == read_json(FILE)["photos"]
 
 
 @pytest.mark.slow
 def test_the_readmes_first_command_ends_with_the_hash_it_states(tmp_path):
     sha256 = digits_sha256(tmp_path / "run")
-    assert sha256 == json.loads(FILE.read_text())["digits"]
+    assert sha256 == read_json(FILE)["digits"]
     assert sha256 in README.read_text()
     assert set(re.findall(r"\b[0-9a-f]{64}\b", README.read_text())) == {sha256}
 

@@ -3,7 +3,6 @@ skipped by name.
 """
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from benchmarks import gpu_check
 from benchmarks.gpu import bits
 
 from lockstep.kernels.portable import elementary
+from tests.helpers import read_json
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def checked(tmp_path, monkeypatch, capsys):
         return (
             end.value.code,
             capsys.readouterr().out.splitlines(),
-            json.loads(gpu_check.FILE.read_text())["checks"],
+            read_json(gpu_check.FILE)["checks"],
         )
 
     return check

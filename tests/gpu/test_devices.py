@@ -10,20 +10,19 @@ import torch
 import torch.distributed as dist
 
 from lockstep import hardware
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.group import connect
 from lockstep.core.monitor import Monitor
 from lockstep.core.tower import Tower
-from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError
+from lockstep.errors import ENVIRONMENT, PeerLostError
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec
 from lockstep.launch import worker
 from lockstep.launch.world import World
-from lockstep.recipes import get_recipe
+from tests.helpers import lockstep_error, recipe_with
 from tests.runs import fit_here
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 2, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 2, "portable": False})
 TOO_OLD = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040)."
 OUT_OF_MEMORY = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation"
@@ -44,9 +43,7 @@ def old_driver(monkeypatch, tmp_path):
 
 
 def test_a_refused_driver_is_named_and_no_run_falls_back(old_driver, tmp_path, capfd):
-    with pytest.raises(
-        LockstepError, match=r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"
-    ):
+    with lockstep_error(r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"):
         gpus_here(Placement(device="cuda"))
     fit_here(RECIPE, tmp_path / "auto")
     note = f"torch sees no GPU, so the CPU computes: {TOO_OLD}"
@@ -112,7 +109,7 @@ def test_processes_with_gpus_connect_by_nccl_each_on_its_own(connected):
 
 
 def test_processes_on_one_gpu_exchange_through_the_host_if_asked(connected):
-    with pytest.raises(LockstepError, match=r"processes 0 and 1 have one GPU.*--device cuda:0,0"):
+    with lockstep_error(r"processes 0 and 1 have one GPU.*--device cuda:0,0"):
         connected(torch.device("cuda", 3), Store("GPU-3"))
     group, args, options = connected(torch.device("cuda", 3), Store("GPU-3"), shares_gpu=True)
     assert (args, options["device_id"], group.through_host, group.overlaps) == (
@@ -155,9 +152,7 @@ def trained(tmp_path, monkeypatch, error, world):
     ],
 )
 def test_too_little_memory_is_an_error_that_says_what_takes_less(tmp_path, monkeypatch, error):
-    with pytest.raises(
-        LockstepError, match=r"too little memory \(.*more --towers, a smaller --batch"
-    ) as raised:
+    with lockstep_error(r"too little memory \(.*more --towers, a smaller --batch") as raised:
         trained(tmp_path, monkeypatch, error, World())
     assert raised.value.code == ENVIRONMENT
     assert "\n" not in str(raised.value)

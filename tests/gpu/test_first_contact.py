@@ -2,20 +2,20 @@
 not spent on it.
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from benchmarks.gpu import count, packed, steps
 
-ROOT = Path(__file__).parents[2]
+from tests.documents import ROOT
+from tests.helpers import read_json
+
 FILES = [f"{name}.bin" for names in packed.PARTS.values() for name in names]
 
 
@@ -110,7 +110,7 @@ def test_the_first_contact_is_rehearsed_whole(kit, tmp_path):
     passed = re.findall(r"^\[ *\d+ s\] PASS (\w+)", (out / "log.txt").read_text(), re.M)
     assert passed == ["data", "canary", "portable", "bits", "steps", "cifar10", "checks"]
     assert content(place / "data/cifar-10-batches-bin") == content(plain)
-    records = {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    records = {path.stem: read_json(path) for path in out.glob("*.json")}
     assert {*records} == {"gpu-check-portable", "gpu-check", "gpu-bits", "gpu-steps", "gpu-runs"}
     assert {one["status"] for one in records["gpu-check-portable"]["checks"].values()} <= {
         "PASS",

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from tests.disturbed import resume, write_model
+from tests.helpers import read_json
 
 from lockstep.errors import ENVIRONMENT
 
@@ -184,5 +185,5 @@ def test_process_0_that_is_cut_off_writes_nothing_more(hosts, torchrun, folders,
     assert json.loads(out.splitlines()[-1])["weights_sha256"] == undisturbed
     workers = [process for process in hosts.processes(0) if process != first.pid]
     assert workers == []
-    sessions = json.loads((folders[0] / "runs/x/environment.json").read_text())
+    sessions = read_json(folders[0] / "runs/x/environment.json")
     assert sessions[-1]["processes"] == 2

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.test_promise import NEWER_CPU, OLDER, as_stopped
 from tests.conftest import _outside
+from tests.helpers import NEWER_CPU, OLDER, as_stopped, succeeded
 from tests.namespaces import INTERFACE
 
 STEPS = 12  # of the run `alone`
@@ -67,8 +67,7 @@ def test_hosts_of_different_kinds_train_one_portable_network(hosts, tmp_path, al
 def test_host_1_needs_no_run_folder_to_resume(hosts, here, tmp_path, alone):
     """The first part is trained on host 0 alone, so only host 0 has the run."""
     (tmp_path / "h0").mkdir()
-    done = here(*TRAIN, "--save-every", 4, cwd=tmp_path / "h0")
-    assert done.returncode == 0, done.stderr
+    succeeded(here(*TRAIN, "--save-every", 4, cwd=tmp_path / "h0"))
     as_stopped(tmp_path / "h0/runs/x")
     printed = launched(hosts, tmp_path, plain, 4)
     require_one_result(tmp_path, printed, alone)
@@ -93,15 +92,16 @@ def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):
         "INTERFACE": INTERFACE,
         "OPTIONS": f"--steps {STEPS} --json",
     }
-    done = subprocess.run(
-        [SCRIPT, *hosts.addresses],
-        cwd=tmp_path,
-        env={**_outside(), **settings},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
+    done = succeeded(
+        subprocess.run(
+            [SCRIPT, *hosts.addresses],
+            cwd=tmp_path,
+            env={**_outside(), **settings},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     )
-    assert done.returncode == 0, done.stderr
     result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert (result["processes"], result["weights_sha256"]) == (4, alone)

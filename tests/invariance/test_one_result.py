@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import finished, start
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
 
 STEPS = 24
@@ -25,9 +24,7 @@ OPTIONS = ("--no-portable", "--steps", STEPS, "--save-every", 8)
 
 
 def recipe(**changes: object) -> Recipe:
-    return make(
-        get_recipe("digits").model_dump(mode="json"), {"steps": STEPS, "portable": False, **changes}
-    )
+    return recipe_with("digits", {"steps": STEPS, "portable": False, **changes})
 
 
 def train_here(path: Path, recipe: Recipe, *, stop_after: int | None = None, **placement: object):

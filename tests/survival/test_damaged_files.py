@@ -14,16 +14,15 @@ from signal import SIGTERM
 
 import pytest
 from PIL import Image
+from tests.helpers import recipe_with
 from tests.runs import fit_here, state_path
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
 
 STEPS = 6
 SMALL = {"steps": STEPS, "arithmetic": "native", "towers": 2, "batch": 16}
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), SMALL)
+RECIPE = recipe_with("digits", SMALL)
 PLACE = Placement(processes=1, save_every=1, keep=2, eval_every=2, log_every=1, summary_every=0)
 NEWEST = "checkpoints/step-000000004.safetensors"
 RESUMED = ("train", "runs/x", "--resume", "--processes", "1", "--summary-every", "0", "--json")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
+from tests.helpers import succeeded
 
 from lockstep import numerics
 
@@ -18,14 +19,15 @@ from lockstep import numerics
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("only", ["", "frozen"])
 def test_kills_at_every_kind_of_operation(tmp_path, only):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.survival.faults", str(tmp_path), only],
-        cwd=Path(__file__).parents[2],
-        env={**_outside(), **numerics.environment(1)},
-        capture_output=True,
-        text=True,
+    done = succeeded(
+        subprocess.run(
+            [sys.executable, "-m", "tests.survival.faults", str(tmp_path), only],
+            cwd=Path(__file__).parents[2],
+            env={**_outside(), **numerics.environment(1)},
+            capture_output=True,
+            text=True,
+        )
     )
-    assert done.returncode == 0, done.stderr
     undisturbed, *killed = map(json.loads, done.stdout.splitlines())
     assert undisturbed["code"] == 0, undisturbed["err"]
     kinds = {record["operations"][-1].split()[0] for record in killed}

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from tests.unit.test_saver import Weights, save, steps
+from tests.helpers import Weights, read_json, save, steps
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.listeners.events import EvaluationEvent
@@ -166,7 +166,7 @@ def test_a_run_goes_on_without_room_and_saves_with_room_again(
     assert statefile.latest(folder / "x/checkpoints") is not None
     filler.unlink()
     assert process.wait(timeout=120) == 0, process.stderr.read()
-    result = json.loads((folder / "x/result.json").read_text())
+    result = read_json(folder / "x/result.json")
     assert (
         result["weights_sha256"]
         == trained_once("--steps", STEPS, "--processes", 1)[1]["weights_sha256"]

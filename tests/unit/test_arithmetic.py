@@ -6,15 +6,13 @@ import math
 
 import pytest
 import torch
+from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import LockstepError
 from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.recipes import get_recipe
 
 
 class Linear(nn.Module):
@@ -50,7 +48,7 @@ def replica(model=None, **changes):
         if model
         else {}
     )
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {**own, **changes})
+    recipe = recipe_with("digits", {**own, **changes})
     return Replica(recipe, Placement(), Context())
 
 
@@ -103,7 +101,7 @@ def test_one_bit_of_arithmetic_changes_the_probe(monkeypatch, change):
     ],
 )
 def test_an_unusable_model_is_rejected_with_the_reason(model, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         probed(model)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.helpers import lockstep_error
 from tests.images import encoded
 
 from lockstep.data import arrays as module
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA
 from lockstep.pictures.decode import decode_image
 
 RNG = np.random.default_rng(1)
@@ -221,7 +222,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_mistake_is_one_sentence_that_names_the_split(case, cache):
     data, image_px, words = WRONG[case]
-    with pytest.raises(LockstepError, match=words) as error:
+    with lockstep_error(words) as error:
         module.store(data, image_px)
     assert error.value.code == DATA
     assert "\n" not in str(error.value)
@@ -238,9 +239,7 @@ def test_splits_that_state_other_classes_are_refused(cache):
     for others in (["ant", "cat"], ["ant", "bee"], ["bee", "ant", "cat"]):
         parts["test"].classes = others
         for data in (parts, {**parts, "classes": ["a", "b", "c"]}):
-            with pytest.raises(
-                LockstepError, match=r"^test: label \d is .*, and in train it is "
-            ) as error:
+            with lockstep_error(r"^test: label \d is .*, and in train it is ") as error:
                 read(data)
             assert error.value.code == DATA
     parts["test"].classes = ("ant", "bee", "cat")
@@ -254,7 +253,7 @@ def test_a_dataset_that_is_gone_is_named(cache):
     for suffix in (".json", ".ids"):
         sha256 = module.store(arrays(), None)
         next(cache.glob(f"*{suffix}")).unlink()
-        with pytest.raises(LockstepError, match="give data= again") as error:
+        with lockstep_error("give data= again") as error:
             module.load_stored(sha256)
         assert error.value.code == DATA
         next(cache.iterdir()).unlink()
@@ -267,7 +266,7 @@ def test_changed_labels_are_noticed(cache, change):
     sha256 = module.store(arrays(), None)
     path = next(cache.glob("*.json"))
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(LockstepError, match=r"is damaged.*delete it"):
+    with lockstep_error(r"is damaged.*delete it"):
         module.load_stored(sha256)
 
 
@@ -301,7 +300,7 @@ def test_a_function_may_take_the_folder(function, tmp_path):
     module.load_function(path, None, None)
     module.load_function(path, tmp_path, None)
     assert sys.modules[path.partition(":")[0]].seen == [None, tmp_path]
-    with pytest.raises(LockstepError, match=f"takes no data folder: leave out --data {tmp_path}"):
+    with lockstep_error(f"takes no data folder: leave out --data {tmp_path}"):
         module.load_function(function("def load(): return {}"), tmp_path, None)
 
 
@@ -315,5 +314,5 @@ def test_a_function_may_take_the_folder(function, tmp_path):
 )
 def test_a_wrong_function_is_named(function, code, words):
     path = function(code)
-    with pytest.raises(LockstepError, match=f"^dataset {path}.*{words}"):
+    with lockstep_error(f"^dataset {path}.*{words}"):
         module.load_function(path, None, None)

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu
-from tests.unit.test_tower import cifar_like, parts, plan, tutorial_recipe
+from tests.helpers import cifar_like, parts, plan, tutorial_recipe
 
 from lockstep.core import captured
 from lockstep.core.captured import Captured, obstacle
@@ -146,7 +146,7 @@ def test_an_observer_of_the_network_sees_a_pass_without_graph():
     ("changes", "expected"),
     [
         ({}, None),
-        ({"model": "tests.unit.test_tower:smooth"}, "your own"),
+        ({"model": "tests.helpers:smooth"}, "your own"),
         ({"precision": "float16"}, "scale"),
         ({"arithmetic": "portable", "precision": "float32"}, "dropout"),
     ],

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE
+from tests.helpers import lockstep_error
 
 import lockstep
 from lockstep import numerics
@@ -24,7 +25,7 @@ from lockstep.classify.inputs import items
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.readers import load_digits as load
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -147,10 +148,10 @@ def test_open_files_and_paths_are_images_others_are_one_sentence(classifier, tmp
     ):
         closed.close()
         for one in (text, words, closed):
-            with pytest.raises(LockstepError, match=r"open in mode 'rb'") as raised:
+            with lockstep_error(r"open in mode 'rb'") as raised:
                 classifier.predict(one)
             assert "\n" not in str(raised.value)
-    with pytest.raises(LockstepError, match="no such file"):
+    with lockstep_error("no such file"):
         classifier.predict("~nobody.of.this.name/a.png")
 
 
@@ -166,7 +167,7 @@ def test_folders_nest_as_deeply_as_the_system_allows(classifier, tmp_path, reque
         folders = inner
     os.close(folders)
     (tmp_path.joinpath(*"d" * 1_500) / "a.png").touch()
-    with pytest.raises(LockstepError, match="too long"):
+    with lockstep_error("too long"):
         classifier.predict(tmp_path / "d/d" / "/".join("d" * 2_098))
     first, last = items(tmp_path)
     assert first.name == tmp_path.joinpath(*"d" * 1_500) / "a.png"
@@ -300,7 +301,7 @@ def test_a_bad_image_is_an_error_in_its_place_and_others_go_on(classifier, tmp_p
         (tmp_path / "none.gif", f"{tmp_path}/none.gif: {errors[4]}"),
         (b"x", "JPEG"),
     ):
-        with pytest.raises(LockstepError, match=re.escape(error)) as raised:
+        with lockstep_error(re.escape(error)) as raised:
             classifier.predict(one)
         assert raised.value.code == DATA
     assert [p.error for p in classifier.predict(str(tmp_path / "empty"))] == [errors[2]]
@@ -319,7 +320,7 @@ def test_sources_are_read_only_as_far_as_needed(classifier):
         (([], 0), "top: got 0: give 1 or more"),
         ((3,), "sources: got int: give a path"),
     ):
-        with pytest.raises(LockstepError, match=message):
+        with lockstep_error(message):
             classifier.predict(*arguments)
     taken = []
 
@@ -377,7 +378,7 @@ def test_a_folder_is_read_in_order_without_hidden_or_other_files(tmp_path):
     ],
 )
 def test_a_hostile_model_file_is_refused_before_it_takes_memory(model_file, stated, facts, words):
-    with pytest.raises(LockstepError, match=words):
+    with lockstep_error(words):
         lockstep.load(model_file(stated=stated, facts=facts))
 
 
@@ -397,9 +398,7 @@ def test_a_prediction_takes_one_images_memory_for_any_file(model_file, monkeypat
         torch.empty(1 << 60)
 
     monkeypatch.setattr(classifier, "_network", allocate)
-    with pytest.raises(
-        LockstepError, match=r"too little memory .*allocate.*end other programs"
-    ) as caught:
+    with lockstep_error(r"too little memory .*allocate.*end other programs") as caught:
         classifier.predict(TEST.images[0])
     assert caught.value.code == ENVIRONMENT
 

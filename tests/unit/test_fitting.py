@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers import lockstep_error
 from tests.images import bright_and_dark, grey_folder, load_folder, write
 
 from lockstep.commands.subject import subject_of
 from lockstep.commands.to_recipe import fitted
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
-from lockstep.errors import LockstepError
 from lockstep.launch.world import World
 from lockstep.pictures.decode import decode_image
 from lockstep.pictures.scan import Photo
@@ -143,7 +143,7 @@ def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
     assert made("folder") == get_recipe("folder")
     (tmp_path / "mine.toml").write_text('recipe = "folder"\nseed = 3\n')
     assert made(str(tmp_path / "mine.toml"), data=folder) == get_recipe("folder").replace(seed=3)
-    with pytest.raises(LockstepError, match="grey is for folders"):
+    with lockstep_error("grey is for folders"):
         subject_of("cifar10", {"dataset": "cifar10", "grey": True})
     on = made(str(bright_and_dark(tmp_path / "colour", 3)), {"grey": True})
     assert (on.grey, on.augmentation.mean, on.augmentation.flip) == (True, (0.449,), True)
@@ -207,7 +207,7 @@ def test_a_run_that_is_trained_again_has_the_data_that_it_had(tmp_path, monkeypa
 
     assert data("runs/one") == folder
     folder.rename(moved)
-    with pytest.raises(LockstepError, match="letters, which is not on this host"):
+    with lockstep_error("letters, which is not on this host"):
         data("runs/one")
     assert data("runs/one", data=moved) == moved
     (run / "recipe.json").write_text(get_recipe("mnist").model_dump_json())

@@ -6,13 +6,11 @@ import json
 
 import pytest
 import torch
+from tests.helpers import lockstep_error, read_json, recipe_with, summaries
 from tests.runs import fit_here
-from tests.unit.test_tensorboard import read
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
-from lockstep.errors import LockstepError
 from lockstep.jobs import replica as sessions
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
@@ -122,9 +120,7 @@ def trained(path, monkeypatch, numbers):
 
     monkeypatch.setattr(Replica, "__init__", with_gpus)
     monkeypatch.setattr(gpus, "_APART_S", 0.0)
-    recipe = make(
-        get_recipe("digits").model_dump(mode="json"), {"steps": 3, "batch": 32, "portable": False}
-    )
+    recipe = recipe_with("digits", {"steps": 3, "batch": 32, "portable": False})
     return fit_here(recipe, path, Placement(summary_every=1, log_every=1)).result
 
 
@@ -139,7 +135,7 @@ def test_a_run_states_the_use_of_its_gpus(tmp_path, monkeypatch, percent, capfd)
     rows = [row for row in Run(path).metrics() if row["kind"] == "step"]
     assert [row["gpus"]["1"] for row in rows] == [{"utilization": 0.04, "memory_bytes": 2 * GB}] * 3
     assert [
-        event.value for event in read(path / "tb").Scalars("gpu_0/utilization")
+        event.value for event in summaries(path / "tb").Scalars("gpu_0/utilization")
     ] == pytest.approx([0.93] * 3)
     assert ends in runs.page(Run(path))
 
@@ -162,6 +158,6 @@ def test_on_a_cpu_nothing_is_said_of_gpus(tmp_path, monkeypatch, percent, capfd)
 def test_a_damaged_share_is_an_error_of_the_file(tmp_path, monkeypatch, percent):
     trained(tmp_path / "run", monkeypatch, [0])
     path = tmp_path / "run/result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"gpu_utilization": {"0": "much"}}))
-    with pytest.raises(LockstepError, match=r"result\.json"):
+    path.write_text(json.dumps(read_json(path) | {"gpu_utilization": {"0": "much"}}))
+    with lockstep_error(r"result\.json"):
         runs.page(Run(tmp_path / "run"))

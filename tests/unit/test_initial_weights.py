@@ -7,14 +7,14 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.helpers import WHITENED, lockstep_error, replica
 from tests.runs import fit_here
-from tests.unit.test_replica import WHITENED, replica
 
 from lockstep.commands.to_recipe import with_initial_weights
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import DATA, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import find_weights, load_initial_weights
@@ -112,7 +112,7 @@ def test_what_cannot_be_used_is_one_message(tmp_path, name, value, code, message
         path.write_bytes(content)
     elif content is not None:
         (save_file if path.suffix == ".safetensors" else torch.save)(content, path)
-    with pytest.raises(LockstepError, match=message) as error:
+    with lockstep_error(message) as error:
         loaded(path)
     assert error.value.code == code
     assert str(error.value).isprintable()
@@ -131,9 +131,7 @@ def test_a_run_gives_final_weights_or_its_newest_checkpoint(finished, tmp_path):
     found.path.write_bytes(b"cut")
     assert find_weights(copy).path.name == "step-000000002.safetensors"
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(
-        LockstepError, match=r"neither a model.safetensors nor a checkpoint: train it"
-    ):
+    with lockstep_error(r"neither a model.safetensors nor a checkpoint: train it"):
         find_weights(copy)
 
 
@@ -169,9 +167,9 @@ def test_a_run_starts_from_weights_and_resumes_without_the_file(finished, tmp_pa
 
 def test_weights_that_are_missing_or_have_changed_are_refused(finished, tmp_path):
     own, placement = starting(finished)
-    with pytest.raises(LockstepError, match="give their file or run as --init"):
+    with lockstep_error("give their file or run as --init"):
         fit_here(own, tmp_path / "b")
-    with pytest.raises(LockstepError, match="its sha256 is not the recipe's init_sha256") as error:
+    with lockstep_error("its sha256 is not the recipe's init_sha256") as error:
         fit_here(own.replace(init_sha256="0" * 64), tmp_path / "b", placement)
     assert error.value.code == DATA
 
@@ -214,5 +212,5 @@ def test_the_recipe_states_the_weights(finished, tmp_path):
             "was not started from .*: leave out --init to resume it",
         ),
     ):
-        with pytest.raises(LockstepError, match=message):
+        with lockstep_error(message):
             with_initial_weights(own, weights, *run)

@@ -5,7 +5,7 @@ ways to run.
 import pytest
 import torch
 from tests.closeness import require_close
-from tests.contract.test_registries import SHAPES
+from tests.helpers import SHAPES
 from torch import nn
 from torch.nn import functional
 

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
+from tests.helpers import recipe_with, succeeded
 from tests.images import bright_and_dark
 
-from lockstep.config.overrides import make
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.labels import joined
 from lockstep.launch.submit import submit
 from lockstep.pages.doubtful import lines_of, page
-from lockstep.recipes import RECIPES, get_recipe
+from lockstep.recipes import RECIPES
 
 SMALL = {
     "image_px": 32,
@@ -31,7 +31,7 @@ def photos(tmp_path, monkeypatch):
     """A folder with splits, in which one image of each class is in the folder of the other;
     `photos` is small here.
     """
-    recipe = make(get_recipe("photos").model_dump(mode="json"), SMALL)
+    recipe = recipe_with("photos", SMALL)
     monkeypatch.setitem(RECIPES, "photos", lambda: recipe)
     monkeypatch.setattr("lockstep.commands.shell.submit", partial(submit, inline=True))
     folder = tmp_path / "photos"
@@ -48,8 +48,7 @@ def photos(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_data_check_lists_exchanged_labels_first_on_a_page(here, photos):
     words = ("data", "check", photos, "--labels", "--html", "page.html")
-    checked = here(*words, "--json")
-    assert checked.returncode == 0, checked.stderr
+    checked = succeeded(here(*words, "--json"))
     found = json.loads(checked.stdout)["labels"]
     assert found["images"] == 30
     assert {one["path"] for one in found["doubtful"][:2]} == WRONG

@@ -14,11 +14,12 @@ import threading
 import time
 
 import pytest
+from tests.helpers import lockstep_error
 
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import SLOW, Beat
-from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS, LockstepError
+from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
 from lockstep.launch.relay import Relay
@@ -69,14 +70,14 @@ def test_the_number_of_processes_follows_from_devices(
 )
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
-    with pytest.raises(LockstepError, match=message) as error:
+    with lockstep_error(message) as error:
         capacity(get_recipe("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu:0"])
 def test_a_malformed_device_is_rejected(text):
-    with pytest.raises(LockstepError, match="as in cuda:0 or cuda:0,2"):
+    with lockstep_error("as in cuda:0 or cuda:0,2"):
         validated(Placement, {"device": text})
 
 
@@ -335,9 +336,7 @@ def test_restarts_count_since_the_last_saved_progress(started):
 
 
 def test_restarts_without_progress_end(started):
-    with pytest.raises(
-        LockstepError, match=r"^killed\. Continue with: lockstep train .*run --resume$"
-    ):
+    with lockstep_error(r"^killed\. Continue with: lockstep train .*run --resume$"):
         [*restarts_until_it_ends(started("pass"), [5] * 4)]
 
 

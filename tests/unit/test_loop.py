@@ -4,7 +4,7 @@ last step.
 
 from signal import SIGTERM
 
-from tests.unit.test_tower import parts
+from tests.helpers import parts
 
 from lockstep.core.group import Group
 from lockstep.core.loop import updates

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import in_this_process, popen
+from tests.documents import SOURCE, trees
+from tests.helpers import lockstep_error
 
 import lockstep
 from lockstep import errors
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError, option
+from lockstep.errors import option
 from lockstep.recipes import get_recipe
 
-ROOT = Path(lockstep.__file__).parent
-TREES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))
-}
+TREES = trees(SOURCE)
 # A text that ends in -- is followed by a name.
 NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")
 
@@ -166,7 +165,7 @@ def test_every_part_of_a_job_knows_the_reader(tmp_path, monkeypatch, given, shel
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     assert shell in in_this_process("train", "digits", *words, cwd=tmp_path).stderr
     monkeypatch.setattr(errors, "in_python", True)
-    with pytest.raises(LockstepError, match=python):
+    with lockstep_error(python):
         lockstep.train("digits", **given)
 
 

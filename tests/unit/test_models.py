@@ -5,11 +5,11 @@ out here.
 import numpy as np
 import pytest
 import torch
+from tests.helpers import lockstep_error
 from torch.nn import functional
 
 from lockstep.core.build import build_model
 from lockstep.data.dataset import Dataset, Pipeline, Plan
-from lockstep.errors import LockstepError
 from lockstep.models import mnist, tutorial
 from lockstep.recipes import get_recipe
 
@@ -144,7 +144,7 @@ def test_mnist_options_give_the_network_of_the_comments(mnist_network):
 )
 def test_what_a_network_cannot_be_built_for_is_reported(model, px, options, words):
     recipe = get_recipe("digits").replace(model=model, model_options=options, weight_decay={})
-    with pytest.raises(LockstepError, match=words):
+    with lockstep_error(words):
         build_model(recipe, (1 if model == "mnist" else 3, px, px), 10)
 
 

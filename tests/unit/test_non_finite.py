@@ -2,31 +2,27 @@
 state stays.
 """
 
-import json
-
-import pytest
 import torch
+from tests.helpers import lockstep_error, read_rows, recipe_with
 from tests.runs import fit_here
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH
 from lockstep.optim.scale import LossScale
-from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 
 HALF = {"precision": "float16", "portable": False}
 
 
 def train(path, model, resume=False, save_every=1, **changes):
-    """Train a model of this module on digits, with a row for every step. Return the result."""
+    """Train a model on digits, with a row for every step. Return the result."""
     changes = {
-        "model": f"tests.unit.test_non_finite:{model}",
+        "model": model,
         "steps": 11,
         "weight_decay": {},
         **changes,
     }
-    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
+    recipe = recipe_with("digits", changes)
     place = Placement(save_every=save_every, log_every=1, summary_every=0)
     return fit_here(recipe, path, place, resume=resume).result
 
@@ -49,11 +45,9 @@ def late_nan(shape, classes):
 
 def test_a_step_that_is_not_finite_stops_the_run_and_each_resume(tmp_path):
     for resume in (False, True):
-        with pytest.raises(
-            LockstepError, match="of towers 0, 1, 2, 3 is not finite at step 1"
-        ) as error:
+        with lockstep_error("of towers 0, 1, 2, 3 is not finite at step 1") as error:
             # so that the error saves, before an update
-            train(tmp_path / "run", "late_nan", resume, save_every=100)
+            train(tmp_path / "run", "tests.unit.test_non_finite:late_nan", resume, save_every=100)
         assert error.value.code == CRASH
         assert "newest checkpoint is its last good state" in str(error.value)
         newest = statefile.latest(tmp_path / "run/checkpoints")
@@ -77,8 +71,8 @@ def steep(shape, classes):
 
 
 def test_a_sum_of_finite_towers_that_overflows_is_never_saved(tmp_path):
-    with pytest.raises(LockstepError, match="not finite") as error:
-        train(tmp_path / "run", "steep")
+    with lockstep_error("not finite") as error:
+        train(tmp_path / "run", "tests.unit.test_non_finite:steep")
     assert error.value.code == CRASH
     assert [*statefile.checkpoints_in(tmp_path / "run/checkpoints")] == [0]
 
@@ -101,22 +95,11 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_steps():
     assert scale.value == scale.least == 1 / 32
 
 
-class Loud(torch.nn.Linear):
-    """A network whose gradients overflow float16 until the scale is low enough."""
-
-    def forward(self, x):
-        return super().forward(x.flatten(1) * 512)
-
-
-def loud(shape, classes):
-    return Loud(shape[0] * shape[1] * shape[2], classes)
-
-
 def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
-    assert train(tmp_path / "run", "loud", lr=1e-8, **HALF)["steps"] == 11
+    assert train(tmp_path / "run", "tests.helpers:loud", lr=1e-8, **HALF)["steps"] == 11
     log = (tmp_path / "run/log.txt").read_text()
     assert "step 0: skipped, the loss scale 1024 is too large for tower 0" in log
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run/metrics.jsonl")
     steps = [row for row in rows if row["kind"] == "step"]
     skipped = log.count("skipped")
     assert 0 < skipped < 8
@@ -128,5 +111,5 @@ def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
 
 
 def test_a_non_finite_loss_at_the_smallest_scale_stops_the_run(tmp_path):
-    with pytest.raises(LockstepError, match="towers 0, 1, 2, 3 is not finite at step 16"):
-        train(tmp_path / "run", "late_nan", steps=40, **HALF)
+    with lockstep_error("towers 0, 1, 2, 3 is not finite at step 16"):
+        train(tmp_path / "run", "tests.unit.test_non_finite:late_nan", steps=40, **HALF)

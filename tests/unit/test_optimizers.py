@@ -6,16 +6,14 @@ import sys
 
 import pytest
 import torch
+from tests.helpers import lockstep_error, recipe_with
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import numerics
-from lockstep.config.overrides import make
 from lockstep.core.state import State
-from lockstep.errors import LockstepError
 from lockstep.optim import OPTIMIZERS, SGD, AdamW, Muon
 from lockstep.optim.muon import orthogonalised
 from lockstep.optim.optimizers import DEFAULT, decay_by_name, eager, parameter_groups
-from lockstep.recipes import get_recipe
 
 
 def parameters():
@@ -116,12 +114,12 @@ def test_vectors_and_matrices_move_by_sgd_with_nesterov_momentum():
 
 
 def test_weight_decay_of_a_filter_is_an_error():
-    with pytest.raises(LockstepError, match="weight_decay names a filter"):
+    with lockstep_error("weight_decay names a filter"):
         built(parameters(), {"a": 0.1})
 
 
 def digits(**changes):
-    return make(get_recipe("digits").model_dump(mode="json"), {"steps": 12, **changes})
+    return recipe_with("digits", {"steps": 12, **changes})
 
 
 def layers():
@@ -168,11 +166,9 @@ def test_default_is_for_the_matrices_that_are_not_named():
     }
     assert decay_by_name(layers(), {DEFAULT: 0.5}, Muon()) == {"dense": 0.5}
     assert decay_by_name(layers(), {"bias": 0.2}, SGD()) == {"bias": 0.2}
-    with pytest.raises(LockstepError, match=r"'dens': did you mean dense.*weight_decay\.default=C"):
+    with lockstep_error(r"'dens': did you mean dense.*weight_decay\.default=C"):
         decay_by_name(layers(), {DEFAULT: 0.5, "dens": 1.0}, SGD())
-    with pytest.raises(
-        LockstepError, match="weight_decay names fixed, which the model marks as not trainable"
-    ):
+    with lockstep_error("weight_decay names fixed, which the model marks as not trainable"):
         decay_by_name(layers(), {"fixed": 0.5}, SGD())
 
 

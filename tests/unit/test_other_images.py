@@ -6,11 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+from tests.helpers import recipe_with
 from tests.images import bright_and_dark, encoded, load_folder, write
 from tests.runs import fit_here
 
 from lockstep.commands.of_run import evaluated_split, fields_of_run
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
@@ -18,7 +18,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
-from lockstep.recipes import get_recipe
 
 CHANGES = {
     "image_px": 32,
@@ -35,7 +34,7 @@ CHANGES = {
 @pytest.fixture
 def run(tmp_path):
     """A run on 20 bright and 20 dark images in the folder `photos`."""
-    recipe = make(get_recipe("folder").model_dump(mode="json"), CHANGES)
+    recipe = recipe_with("folder", CHANGES)
     data = bright_and_dark(tmp_path / "photos", 20)
     path = tmp_path / "run"
     fit_here(recipe, path, Placement(data=data, summary_every=0))

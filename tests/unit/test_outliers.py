@@ -10,16 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tests.helpers import lockstep_error, recipe_with
 from tests.images import bright_and_dark
 from tests.runs import fit_here, state_path
 
 import lockstep
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.head.outliers import Outliers, divided, outlier_tensors
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
@@ -90,7 +89,7 @@ def head_run(tmp_path_factory):
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     torch.save(model.state_dict(), root / "weights.pt")
     sha256 = hashlib.sha256((root / "weights.pt").read_bytes()).hexdigest()
-    recipe = make(get_recipe("photos").model_dump(mode="json"), {**HEAD, "init_sha256": sha256})
+    recipe = recipe_with("photos", {**HEAD, "init_sha256": sha256})
     placement = Placement(data=root / "photos", init=root / "weights.pt", summary_every=0)
     fit_here(recipe, root / "run", placement)
     return root
@@ -105,7 +104,7 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     assert {*found[6:-1]} <= {"sure", "unlike"}  # A head tells bright from dark without a mistake.
     strict = lockstep.load(head_run / "run", sure=0.999)
     assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unlike"}
-    with pytest.raises(LockstepError, match="sure: got 95"):
+    with lockstep_error("sure: got 95"):
         lockstep.load(head_run / "run", sure=95)
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
@@ -147,12 +146,12 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
         statefile.write(
             changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.metadata_of(own)
         )
-        with pytest.raises(LockstepError, match="is damaged: its tensors unlike/"):
+        with lockstep_error("is damaged: its tensors unlike/"):
             lockstep.load(changed)
     statefile.write(
         changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.metadata_of(own)
     )
-    with pytest.raises(LockstepError, match="is damaged: its tensor sure/answers"):
+    with lockstep_error("is damaged: its tensor sure/answers"):
         lockstep.load(changed)
     statefile.write(changed, weights, statefile.metadata_of(own))
     assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.helpers import lockstep_error, recipe_with
 from tests.runs import fit_here
 from torch import nn
 
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core import build as factory
-from lockstep.errors import LockstepError
 from lockstep.jobs.agreement import require_agreement
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
@@ -98,7 +98,7 @@ def lazy(shape, classes):
 
 def recipe(model, base="digits", note=lambda text: None, **changes):
     own = {"model": f"tests.unit.test_own_models:{model}", **changes}
-    return make(get_recipe(base).model_dump(mode="json"), own, note=note)
+    return recipe_with(base, own, note=note)
 
 
 def probed(model, **changes):
@@ -156,19 +156,17 @@ def test_tied_weights_are_one_parameter_and_unused_ones_stay():
     ],
 )
 def test_a_network_that_cannot_be_trained_is_one_message(model, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         probed(model)
 
 
 def test_a_model_without_least_px_is_tried_on_each_size():
     sizes = {"progressive.sizes_px": [4, 8], "progressive.shares": [0.5, 0.5]}
     assert probed("Small", **sizes).recipe.progressive.sizes_px == (4, 8)
-    with pytest.raises(LockstepError, match="got 9: 1 to 8 is allowed"):
+    with lockstep_error("got 9: 1 to 8 is allowed"):
         probed("Small", **sizes | {"progressive.sizes_px": [8, 9]})
     for px, failing in ((28, 4), (4, 8)):
-        with pytest.raises(
-            LockstepError, match=rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"
-        ):
+        with lockstep_error(rf"fails on images .* \[1, {failing}, {failing}\].*that it takes"):
             probed("OfOneSize", **sizes, **{"model_options.px": px})
 
 
@@ -327,7 +325,7 @@ def test_a_function_gets_what_its_signature_asks_for(function, shape, options, e
     ],
 )
 def test_a_function_that_does_not_fit_is_one_message(function, shape, options, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         call(function, shape, **options)
 
 

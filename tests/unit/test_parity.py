@@ -4,11 +4,10 @@ name what exists.
 
 import ast
 import io
-import json
-import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ import torch
 from benchmarks.manual import every_command
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.unit.test_tower import cifar_like, parts
+from tests.documents import ROOT
+from tests.helpers import cifar_like, parts, read_rows, summaries
 from torch import nn
 from torch.nn import functional
 
@@ -25,7 +25,8 @@ from lockstep.config.placement import Placement
 from lockstep.core.group import Group
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
-from lockstep.data.dataset import Dataset
+from lockstep.core.state import State
+from lockstep.data.dataset import Dataset, Shard
 from lockstep.jobs.startup import detail_lines, startup_lines
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -35,7 +36,6 @@ from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tutorial-parity.md"
 ORIGINALS = (ROOT / "docs/coming-from-tensorflow.md").read_text()
 PACKAGE = ROOT / "src/lockstep"
@@ -51,15 +51,12 @@ def trained(recipe, dataset, tower, state, listeners=()):
         pass
 
 
-def linear(shape, classes):
-    """Return the smallest network, for tests of everything around it."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
-
-
-def small(fields, model="linear", **changes):
-    """Return a recipe with one of the networks above, without augmentation."""
-    model = f"tests.unit.test_parity:{model}"
-    return make(fields, {"model": model, "augmentation": "plain", "weight_decay": {}, **changes})
+def small(fields, **changes):
+    """Return a recipe with a small network, without augmentation."""
+    return make(
+        fields,
+        {"model": "tests.helpers:linear", "augmentation": "plain", "weight_decay": {}, **changes},
+    )
 
 
 BLOCK = ["data", "network", "time", "run"]
@@ -148,7 +145,7 @@ def test_the_metric_and_the_update_use_their_steps_learning_rate(
     weights = Weights()
     log = [MetricsFile(tmp_path / "metrics.jsonl", 1), weights]
     trained(recipe, images(50_000), tower, state, log)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "metrics.jsonl")
     assert {row["step"]: row["learning_rate"] for row in rows} == {
         first - 1: 0.1,
         first: pytest.approx(0.01),
@@ -217,20 +214,26 @@ def test_the_tutorials_update_is_sgd_on_the_mean_total_loss(towers):
         assert torch.allclose(state.parameters[name].double(), weight, atol=1e-6), name
 
 
+class Summarised(NamedTuple):
+    """The summaries of a step, with the initial model, the state after it, and its shards."""
+
+    events: EventAccumulator
+    model: nn.Module
+    state: State
+    shards: list[Shard]
+
+
 @pytest.fixture(scope="module")
 def summarised(tmp_path_factory):
-    """The summaries of one step of the tutorial on two towers, and (initial model, state after,
-    shards) of the step.
-    """
+    """One step of the tutorial on two towers."""
     recipe, dataset = make(TUTORIAL, {"towers": 2, "batch": 8, "steps": 1}), cifar_like(96, 32)
     tower, state, model = parts(recipe)
     folder = tmp_path_factory.mktemp("tb")
     board = TensorBoard(folder, 100, tower._network)
     trained(recipe, dataset, tower, state, [board])
     board.close()
-    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0}).Reload()
     plan = recipe.bind(96).plan(0)
-    return events, model, state, [dataset.shard(plan, t) for t in range(2)]
+    return Summarised(summaries(folder), model, state, [dataset.shard(plan, t) for t in range(2)])
 
 
 def shown(events, tag):
@@ -266,7 +269,7 @@ def test_summaries_have_gradients_of_all_towers_mean_total_loss(summarised):
 
 
 def test_activations_and_images_in_summaries_are_of_tower_0(summarised):
-    events, model, _, (shard, _) = summarised
+    events, model, shard = summarised.events, summarised.model, summarised.shards[0]
     outputs = {}
     for name, layer in [*model.activations.items(), ("logits", model)]:
         layer.register_forward_hook(

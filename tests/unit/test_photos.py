@@ -12,6 +12,7 @@ import unicodedata
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers import lockstep_error
 from tests.images import encoded, load_folder, write
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
@@ -461,7 +462,7 @@ def test_groups_stay_on_one_side(photos, by):
     kept, held = whole.held_out(10)
     assert 10 <= len(held) <= 15
     assert not {*kept.groups.tolist()} & {*held.groups.tolist()}
-    with pytest.raises(LockstepError, match="takes all groups"):
+    with lockstep_error("takes all groups"):
         whole.held_out(len(whole) - 1)
 
 
@@ -478,9 +479,7 @@ def test_groups_stay_on_one_side(photos, by):
 def test_a_pattern_that_is_wrong_or_never_ends_is_refused(photos, pattern, problem):
     """It may come with somebody else's recipe. The search ends after some seconds of CPU time."""
     write(photos, {"c" * 60: [1, 2], "b": [3, 4]})
-    with pytest.raises(
-        LockstepError, match=f"--group .*: .*{problem}.*: give a regular expression"
-    ):
+    with lockstep_error(f"--group .*: .*{problem}.*: give a regular expression"):
         survey_folder(photos, 0.2, pattern)
 
 
@@ -495,7 +494,7 @@ def test_groups_that_are_not_named_or_torn_are_told(photos):
         ("train/(.*)", "3 images without a group (val/a/1.png and 2 more)"),
         ("(", "give a regular"),
     ):
-        with pytest.raises(LockstepError, match=re.escape(words)):
+        with lockstep_error(re.escape(words)):
             survey_folder(photos, 0.2, pattern).require_sound()
 
 
@@ -630,9 +629,7 @@ def test_a_change_that_no_stamp_shows_is_an_error_once(six, monkeypatch):
     sound(six)
     (six / "a/3.png").write_bytes(encoded(300))
     monkeypatch.setattr(module, "scan_folder", lambda *_, **__: stale)
-    with pytest.raises(
-        LockstepError, match=r"a/3\.png has changed since it was indexed: start again"
-    ):
+    with lockstep_error(r"a/3\.png has changed since it was indexed: start again"):
         load_folder(six)
     assert sum(map(len, load_folder(six).values())) == 5
 
@@ -690,7 +687,7 @@ def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatc
         patch.setattr(
             "lockstep.pictures.decode._square", lambda *_, **__: (_ for _ in ()).throw(MemoryError)
         )
-        with pytest.raises(LockstepError, match="not enough memory") as caught:
+        with lockstep_error("not enough memory") as caught:
             read_photos(scan_folder(six))
     assert caught.value.code == ENVIRONMENT
     monkeypatch.setenv("XDG_CACHE_HOME", __file__)

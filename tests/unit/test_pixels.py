@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from tests.helpers import lockstep_error
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.pictures.pixels import RowCache
@@ -79,7 +80,7 @@ def test_rows_survive_an_error_and_a_kill():
             raise LockstepError("at 40")
         return IMAGES[number]
 
-    with pytest.raises(LockstepError, match="at 40"):
+    with lockstep_error("at 40"):
         made(make=failing)
     rest = [number for number in range(50) if (RowCache("key", SHAPE).find(IDS) < 0)[number]]
     assert 40 in rest
@@ -122,9 +123,7 @@ def test_a_disk_without_room_is_an_error_with_the_size(folder, monkeypatch, call
 
     made(range(10))
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(
-        LockstepError, match=r"^50 images, which take 6 kB, cannot be written .*no room"
-    ) as error:
+    with lockstep_error(r"^50 images, which take 6 kB, cannot be written .*no room") as error:
         made()
     assert "XDG_CACHE_HOME" in str(error.value)
     assert error.value.code == ENVIRONMENT

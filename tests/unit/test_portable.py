@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.closeness import require_close
+from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 from torch.nn import functional
 
 from lockstep.config.overrides import make
-from lockstep.errors import LockstepError
 from lockstep.kernels import portable, rounding
 from lockstep.kernels.portable import (
     NotPortableError,
@@ -97,9 +97,7 @@ def geometries(count):
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_convolutions_of_any_geometry_are_exact_on_each_backend_and_near_float64(
-    on_each_backend, part
-):
+def test_convolutions_of_any_geometry_are_exact_and_near_float64(on_each_backend, part):
     few, many = 20, 60
     every = enumerate(geometries(many))
     for number, ((b, inputs, outputs, height, width), side, at) in list(every)[
@@ -159,7 +157,7 @@ def test_convolutions_are_exact_on_both_sides_of_the_slice_limit(
     )
 
 
-def test_a_backend_that_fails_for_strided_convolutions_is_used_for_all_others(monkeypatch):
+def test_a_backend_failing_strided_convolutions_does_all_others(monkeypatch):
     def wrong_in_steps(self, x, offset, weight, part, at, power):
         return right(self, x, offset, weight, part, at, power).add_(max(at.stride) > 1)
 
@@ -177,7 +175,7 @@ def test_a_backend_that_fails_for_strided_convolutions_is_used_for_all_others(mo
     }
 
 
-def test_the_backend_of_products_and_that_of_convolutions_are_chosen_by_their_own_times(
+def test_backends_of_products_and_convolutions_are_timed_apart(
     monkeypatch,
 ):
     """Without VNNI, 8-bit integers are the slower backend for products and the faster one for
@@ -220,7 +218,7 @@ def test_kept_slices_are_of_a_backwards_or_frozen_layers_values():
 
 
 @pytest.mark.parametrize(("terms", "bound"), [(100, 2e-3), (5000, 2e-3), (300_000, 1e-4)])
-def test_matrix_products_are_exact_on_each_backend_and_near_float64(on_each_backend, terms, bound):
+def test_products_are_exact_on_each_backend_and_near_float64(on_each_backend, terms, bound):
     a, b = seeded(40, terms) + 0.1, seeded(terms, 30, seed=1)
     assert relative(on_each_backend(lambda: products.matmul(a, b)), a.double() @ b.double()) < bound
     assert products.matmul(a[None], b[None]).shape == (1, 40, 30)
@@ -257,9 +255,7 @@ def test_values_that_are_not_finite_stay_so():
 
 @pytest.mark.parametrize("groups", [1, 8])
 @pytest.mark.parametrize("powers", [(90, 80), (60, 60), (120, -80), (-60, -20), (-85, -60)])
-def test_a_power_of_two_is_exact_on_each_backend_and_infinite_beyond_the_range_of_float32(
-    on_each_backend, powers, groups
-):
+def test_a_power_of_two_is_exact_and_infinite_beyond_float32(on_each_backend, powers, groups):
     at = Geometry((1, 1), (1, 1), (1, 1), groups)
     x, weight = (
         seeded(6, 8, 8, 8).clamp(-1, 1),
@@ -533,15 +529,12 @@ def test_the_context_is_of_this_thread_and_can_be_left():
 def test_settings_that_only_native_arithmetic_has():
     fields = get_recipe("digits").model_dump(mode="json")
     assert make(fields, {"portable": False}).arithmetic == "native"
-    assert (
-        make(get_recipe("cifar10").model_dump(mode="json"), {"portable": True}).arithmetic
-        == "portable"
-    )
+    assert recipe_with("cifar10", {"portable": True}).arithmetic == "portable"
     for changes in (
         {"precision": "bfloat16"},
         {"portable": True, "precision": "float16"},
         {"portable": True, "arithmetic": "native"},
         {"portable": "yes"},
     ):
-        with pytest.raises(LockstepError, match=r"arithmetic|portable"):
+        with lockstep_error(r"arithmetic|portable"):
             make(fields, changes)

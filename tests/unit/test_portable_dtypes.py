@@ -4,6 +4,7 @@ its name.
 
 import copy
 import re
+from collections import defaultdict
 from contextlib import nullcontext
 from fractions import Fraction
 from itertools import product
@@ -73,10 +74,39 @@ SHARED = (
         "add rsub sub",
         [lambda t: (t(2, 3), t(3), {"alpha": 3}), lambda t: (t(3), torch.ones(3), {"alpha": 0.3})],
     ),
-    ("is_same_size equal copy expand_as", [lambda t: (t(2, 3), t(2, 3))]),
-    ("new_empty new_ones new_zeros", [lambda t: (t(2), [2, 3])]),
-    ("broadcast_to expand view reshape _unsafe_view", [lambda t: (t(2, 3), [2, 3])]),
-    ("empty ones zeros", [lambda t: ([2, 3], {"dtype": t().dtype})]),
+    (
+        "is_same_size equal copy expand_as "
+        "sigmoid_backward tanh_backward silu_backward gelu_backward",
+        lambda t: (t(2, 3), t(2, 3)),
+    ),
+    ("reflection_pad2d replication_pad2d", lambda t: (_image(t), [1, 1, 1, 1])),
+    (
+        "reflection_pad2d_backward replication_pad2d_backward",
+        lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1]),
+    ),
+    ("avg_pool2d max_pool2d_with_indices adaptive_max_pool2d", lambda t: (_image(t), [2, 2])),
+    (
+        "_softmax _log_softmax",
+        [
+            lambda t: (t(2, 3), 1, False),
+            lambda t: (t(2, 3), 0, False),
+            lambda t: (t(), 0, False),
+            lambda t: (t(2, 0), 1, False),
+        ],
+    ),
+    (
+        "_softmax_backward_data _log_softmax_backward_data",
+        lambda t: (t(2, 3), t(2, 3), 1, t().dtype),
+    ),
+    ("movedim transpose", lambda t: (t(2, 3), 0, 1)),
+    ("narrow slice", lambda t: (t(2, 3), 1, 0, 2)),
+    ("chunk split", lambda t: (t(4), 2)),
+    ("scatter scatter_add", lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))),
+    ("_foreach_norm _foreach_zero", lambda t: ([t(3), t(2)],)),
+    ("uniform normal", lambda t: (t(3),)),
+    ("new_empty new_ones new_zeros", lambda t: (t(2), [2, 3])),
+    ("broadcast_to expand view reshape _unsafe_view", lambda t: (t(2, 3), [2, 3])),
+    ("empty ones zeros", lambda t: ([2, 3], {"dtype": t().dtype})),
     (
         "_fused_adam _fused_adamw",
         [
@@ -100,76 +130,61 @@ SHARED = (
 )
 ONLY_ON_GPUS = {"cudnn_batch_norm", "cudnn_batch_norm_backward", "_pin_memory", "is_pinned"}
 ARGUMENTS = {
-    "_local_scalar_dense": [lambda t: (t(),)],
-    "sort": [lambda t: (t(6),)],
-    "topk": [lambda t: (t(3), 2)],
+    "_local_scalar_dense": lambda t: (t(),),
+    "sort": lambda t: (t(6),),
+    "topk": lambda t: (t(3), 2),
     "_foreach_add": [
         lambda t: ([t(3), t(2)], [t(3), t(2)], {"alpha": 1}),
         lambda t: ([t(3)], 2),
         lambda t: ([t(3)], [t(3)]),
         lambda t: ([t(3)], [torch.ones(3)], {"alpha": 0.3}),
     ],
-    "_foreach_copy": [lambda t: ([t(3)], [t(3) * 0])],
+    "_foreach_copy": lambda t: ([t(3)], [t(3) * 0]),
     "_foreach_mul": [lambda t: ([t(3), t(2)], 0.5), lambda t: ([t(3)], [t(3)])],
-    "_foreach_norm": [lambda t: ([t(3), t(2)],)],
-    "_foreach_zero": [lambda t: ([t(3), t(2)],)],
-    "native_dropout_backward": [lambda t: (t(3), torch.tensor([True, False, True]), 1.25)],
-    "_reshape_alias": [lambda t: (t(2, 3), [3, 2], [2, 1])],
+    "native_dropout_backward": lambda t: (t(3), torch.tensor([True, False, True]), 1.25),
+    "_reshape_alias": lambda t: (t(2, 3), [3, 2], [2, 1]),
     "_to_copy": [lambda t, d=d: (t(2, 3), {"dtype": d}) for d in DTYPES],
-    "to": [lambda t: (t(2, 3), torch.float32)],
-    "as_strided": [lambda t: (t(2, 3), [2, 2], [3, 1])],
-    "cat": [lambda t: ([t(2, 3), t(1, 3)],)],
-    "stack": [lambda t: ([t(2, 3), t(2, 3)],)],
-    "chunk": [lambda t: (t(4), 2)],
-    "constant_pad_nd": [lambda t: (t(2, 3), [1, 2])],
-    "diagonal": [lambda t: (t(3, 3),)],
-    "empty_strided": [lambda t: ([2, 3], [3, 1], {"dtype": t().dtype})],
-    "new_empty_strided": [lambda t: (t(2), [2, 3], [3, 1])],
-    "eye": [lambda t: (3, {"dtype": t().dtype})],
+    "to": lambda t: (t(2, 3), torch.float32),
+    "as_strided": lambda t: (t(2, 3), [2, 2], [3, 1]),
+    "cat": lambda t: ([t(2, 3), t(1, 3)],),
+    "stack": lambda t: ([t(2, 3), t(2, 3)],),
+    "constant_pad_nd": lambda t: (t(2, 3), [1, 2]),
+    "diagonal": lambda t: (t(3, 3),),
+    "empty_strided": lambda t: ([2, 3], [3, 1], {"dtype": t().dtype}),
+    "new_empty_strided": lambda t: (t(2), [2, 3], [3, 1]),
+    "eye": lambda t: (3, {"dtype": t().dtype}),
     "fill": [lambda t: (t(2, 3), 2), lambda t: (t(2, 3), t())],
-    "flip": [lambda t: (t(2, 3), [1])],
-    "roll": [lambda t: (t(2, 3), [1], [1])],
+    "flip": lambda t: (t(2, 3), [1]),
+    "roll": lambda t: (t(2, 3), [1], [1]),
     "full": [lambda t: ([2], 1, {"dtype": t().dtype}), lambda t: ([2], t().sum().item())],
-    "full_like": [lambda t: (t(2), 1)],
-    "new_full": [lambda t: (t(2), [3], 1)],
-    "gather": [lambda t: (t(2, 3), 1, _positions(2, 3))],
-    "im2col": [lambda t: (_image(t), [2, 2], [1, 1], [0, 0], [1, 1])],
-    "index": [lambda t: (t(2, 3), [_positions(4)])],
-    "index_copy": [lambda t: (t(2, 3), 0, torch.tensor([1]), t(1, 3))],
+    "full_like": lambda t: (t(2), 1),
+    "new_full": lambda t: (t(2), [3], 1),
+    "gather": lambda t: (t(2, 3), 1, _positions(2, 3)),
+    "im2col": lambda t: (_image(t), [2, 2], [1, 1], [0, 0], [1, 1]),
+    "index": lambda t: (t(2, 3), [_positions(4)]),
+    "index_copy": lambda t: (t(2, 3), 0, torch.tensor([1]), t(1, 3)),
     "index_put": [
         lambda t: (t(2, 3), [_positions(2)], t(2, 3)),
         lambda t: (t(2, 3), [_positions(4)], t(4, 3), True),
     ],
-    "index_select": [lambda t: (t(2, 3), 1, _positions(4))],
-    "masked_fill": [lambda t: (t(2, 3), torch.tensor([True, False, True]), 1)],
-    "movedim": [lambda t: (t(2, 3), 0, 1)],
-    "narrow": [lambda t: (t(2, 3), 1, 0, 2)],
-    "permute": [lambda t: (t(2, 3), [1, 0])],
-    "promote_types": [lambda t: (t().dtype, torch.float32)],
-    "reflection_pad2d": [lambda t: (_image(t), [1, 1, 1, 1])],
-    "reflection_pad2d_backward": [lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1])],
-    "replication_pad2d": [lambda t: (_image(t), [1, 1, 1, 1])],
-    "replication_pad2d_backward": [lambda t: (t(1, 2, 6, 6), _image(t), [1, 1, 1, 1])],
-    "repeat": [lambda t: (t(2, 3), [2, 1])],
-    "scalar_tensor": [lambda t: (2, {"dtype": t().dtype})],
-    "scatter": [lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))],
-    "select": [lambda t: (t(2, 3), 1, 1)],
-    "select_backward": [lambda t: (t(2), [2, 3], 1, 1)],
-    "slice": [lambda t: (t(2, 3), 1, 0, 2)],
-    "slice_backward": [lambda t: (t(2, 2), [2, 3], 1, 0, 2, 1)],
-    "split": [lambda t: (t(4), 2)],
-    "split_with_sizes": [lambda t: (t(4), [1, 3])],
-    "take": [lambda t: (t(2, 3), _positions(2))],
-    "transpose": [lambda t: (t(2, 3), 0, 1)],
-    "unfold": [lambda t: (t(6), 0, 2, 2)],
-    "unsqueeze": [lambda t: (t(2, 3), 1)],
-    "adaptive_max_pool2d": [lambda t: (_image(t), [2, 2])],
-    "adaptive_max_pool2d_backward": [lambda t: (t(1, 2, 2, 2), _image(t), _positions(1, 2, 2, 2))],
-    "bincount": [lambda t: (t(4),)],
-    "clamp": [lambda t: (t(2, 3), 1, 2)],
-    "hardtanh": [lambda t: (t(2, 3), -1, 2)],
-    "hardtanh_backward": [lambda t: (t(2, 3), t(2, 3), -1, 2)],
-    "max_pool2d_with_indices": [lambda t: (_image(t), [2, 2])],
+    "index_select": lambda t: (t(2, 3), 1, _positions(4)),
+    "masked_fill": lambda t: (t(2, 3), torch.tensor([True, False, True]), 1),
+    "permute": lambda t: (t(2, 3), [1, 0]),
+    "promote_types": lambda t: (t().dtype, torch.float32),
+    "repeat": lambda t: (t(2, 3), [2, 1]),
+    "scalar_tensor": lambda t: (2, {"dtype": t().dtype}),
+    "select": lambda t: (t(2, 3), 1, 1),
+    "select_backward": lambda t: (t(2), [2, 3], 1, 1),
+    "slice_backward": lambda t: (t(2, 2), [2, 3], 1, 0, 2, 1),
+    "split_with_sizes": lambda t: (t(4), [1, 3]),
+    "take": lambda t: (t(2, 3), _positions(2)),
+    "unfold": lambda t: (t(6), 0, 2, 2),
+    "unsqueeze": lambda t: (t(2, 3), 1),
+    "adaptive_max_pool2d_backward": lambda t: (t(1, 2, 2, 2), _image(t), _positions(1, 2, 2, 2)),
+    "bincount": lambda t: (t(4),),
+    "clamp": lambda t: (t(2, 3), 1, 2),
+    "hardtanh": lambda t: (t(2, 3), -1, 2),
+    "hardtanh_backward": lambda t: (t(2, 3), t(2, 3), -1, 2),
     "max_pool2d_with_indices_backward": [
         lambda t: (
             t(1, 2, 2, 2),
@@ -182,45 +197,39 @@ ARGUMENTS = {
             _positions(1, 2, 2, 2),
         )
     ],
-    "threshold": [lambda t: (t(2, 3), 1, 0)],
-    "threshold_backward": [lambda t: (t(2, 3), t(2, 3), 1)],
-    "where": [lambda t: (torch.tensor([True, False, True]), t(2, 3), t(3))],
-    "avg_pool2d": [lambda t: (_image(t), [2, 2])],
+    "threshold": lambda t: (t(2, 3), 1, 0),
+    "threshold_backward": lambda t: (t(2, 3), t(2, 3), 1),
+    "where": lambda t: (torch.tensor([True, False, True]), t(2, 3), t(3)),
     "avg_pool2d_backward": [
         lambda t: (t(1, 2, 2, 2), _image(t), [2, 2], [2, 2], [0, 0], False, True, None)
     ],
-    "leaky_relu": [lambda t: (t(2, 3),)],
-    "leaky_relu_backward": [lambda t: (t(2, 3), t(2, 3), 0.1, False)],
+    "leaky_relu": lambda t: (t(2, 3),),
+    "leaky_relu_backward": lambda t: (t(2, 3), t(2, 3), 0.1, False),
     "nll_loss_forward": [
         lambda t: (t(2, 3), _positions(2), None, 1, -100),
         lambda t: (t(3), t()[None][0], None, 1, 9),
     ],
-    "nll_loss_backward": [lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t())],
+    "nll_loss_backward": lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t()),
     "addcmul": [
         lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),
         lambda t: (t(3), torch.ones(3), t(3)),
     ],
-    "addcdiv": [lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2})],
+    "addcdiv": lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),
     "lerp": [lambda t: (t(2, 3), t(2, 3), 0.25), lambda t: (t(3), torch.ones(3), 0.5)],
     "pow": [lambda t, n=n: (t(2, 3) * -1, n) for n in (0, 1, 2, 3, 9, 10, -1, -9)]
     + [lambda t, n=n: (t(2, 3), n) for n in (0.5, 1.5, -0.5)]
     + [lambda t: (2, t(3)), lambda t: (t(3), t(3))],
-    "sigmoid_backward": [lambda t: (t(2, 3), t(2, 3))],
-    "tanh_backward": [lambda t: (t(2, 3), t(2, 3))],
-    "silu_backward": [lambda t: (t(2, 3), t(2, 3))],
-    "gelu_backward": [lambda t: (t(2, 3), t(2, 3))],
-    "arange": [lambda t: (5, {"dtype": t().dtype})],
-    "cumsum": [lambda t: (t(2, 3), 1)],
-    "scatter_add": [lambda t: (t(2, 3), 1, _positions(2, 2), t(2, 3))],
+    "arange": lambda t: (5, {"dtype": t().dtype}),
+    "cumsum": lambda t: (t(2, 3), 1),
     "linalg_vector_norm": [lambda t: (t(2, 3),), lambda t: (t(2, 3), 2, [1], True)],
     "dot": [lambda t: (t(3), t(3)), lambda t: (t(3), torch.ones(3))],
     "mm": [lambda t: (t(2, 3), t(3, 4)), lambda t: (t(2, 3), torch.ones(3, 4))],
-    "bmm": [lambda t: (t(2, 2, 3), t(2, 3, 4))],
+    "bmm": lambda t: (t(2, 2, 3), t(2, 3, 4)),
     "addmm": [
         lambda t: (t(4), t(2, 3), t(3, 4)),
         lambda t: (t(4), t(2, 3), t(3, 4), {"beta": 2, "alpha": 3}),
     ],
-    "baddbmm": [lambda t: (t(2, 2, 4), t(2, 2, 3), t(2, 3, 4))],
+    "baddbmm": lambda t: (t(2, 2, 4), t(2, 2, 3), t(2, 3, 4)),
     "convolution": [
         lambda t: (_image(t), t(2, 2, 3, 3), t(2), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
         lambda t: (
@@ -255,24 +264,10 @@ ARGUMENTS = {
     "native_batch_norm_backward": [
         lambda t: (t(4, 3), t(4, 3), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True, True, True])
     ],
-    "_softmax": [
-        lambda t: (t(2, 3), 1, False),
-        lambda t: (t(), 0, False),
-        lambda t: (t(2, 0), 1, False),
-    ],
-    "_log_softmax": [
-        lambda t: (t(2, 3), 0, False),
-        lambda t: (t(), 0, False),
-        lambda t: (t(2, 0), 1, False),
-    ],
-    "_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
-    "_log_softmax_backward_data": [lambda t: (t(2, 3), t(2, 3), 1, t().dtype)],
-    "_linalg_eigh": [lambda t: (t(3, 3) + t(3, 3).mT,)],
-    "_upsample_bilinear2d_aa": [lambda t: (_image(t), [3, 5], False)],
-    "_upsample_bilinear2d_aa_backward": [lambda t: (t(1, 2, 3, 5), [3, 5], [1, 2, 4, 4], False)],
-    "uniform": [lambda t: (t(3),)],
-    "normal": [lambda t: (t(3),)],
-    "bernoulli": [lambda t: (t(3), 0.5)],
+    "_linalg_eigh": lambda t: (t(3, 3) + t(3, 3).mT,),
+    "_upsample_bilinear2d_aa": lambda t: (_image(t), [3, 5], False),
+    "_upsample_bilinear2d_aa_backward": lambda t: (t(1, 2, 3, 5), [3, 5], [1, 2, 4, 4], False),
+    "bernoulli": lambda t: (t(3), 0.5),
     "native_dropout": [lambda t: (t(2, 3), 0.5, True), lambda t: (t(2, 3), 0.5, False)],
     "_fused_sgd": [
         lambda t, maximize=maximize: (
@@ -292,9 +287,11 @@ ARGUMENTS = {
         for maximize in (False, True)
     ],
 }
+SHARED += tuple(ARGUMENTS.items())
+ARGUMENTS = defaultdict(list)
 for names, cases in SHARED:
     for name in names.split():
-        ARGUMENTS[name] = ARGUMENTS.get(name, []) + cases
+        ARGUMENTS[name] += [cases] if callable(cases) else cases
 WITHOUT_VALUES = {
     "empty",
     "empty_like",

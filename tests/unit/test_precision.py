@@ -6,12 +6,12 @@ import ctypes
 
 import pytest
 import torch
+from tests.helpers import recipe_with
 from tests.runs import fit_here
 
 from lockstep import hardware
 from lockstep.commands.to_spec import train_spec
 from lockstep.config import precision
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.launch import submit
 from lockstep.launch.world import World
@@ -114,7 +114,7 @@ def test_torch_names_a_gpus_generation_where_no_driver_does(monkeypatch, driver,
 
 
 def test_a_fixed_precision_is_unchanged(monkeypatch):
-    stated = make(get_recipe("cifar10").model_dump(mode="json"), {"precision": "float16"})
+    stated = recipe_with("cifar10", {"precision": "float16"})
     assert precision.resolve(stated, "cpu") == (stated, None)
 
 
@@ -123,8 +123,8 @@ def test_16_bit_floats_learn_digits_as_well_as_float32(tmp_path):
     """Runs of 12 epochs that differ only in rounding differ by about 2 of the 355 images."""
 
     def trained(precision):
-        recipe = make(
-            get_recipe("digits").model_dump(mode="json"),
+        recipe = recipe_with(
+            "digits",
             {"precision": precision, "portable": False, "epochs": 12.0},
         )
         return fit_here(

@@ -4,6 +4,7 @@ import sys
 import tomllib
 
 import pytest
+from tests.helpers import lockstep_error
 
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement, check
@@ -57,7 +58,7 @@ def test_changing_towers_keeps_the_tower_batch():
     ],
 )
 def test_a_wrong_setting_is_an_error_that_names_it(changes, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         make(TUTORIAL, changes)
 
 
@@ -125,7 +126,7 @@ def test_options_override_files_and_no_file_contradicts_itself():
     assert make(TUTORIAL, {"tower_batch": 10, "towers": 4}, {"towers": 2}).batch == 20
     assert make(TUTORIAL, {"epochs": 3}, {"steps": 7}).steps == 7
     assert make({**TUTORIAL, "towers": 0}, {"towers": 2, "batch": 8}).batch == 8
-    with pytest.raises(LockstepError, match="towers: got 0"):
+    with lockstep_error("towers: got 0"):
         make({**TUTORIAL, "towers": 0}, {})
 
 
@@ -170,12 +171,12 @@ def test_differences_are_listed_by_setting():
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
-    with pytest.raises(LockstepError, match=r"3 processes for 2 towers.*--processes 1 to 2"):
+    with lockstep_error(r"3 processes for 2 towers.*--processes 1 to 2"):
         check(make(TUTORIAL, {"towers": 2}), Placement(processes=3))
-    with pytest.raises(LockstepError, match="exact=false"):
+    with lockstep_error("exact=false"):
         check(get_recipe("digits"), Placement(reduction="allreduce"))
     check(make(TUTORIAL, {"exact": False}), Placement(reduction="allreduce"))
-    with pytest.raises(LockstepError, match="'tree' or 'allreduce'"):
+    with lockstep_error("'tree' or 'allreduce'"):
         validated(Placement, {"reduction": "trees"})
 
 
@@ -185,7 +186,7 @@ def test_replace_keeps_other_settings_and_reads_new_like_a_file():
     assert type(changed.schedule) is type(tutorial.schedule)
     assert (changed.optimizer, changed.precision) == (SGD(momentum=0.5), "bfloat16")
     assert changed == make(TUTORIAL, {"optimizer.momentum": 0.5, "precision": "bfloat16"})
-    with pytest.raises(LockstepError, match="give exactly one of steps and epochs") as error:
+    with lockstep_error("give exactly one of steps and epochs") as error:
         get_recipe("digits").replace(steps=5)
     assert error.value.code == USAGE
 
@@ -196,5 +197,5 @@ def test_the_current_folder_is_searched_last(tmp_path, monkeypatch):
     (tmp_path / "module_of_this_test.py").write_text("def f(): return 1\n")
     assert load_object("module_of_this_test:f")() == 1
     assert sys.path == [*before[:-1], str(tmp_path)]
-    with pytest.raises(LockstepError, match="no module 'nowhere_at_all'"):
+    with lockstep_error("no module 'nowhere_at_all'"):
         load_object("nowhere_at_all:f")

@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cli.test_mistakes import refused
 from tests.conftest import NATIVE
+from tests.helpers import flip, lockstep_error, read_json, recipe_with, refused
 from tests.runs import change_checkpoint, change_state
-from tests.unit.test_saver import flip
 
 from lockstep.commands.verify import lines_of
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import DATA, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import VerifySpec
 from lockstep.jobs.verify import different, replayed, verify
-from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder
@@ -58,7 +55,7 @@ def test_which_steps_are_replayed(run, caplog):
         "there is no valid checkpoint after 15 steps: the replay starts from step 10"
     ]
     for start in (30, 2000):
-        with pytest.raises(LockstepError, match="no state after step 30") as raised:
+        with lockstep_error("no state after step 30") as raised:
             ranges(start)
         assert raised.value.code == DATA
     flip(run / "checkpoints/step-000000020.safetensors")
@@ -127,13 +124,13 @@ def test_a_checkpoint_with_other_class_names_is_a_difference(run):
 
 
 def test_a_changed_result_is_a_difference(run):
-    result = json.loads((run / "result.json").read_text())
+    result = read_json(run / "result.json")
     (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "0" * 64}))
     assert differences(record_of(run)) == [("weights_sha256", 30, [])]
 
 
 def test_another_machine_is_described(run):
-    sessions = json.loads((run / "environment.json").read_text())
+    sessions = read_json(run / "environment.json")
     sessions[0]["probe"] = "0" * 64
     (run / "environment.json").write_text(
         json.dumps([*sessions, {**sessions[0], "step": 25, "cpu_capability": "X"}])
@@ -149,13 +146,13 @@ def test_another_machine_is_described(run):
 @pytest.mark.parametrize("stated_by", ["checkpoints", "environment.json"])
 def test_other_data_is_refused(run, stated_by):
     if stated_by == "environment.json":
-        (entry,) = json.loads((run / "environment.json").read_text())
+        (entry,) = read_json(run / "environment.json")
         entry["data_sha256"]["train"] = "0" * 64
         (run / "environment.json").write_text(json.dumps([entry]))
     else:
         for path in run.glob("checkpoints/*"):
             change_state(path, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
-    with pytest.raises(LockstepError, match="the training data is not what") as raised:
+    with lockstep_error("the training data is not what") as raised:
         record_of(run)
     assert raised.value.code == DATA
 
@@ -169,20 +166,20 @@ def test_what_vanishes_while_the_replay_runs_is_not_compared(run, monkeypatch):
         return found
 
     monkeypatch.setattr("lockstep.runs.statefile.read", read_until_deleted)
-    with pytest.raises(LockstepError, match="nothing was compared"):
+    with lockstep_error("nothing was compared"):
         record_of(run, start=10)
 
 
 def test_where_nothing_is_compared_nothing_is_claimed(run):
     flip(run / "checkpoints/step-000000020.safetensors")
-    with pytest.raises(LockstepError, match="nothing was compared") as raised:
+    with lockstep_error("nothing was compared") as raised:
         record_of(run, start=10)
     assert raised.value.code == DATA
     assert not list(run.glob("checkpoints/damaged-*"))
 
 
 def test_a_run_that_is_not_exact_is_refused(tmp_path, here):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {"exact": False})
+    recipe = recipe_with("digits", {"exact": False})
     RunFolder.create(tmp_path / "a", recipe).close()
     refused(here("verify", "a"), USAGE, "only exact runs can be verified")
 

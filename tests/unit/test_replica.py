@@ -5,30 +5,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.helpers import WHITENED, lockstep_error, replica
 from tests.replicas import on_replicas
 
-from lockstep.config.overrides import make
-from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.jobs import agreement
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.recipes import get_recipe
 from lockstep.runs.provenance import releases
 
 CPU = torch.device("cpu")
 
 
-def replica(fields, side=32, ctx=None):
-    images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
-    data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
-    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), fields)
-    return Replica(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
-
-
-WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
 SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
 
 
@@ -44,7 +33,7 @@ SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
     ],
 )
 def test_image_sizes_that_model_or_dataset_forbid_are_rejected(fields, side, message):
-    with pytest.raises(LockstepError, match=message):
+    with lockstep_error(message):
         replica(fields, side)
 
 
@@ -86,9 +75,7 @@ def test_held_out_images_are_evaluated_and_not_trained_on():
 
 
 def test_holding_out_every_image_is_rejected():
-    with pytest.raises(
-        LockstepError, match="held_out: got 40: the training set has 40 images, so 0 to 39"
-    ):
+    with lockstep_error("held_out: got 40: the training set has 40 images, so 0 to 39"):
         replica({**WHITENED, "held_out": 40})
 
 

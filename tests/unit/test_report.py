@@ -1,7 +1,6 @@
 """The log and its listeners: lines, rows of metrics, means and averages."""
 
 import io
-import json
 import re
 from types import SimpleNamespace
 
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 import rich.console
 import torch
+from tests.helpers import read_json, read_rows, recipe_with
 
-from lockstep.config.overrides import make
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
@@ -43,7 +42,7 @@ def sums(cross_entropy=256.0, last=80.0, correct=64.0):
 
 
 def a_log(listeners, steps=25):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), {"steps": steps})
+    recipe = recipe_with("digits", {"steps": steps})
     return Log(recipe.bind(1442), listeners)
 
 
@@ -97,7 +96,7 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
 
 def test_metrics_rows_have_the_fields_of_their_events(tmp_path):
     run([MetricsFile(tmp_path / "metrics.jsonl", 10)])
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 10, 20, 24]
     assert rows[0]["cross_entropy"] == 2.0
     assert rows[0]["decay"] == {"w": 0.5}
@@ -308,7 +307,7 @@ def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
     log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])
-    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    row = read_json(tmp_path / "metrics.jsonl")
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
 

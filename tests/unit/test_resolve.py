@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tests.helpers import lockstep_error
 from tests.images import write
 
 from lockstep.commands.subject import subject_of
 from lockstep.commands.to_spec import folder_for
-from lockstep.errors import USAGE, LockstepError
+from lockstep.errors import USAGE
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.run_folder import RunFolder
@@ -35,7 +36,7 @@ def test_a_folder_of_images_is_the_dataset_of_the_recipe_folder(photos, monkeypa
 def test_without_a_recipe_a_folder_is_trained_as_its_path_says(photos, tmp_path):
     assert subject_of(None, {"towers": 2}, photos) == subject_of(str(photos), {"towers": 2})
     assert subject_of(None, {"dataset": "cifar10"}, photos).recipe.dataset == "cifar10"
-    with pytest.raises(LockstepError, match=r"there is no folder .*nowhere: give"):
+    with lockstep_error(r"there is no folder .*nowhere: give"):
         subject_of(None, {}, tmp_path / "nowhere")
     assert subject_of(None, {}) == subject_of("digits", {})
 
@@ -59,12 +60,12 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
 def test_other_folders_are_refused(tmp_path, monkeypatch, word, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/first").mkdir(parents=True)
-    with pytest.raises(LockstepError, match=said):
+    with lockstep_error(said):
         subject_of(word, {})
 
 
 def test_two_folders_of_images_are_refused(photos, tmp_path):
-    with pytest.raises(LockstepError, match="--data names another one"):
+    with lockstep_error("--data names another one"):
         subject_of(str(photos), {}, write(tmp_path / "other", CLASSES))
 
 
@@ -92,9 +93,8 @@ def theirs(request, tmp_path):
 )
 def test_code_that_a_file_or_run_names_is_refused_unless_trusted(theirs, changes):
     for given in ({}, changes):
-        with pytest.raises(
-            LockstepError,
-            match=f"{next(iter(changes.values()))}, and loading it executes.*--trust-code",
+        with lockstep_error(
+            f"{next(iter(changes.values()))}, and loading it executes.*--trust-code"
         ) as no:
             subject_of(theirs(changes), given)
         assert no.value.code == USAGE
@@ -112,5 +112,5 @@ def test_code_of_the_command_needs_trust_only_with_files_options(theirs, tmp_pat
     fields = {
         name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value
     }
-    with pytest.raises(LockstepError, match="--trust-code"):
+    with lockstep_error("--trust-code"):
         subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm:create_model"})

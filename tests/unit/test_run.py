@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from tests.helpers import lockstep_error
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.recipes import get_recipe
@@ -48,7 +49,7 @@ def test_what_is_there_is_never_overwritten(stopped, change):
     change(stopped)
     before = contents(stopped)
     for make in (refuse_existing, lambda path: RunFolder.create(path, RECIPE)):
-        with pytest.raises(LockstepError, match="exists, and a run is never overwritten"):
+        with lockstep_error("exists, and a run is never overwritten"):
             make(stopped)
     assert contents(stopped) == before
 
@@ -96,7 +97,7 @@ def test_only_one_of_many_programs_makes_the_run(tmp_path, monkeypatch):
     assert (len(runs), len(errors)) == (1, 7), errors
     assert all("another program is training in" in error for error in errors)
     runs[0].close()
-    with pytest.raises(LockstepError, match="never overwritten"):
+    with lockstep_error("never overwritten"):
         RunFolder.create(tmp_path / "a", RECIPE)
 
 
@@ -111,7 +112,7 @@ def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
         lambda: saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock),
         lambda: run.finish({}, {"w": torch.zeros(1)}, {}),
     ):
-        with pytest.raises(LockstepError, match="another program has continued"):
+        with lockstep_error("another program has continued"):
             write()
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-000000001.safetensors"]
     assert not run.complete
@@ -126,11 +127,11 @@ def test_a_file_that_is_a_pipe_or_a_device_is_an_error(stopped, make):
     for name in (".lock", "model.safetensors"):
         (stopped / name).unlink(missing_ok=True)
         make(stopped / name)
-    with pytest.raises(LockstepError, match=r"\.lock cannot be read \(not a regular file\)"):
+    with lockstep_error(r"\.lock cannot be read \(not a regular file\)"):
         print(Run(stopped).state)
-    with pytest.raises(LockstepError, match=r"cannot write the run folder|cannot be read"):
+    with lockstep_error(r"cannot write the run folder|cannot be read"):
         RunFolder.resume(stopped)
-    with pytest.raises(LockstepError, match="not a regular file"):
+    with lockstep_error("not a regular file"):
         print(Run(stopped).classes)
 
 
@@ -141,9 +142,7 @@ def test_a_link_in_a_run_is_never_written_through(stopped, tmp_path, name):
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    with pytest.raises(
-        LockstepError, match=rf"cannot write the run folder .*{name} is a link"
-    ) as raised:
+    with lockstep_error(rf"cannot write the run folder .*{name} is a link") as raised:
         RunFolder.resume(stopped)
     assert raised.value.code == ENVIRONMENT
     if name == ".lock":
@@ -181,9 +180,7 @@ def test_a_file_that_this_user_may_not_read_is_not_damaged(stopped, monkeypatch,
         "metrics.jsonl": run.metrics,
         ".lock": run.is_held,
     }
-    with pytest.raises(
-        LockstepError, match=f"this user may not read .*{name}: ask its owner"
-    ) as raised:
+    with lockstep_error(f"this user may not read .*{name}: ask its owner") as raised:
         read[name]()
     assert raised.value.code == ENVIRONMENT
 
@@ -195,15 +192,13 @@ def test_an_unreadable_checkpoint_is_not_passed_over_nor_renamed(stopped, monkey
     before = sorted(folder.iterdir())
     forbid(monkeypatch, before[-1])
     for read in (lambda: RunFolder.resume(stopped), Run(stopped).load, Run(stopped).metadata):
-        with pytest.raises(
-            LockstepError, match=r"this user may not read .*step-000000002"
-        ) as raised:
+        with lockstep_error(r"this user may not read .*step-000000002") as raised:
             read()
         assert raised.value.code == ENVIRONMENT
     saver.prune(folder, 5, None, set())
     assert sorted(folder.iterdir()) == before
     monkeypatch.setattr(type(folder), "iterdir", denied)
-    with pytest.raises(LockstepError, match=r"this user may not read .*checkpoints:"):
+    with lockstep_error(r"this user may not read .*checkpoints:"):
         print(Run(stopped).steps)
 
 
@@ -281,5 +276,5 @@ def test_a_damaged_result_is_one_clear_error(stopped, damaged):
     (stopped / "result.json").write_text(damaged)
     run = Run(stopped)
     for look in (run.result, lambda: run.accuracy):
-        with pytest.raises(LockstepError, match=r"result\.json cannot be read \(.*\): remove it"):
+        with lockstep_error(r"result\.json cannot be read \(.*\): remove it"):
             look()

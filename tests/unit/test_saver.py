@@ -7,8 +7,9 @@ import threading
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.helpers import Weights, flip, lockstep_error, save, steps
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA
 from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
 
@@ -21,12 +22,6 @@ def saved(folder, step):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_checkpoint_is_as_saved_and_equal_states_equal_bytes(tmp_path):
@@ -79,7 +74,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, caplog, d
     assert len(caplog.messages) == 1
     assert "step-000000002.safetensors is damaged" in caplog.messages[0]
     damage(tmp_path / "step-000000001.safetensors")
-    with pytest.raises(LockstepError, match=r"every checkpoint in .* is damaged") as error:
+    with lockstep_error(r"every checkpoint in .* is damaged") as error:
         statefile.latest(tmp_path)
     assert error.value.code == DATA
 
@@ -114,30 +109,6 @@ def test_clear_ahead_renames_later_and_deletes_unfinished_ones(tmp_path):
     assert names(tmp_path) == ["damaged-step-000000002.safetensors", "step-000000001.safetensors"]
     saved(tmp_path, 2)
     assert statefile.latest(tmp_path).step == 2
-
-
-class Weights:
-    """A stand-in for a `State`, with the members that a Saver uses."""
-
-    def __init__(self):
-        self.update_lock = threading.Lock()
-        self.step, self.weight = 0, torch.zeros(1000)
-
-    def state_dict(self):
-        return {"step": torch.tensor(self.step), "parameter/w": self.weight}
-
-    def update(self):
-        with self.update_lock:
-            self.step += 1
-            self.weight.add_(1.0)
-
-
-def save(saves, state, best=None):
-    saves.save(state.state_dict(), {}, state.update_lock, best)
-
-
-def steps(folder):
-    return [*statefile.checkpoints_in(folder)]
 
 
 def saved_weights(folder):
@@ -212,7 +183,7 @@ def test_an_error_is_reported_once_and_the_next_save_is_tried(
         f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues"
     )
     save(saves, state)
-    with pytest.raises(LockstepError, match="could not save"):
+    with lockstep_error("could not save"):
         saves.require_saved()
     monkeypatch.undo()
     save(saves, state)

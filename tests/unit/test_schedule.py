@@ -7,6 +7,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from tests.helpers import recipe_with
 
 from lockstep.config.overrides import make
 from lockstep.config.schedule import Cosine, Progressive, Triangle
@@ -21,7 +22,7 @@ BOUND = RECIPE.bind(EXAMPLES)
 
 @pytest.mark.parametrize(("towers", "first"), [(1, 136_718), (3, 45_572), (8, 17_089)])
 def test_tutorial_decays_after_350_epochs_of_the_global_batch(towers, first):
-    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), {"towers": towers})
+    recipe = recipe_with("cifar10-tutorial", {"towers": towers})
     rates = [recipe.bind(50_000).learning_rate(step) for step in (first - 1, first, 2 * first)]
     assert rates == [0.1, pytest.approx(0.01), pytest.approx(0.001)]
 

@@ -6,20 +6,19 @@ import hashlib
 
 import pytest
 import torch
+from tests.helpers import lockstep_error, recipe_with
 
-from lockstep.config.overrides import make
 from lockstep.core.build import build_model
 from lockstep.core.digest import digest
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
-from lockstep.errors import DATA, LockstepError
-from lockstep.recipes import get_recipe
+from lockstep.errors import DATA
 
 CPU = torch.device("cpu")
 
 
 def state(**changes):
-    recipe = make(get_recipe("digits").model_dump(mode="json"), changes)
+    recipe = recipe_with("digits", changes)
     model = build_model(recipe, (1, 8, 8), 10)
     return State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
 
@@ -71,13 +70,12 @@ def test_a_checkpoint_of_another_model_is_rejected_unloaded(name):
     s, tensors = state(), state(seed=1).state_dict()
     before = s.weights_sha256()
     tensors[name] = tensors[name].flatten()[:1]  # a shape that copy_ would broadcast
-    with pytest.raises(
-        LockstepError,
-        match=rf"{name} is \[1, torch.float32\] in the checkpoint and \[.* in model digits",
+    with lockstep_error(
+        rf"{name} is \[1, torch.float32\] in the checkpoint and \[.* in model digits"
     ):
         s.load_state_dict(tensors)
     del tensors[name]
-    with pytest.raises(LockstepError, match=rf"{name} is None in the checkpoint") as error:
+    with lockstep_error(rf"{name} is None in the checkpoint") as error:
         s.load_state_dict(tensors)
     assert error.value.code == DATA
     assert (s.weights_sha256(), s.step) == (before, 0)

@@ -6,8 +6,8 @@ import signal
 import sys
 
 import pytest
+from tests.helpers import recipe_with
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import Monitor
 from lockstep.core.tower import Tower
@@ -17,13 +17,12 @@ from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.train import StoppedError, train
 from lockstep.launch.signals import StopRequest
-from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder
 from lockstep.runs.saver import Saver
 
 CHANGES = {
-    "model": "tests.unit.test_parity:linear",
+    "model": "tests.helpers:linear",
     "portable": False,
     "weight_decay": {},
     "steps": 3,
@@ -31,7 +30,7 @@ CHANGES = {
     "batch": 320,
     "ema": None,
 }
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), CHANGES)
+RECIPE = recipe_with("digits", CHANGES)
 
 
 def trained(path, request, monitor, **spec):

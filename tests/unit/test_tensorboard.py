@@ -1,7 +1,6 @@
 """TensorBoard summaries, read with TensorBoard's own reader."""
 
 import io
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -11,35 +10,24 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tests.contract.test_registries import SHAPES
+from tests.helpers import SHAPES, parts, read_rows, recipe_with, summaries
 from tests.runs import fit_here
-from tests.unit.test_tower import parts
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import PARTS
 from lockstep.listeners.tensorboard import EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
-from lockstep.recipes import get_recipe
 from lockstep.schema import load_object
 
-RECIPE = make(
-    get_recipe("digits").model_dump(mode="json"), {"steps": 12, "batch": 32, "portable": False}
-)
+RECIPE = recipe_with("digits", {"steps": 12, "batch": 32, "portable": False})
 
 
 def train(path, recipe=RECIPE, **options):
     place = {"summary_every": 5, "log_every": 5, "save_every": 4, **options.pop("placement", {})}
     return fit_here(recipe, path, Placement(**place), **options).result
-
-
-def read(folder):
-    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "images": 0})
-    events.Reload()
-    return events
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +38,9 @@ def trained(tmp_path_factory):
 
 def test_every_summary_is_written_at_the_chosen_steps(trained):
     result, path = trained
-    events = read(path / "tb")
+    events = summaries(path / "tb")
     tags = events.Tags()
-    weights = [name for name, _ in parts(RECIPE, (1, 8, 8))[2].named_parameters()]
+    weights = [name for name, _ in parts(RECIPE, (1, 8, 8)).model.named_parameters()]
     scalars = {
         "loss/total",
         "loss/total_average",
@@ -93,8 +81,8 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
 
 def test_summaries_are_of_their_own_step(trained):
     _, path = trained
-    events = read(path / "tb")
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    events = summaries(path / "tb")
+    rows = read_rows(path / "metrics.jsonl")
     logged = {row["step"]: row for row in rows if row["kind"] == "step"}
     fields = {
         "loss/total": "loss",
@@ -143,7 +131,7 @@ def test_resume_drops_events_after_the_checkpoint(tmp_path, trained, last):
             (path / f"checkpoints/step-{step:09d}.safetensors").unlink()
     again = train(path, placement={"eval_every": 4}, resume=True)
     assert again["weights_sha256"] == whole["weights_sha256"]
-    events = read(path / "tb")
+    events = summaries(path / "tb")
     assert sorted({event.step for event in events.Scalars("loss/total")}) == [0, 5, 10, 11]
     assert sorted({event.step for event in events.Scalars("accuracy/test_ema")}) == [4, 8, 12]
     assert len(list((path / "tb").iterdir())) == 2
@@ -190,7 +178,7 @@ def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):
         events = EventFile(tmp_path)
         events.add(step, [scalar("x", step)])
         events.close()
-    assert [event.step for event in read(tmp_path).Scalars("x")] == list(range(11))
+    assert [event.step for event in summaries(tmp_path).Scalars("x")] == list(range(11))
 
 
 def test_a_model_that_cannot_be_traced_has_no_graph(tmp_path, caplog):

@@ -7,44 +7,23 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from tests.helpers import cifar_like, parts, plan, recipe_with, tutorial_recipe
 from torch.nn import functional
 
-from lockstep.config.overrides import make
-from lockstep.core.build import build_model
 from lockstep.core.group import Group
-from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.reduction import Reduction
-from lockstep.core.state import State
-from lockstep.core.tower import Tower, named_towers
+from lockstep.core.tower import named_towers
 from lockstep.core.vector import Requests
 from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
 
 CPU = torch.device("cpu")
-EXAMPLES = 96  # size of the training set, in tests that do not depend on it
-
-
-def cifar_like(count=96, side=24):
-    images = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
-    return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("abcdefghij"))
 
 
 def grey(images=None):
     """128 training images of 8x8: the given ones, or random ones."""
     images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8) if images is None else images
     return Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
-
-
-def parts(recipe, shape=(3, 24, 24)):
-    model = build_model(recipe, shape, 10)
-    network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
-    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
-    return Tower(recipe.bind(EXAMPLES), network), state, model
-
-
-def plan(recipe, step, examples):
-    return recipe.bind(examples).plan(step)
 
 
 def reduced(recipe, tower, state, dataset):
@@ -60,32 +39,10 @@ def summed(vectors):
     return reduction.total()
 
 
-def smooth(shape, classes):
-    """A network without kinks, so that float32 and float64 gradients differ only by rounding."""
-    channels, height, width = shape
-    conv = nn.Conv2d(channels, 4, 5, stride=3)
-    side = [(pixels - 5) // 3 + 1 for pixels in (height, width)]
-    return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(4 * side[0] * side[1], classes))
-
-
 # Rounding may flip a ReLU or a max-pool of the tutorial's network. One image of 48 where this
 # happens changes the first layer's gradient, here a sum of noise, by one percent. A missing tower
 # changes it by 30 percent or more.
-NETWORKS = [("tests.unit.test_tower:smooth", 1e-5), ("tutorial", 3e-2)]
-
-
-def tutorial_recipe(network, towers):
-    decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
-    fields = get_recipe("cifar10-tutorial").model_dump(mode="json")
-    return make(
-        fields,
-        {
-            "model": network,
-            "towers": towers,
-            "batch": 48,
-            "weight_decay": dict.fromkeys(decay, 0.004),
-        },
-    )
+NETWORKS = [("tests.helpers:smooth", 1e-5), ("tutorial", 3e-2)]
 
 
 @pytest.mark.parametrize(("network", "tolerance"), NETWORKS)
@@ -137,7 +94,7 @@ def test_the_tutorials_total_loss_at_step_0_is_the_originals():
 
 
 def test_the_average_follows_the_formula_after_the_update():
-    recipe = make(get_recipe("cifar10-tutorial").model_dump(mode="json"), {"batch": 16})
+    recipe = recipe_with("cifar10-tutorial", {"batch": 16})
     _, state, _ = parts(recipe)
     shadow = {name: p.double().clone() for name, p in state.parameters.items()}
     gradients = torch.randn(1_068_298)

@@ -7,22 +7,20 @@ import json
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.helpers import flip, lockstep_error, read_rows, recipe_with
 from tests.runs import state_path
-from tests.unit.test_saver import flip
 
 import lockstep.commands.evaluate as command
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.errors import DATA, USAGE, LockstepError
+from lockstep.errors import DATA, USAGE
 from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
 from lockstep.runs.run_folder import RunFolder
 
-RECIPE = make(get_recipe("digits").model_dump(mode="json"), {"steps": 10, "portable": False})
+RECIPE = recipe_with("digits", {"steps": 10, "portable": False})
 END = "runs/x: all is evaluated, see runs/x/eval/metrics.jsonl"
 
 
@@ -95,10 +93,7 @@ def asleep(monkeypatch):
 
 
 def rows(training):
-    return [
-        json.loads(line)
-        for line in (training.run.path / "eval/metrics.jsonl").read_text().splitlines()
-    ]
+    return read_rows(training.run.path / "eval/metrics.jsonl")
 
 
 def events(folder, tag):
@@ -240,7 +235,7 @@ def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asle
 def test_a_run_without_a_checkpoint_is_an_error_if_none_comes(training, evaluate, fields):
     if not fields:
         training.end()
-    with pytest.raises(LockstepError, match="runs/x has no checkpoint yet") as error:
+    with lockstep_error("runs/x has no checkpoint yet") as error:
         evaluate(**fields)
     assert error.value.code == DATA
 
@@ -288,7 +283,7 @@ def evaluated(training):
 
 def refused(training, which, code, message):
     """Assert that `--checkpoint which` ends with exit code `code` and `message`."""
-    with pytest.raises(LockstepError, match=message) as error:
+    with lockstep_error(message) as error:
         training.run.load(which)
     assert error.value.code == code
 

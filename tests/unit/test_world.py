@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.helpers import lockstep_error
 
 from lockstep import hardware
 from lockstep.config.placement import Placement
@@ -77,9 +78,7 @@ def test_each_launcher_is_recognised_by_its_variables(variables, expected):
     ],
 )
 def test_processes_that_cannot_connect_do_not_train_separately(variables):
-    with pytest.raises(
-        LockstepError, match=r"Every process needs its number.* a free port"
-    ) as error:
+    with lockstep_error(r"Every process needs its number.* a free port") as error:
         World.from_environment(variables)
     assert error.value.code == ENVIRONMENT
 
@@ -97,9 +96,7 @@ def test_a_process_takes_the_gpu_of_its_number_on_the_host(gpus, world, number, 
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     if number is None:
-        with pytest.raises(
-            LockstepError, match=rf"process {world.process} is number {world.local} of host"
-        ):
+        with lockstep_error(rf"process {world.process} is number {world.local} of host"):
             device_of(Placement(), world)
     else:
         assert device_of(Placement(), world) == torch.device("cuda", number)
@@ -115,9 +112,7 @@ def test_a_port_of_another_program_or_of_none_ends_every_process(monkeypatch, pr
         address = listener.getsockname()
         if not taken:
             listener.close()
-        with pytest.raises(
-            LockstepError, match=rf"at 127.0.0.1, port {address[1]} .*MASTER_PORT"
-        ) as ended:
+        with lockstep_error(rf"at 127.0.0.1, port {address[1]} .*MASTER_PORT") as ended:
             meeting.meet(World("Slurm", process, 2, 0, address), "cpu")
     assert ended.value.code == ENVIRONMENT
     for thread in threading.enumerate():
@@ -161,9 +156,7 @@ def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, store,
     monkeypatch.setattr(meeting, "JOIN_S" if process == 0 else "ANSWER_S", 0.3)
     monkeypatch.setattr(meeting, "_connect", lambda world, serves: store)
     store.set_timeout(timedelta(seconds=0.3))
-    with pytest.raises(
-        LockstepError, match=rf"process {process} of 2 does not find the others at a1, port 1 "
-    ):
+    with lockstep_error(rf"process {process} of 2 does not find the others at a1, port 1 "):
         meeting.meet(World("Slurm", process, 2, 0, ("a1", 1)), "cpu")
 
 

@@ -1,0 +1,209 @@
+"""Functions and constants that several test modules use."""
+
+import json
+import math
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lockstep import hardware
+from lockstep.config.overrides import make
+from lockstep.config.placement import Placement
+from lockstep.config.recipe import Recipe
+from lockstep.core.model import build_model
+from lockstep.core.network import Network, persistent_buffers
+from lockstep.core.state import State
+from lockstep.core.tower import Tower
+from lockstep.data.dataset import Dataset, Plan
+from lockstep.errors import LockstepError
+from lockstep.jobs.context import Context
+from lockstep.jobs.replica import Replica
+from lockstep.recipes import get_recipe
+from lockstep.runs import statefile
+from lockstep.runs.saver import Saver
+
+CPU = torch.device("cpu")
+
+# The exit codes that the manual states.
+USAGE, DATA, ENVIRONMENT = 2, 3, 4
+
+# The shape of an image for each model of the registry.
+SHAPES = {
+    "digits": (1, 8, 8),
+    "tutorial": (3, 24, 24),
+    "mnist": (1, 28, 28),
+    "whitened": (3, 16, 16),
+    "residual": (3, 16, 16),
+    "efficientnet-lite0": (3, 32, 32),
+}
+WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
+
+# Variables with which this machine computes other bits.
+OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+NEWER_CPU = pytest.mark.skipif(
+    "avx512f" not in hardware.cpu()["flags"].split(),
+    reason="this CPU has no more than AVX2, which the test takes away",
+)
+
+
+def refused(done: CompletedProcess, code: int, *words: str) -> None:
+    """Require that a command ended with `code` and one clear message that has `words`."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("lockstep: ") or "Error: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 4  # A usage error shows the usage, too.
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def flip(path: Path) -> None:
+    """Flip a bit of the last byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def as_stopped(run: Path) -> Path:
+    """Return the run, finished after twelve steps, as if it had been killed after step 4."""
+    (run / "result.json").unlink()
+    for step in (8, 12):
+        (run / f"checkpoints/step-{step:09d}.safetensors").unlink()
+    return run
+
+
+def summaries(folder: Path) -> EventAccumulator:
+    """Return all summaries of a folder, as TensorBoard's own reader has them."""
+    sizes = {"scalars": 0, "histograms": 0, "images": 0}
+    return EventAccumulator(str(folder), sizes).Reload()
+
+
+class Parts(NamedTuple):
+    """What computes a step in this process. `model` has the same initial weights, for itself."""
+
+    tower: Tower
+    state: State
+    model: nn.Module
+
+
+def parts(recipe: Recipe, shape: tuple[int, int, int] = (3, 24, 24), examples: int = 96) -> Parts:
+    model = build_model(recipe, shape, 10)
+    network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
+    state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
+    return Parts(Tower(recipe.bind(examples), network), state, model)
+
+
+def cifar_like(count: int = 96, side: int = 24) -> Dataset:
+    images = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
+    return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("abcdefghij"))
+
+
+def plan(recipe: Recipe, step: int, examples: int) -> Plan:
+    return recipe.bind(examples).plan(step)
+
+
+def recipe_with(name: str, *changes: Mapping[str, object]) -> Recipe:
+    """Return a built-in recipe with other settings."""
+    return make(get_recipe(name).model_dump(mode="json"), *changes)
+
+
+def tutorial_recipe(network: str, towers: int) -> Recipe:
+    decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
+    changes = {
+        "model": network,
+        "towers": towers,
+        "batch": 48,
+        "weight_decay": dict.fromkeys(decay, 0.004),
+    }
+    return recipe_with("cifar10-tutorial", changes)
+
+
+def replica(fields: dict[str, object], side: int = 32, ctx: Context | None = None) -> Replica:
+    """Return a replica of `cifar10-tutorial` with `fields`, on 40 random images."""
+    images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
+    data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
+    recipe = recipe_with("cifar10-tutorial", fields)
+    return Replica(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
+
+
+def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
+    """Return the smallest network, for tests of everything around it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def smooth(shape, classes):
+    """A network without kinks, so that float32 and float64 gradients differ only by rounding."""
+    channels, height, width = shape
+    conv = nn.Conv2d(channels, 4, 5, stride=3)
+    side = [(pixels - 5) // 3 + 1 for pixels in (height, width)]
+    return nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.Linear(4 * side[0] * side[1], classes))
+
+
+class Loud(torch.nn.Linear):
+    """A network whose gradients overflow float16 until the scale is low enough."""
+
+    def forward(self, x):
+        return super().forward(x.flatten(1) * 512)
+
+
+def loud(shape, classes):
+    return Loud(shape[0] * shape[1] * shape[2], classes)
+
+
+class Weights:
+    """A stand-in for a `State`, with the members that a Saver uses."""
+
+    def __init__(self) -> None:
+        self.update_lock = threading.Lock()
+        self.step, self.weight = 0, torch.zeros(1000)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"step": torch.tensor(self.step), "parameter/w": self.weight}
+
+    def update(self) -> None:
+        with self.update_lock:
+            self.step += 1
+            self.weight.add_(1.0)
+
+
+def save(saves: Saver, state: Weights, best: int | None = None) -> None:
+    saves.save(state.state_dict(), {}, state.update_lock, best)
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps of which `folder` has a checkpoint."""
+    return [*statefile.checkpoints_in(folder)]
+
+
+def lockstep_error(match: str) -> pytest.RaisesExc[LockstepError]:
+    """Require that the block ends with a LockstepError whose message matches."""
+    return pytest.raises(LockstepError, match=match)
+
+
+def succeeded(done: CompletedProcess) -> CompletedProcess:
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that has a JSON object in each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
