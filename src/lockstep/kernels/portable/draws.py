@@ -31,7 +31,7 @@ def normal_(
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
-@portable("bernoulli", dtypes=NUMBERS, in_place=True)
+@portable("bernoulli", NUMBERS, in_place=True)
 def bernoulli_(
     x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None
 ) -> Tensor:

@@ -21,7 +21,7 @@ from lockstep.kernels.portable.sums import column_sums, total
 _CHUNK = 1 << 15  # elements that an optimizer updates at a time
 
 
-@portable("native_batch_norm", dtypes="float32")
+@portable("native_batch_norm", "float32")
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -63,7 +63,7 @@ def batch_norm(
     return _unrows(result, x), *((batch_mean, inverse) if training else (empty, empty))
 
 
-@portable("native_batch_norm_backward", dtypes="float32")
+@portable("native_batch_norm_backward", "float32")
 def batch_norm_backward(
     gradient: Tensor,
     x: Tensor,
@@ -105,13 +105,13 @@ def batch_norm_backward(
     )
 
 
-@portable("cudnn_batch_norm", dtypes="integers float32")
+@portable("cudnn_batch_norm", "integers float32")
 def cudnn_batch_norm(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Return what `batch_norm` returns, and the bytes that cuDNN reserves: none."""
     return *batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)
 
 
-@portable("cudnn_batch_norm_backward", dtypes="integers float32")
+@portable("cudnn_batch_norm_backward", "integers float32")
 def cudnn_batch_norm_backward(
     x: Tensor, gradient: Tensor, weight: Tensor, *others: Any
 ) -> tuple[Tensor | None, ...]:
@@ -131,7 +131,7 @@ def dropout(x: Tensor, probability: float, training: bool | None = True) -> tupl
     return x * elementary.divided(kept, 1.0 - probability), kept.bool()
 
 
-@portable("native_dropout_backward", dtypes="integers float32")
+@portable("native_dropout_backward", "integers float32")
 def dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
     """Return the gradient of the argument of `dropout`, as a CPU composes it."""
     return gradient * elementary.divided(kept.to(gradient.dtype), 1.0 / scale)
@@ -178,7 +178,7 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
     return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
-@portable("nll_loss_forward", dtypes="float32 float64 int64")
+@portable("nll_loss_forward", "float32 float64 int64")
 def nll_loss(
     x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor]:
@@ -221,20 +221,20 @@ def tanh_backward(gradient: Tensor, y: Tensor) -> Tensor:
     return gradient * (1.0 - y * y)
 
 
-@portable("silu", dtypes="float32")
+@portable("silu", "float32")
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
     return x * elementary.looked_up(x, elementary.sigmoid)
 
 
-@portable("silu_backward", dtypes="float32")
+@portable("silu_backward", "float32")
 def silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of the argument of `silu`."""
     share = elementary.looked_up(x, elementary.sigmoid)
     return ((1.0 - share).mul_(x).add_(1.0)).mul_(share).mul_(gradient)
 
 
-@portable("gelu", dtypes="float32")
+@portable("gelu", "float32")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """Return x times the distribution function of the standard normal distribution at x."""
     if approximate != "none":
@@ -242,7 +242,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return x * elementary.looked_up(x, elementary.gaussian)
 
 
-@portable("gelu_backward", dtypes="float32")
+@portable("gelu_backward", "float32")
 def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """Return the gradient of the argument of `gelu`."""
     if approximate != "none":
