@@ -74,7 +74,11 @@ class Geometry(NamedTuple):
             x, weight, None, self.stride, self.padding, self.dilation, self.groups
         )
 
-    def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
+    def output_size(
+        self,
+        images: Sequence[int],
+        weight: Sequence[int],
+    ) -> list[int]:
         """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C /
         groups, h, w].
         """
@@ -99,7 +103,13 @@ class Int8:
         assert a.shape[1] <= MOST_INT32_TERMS
         return torch._int_mm(_dense(a), _dense(b))
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+    def convolution(
+        self,
+        x: Slices,
+        weight: Slices,
+        at: Geometry,
+        power: int,
+    ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
         """
@@ -198,7 +208,13 @@ class Float32:
         right = torch.split(b.float(), MOST_TERMS)
         return sum((torch.mm(*pair).double() for pair in zip(left, right, strict=True)), _ZERO)
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+    def convolution(
+        self,
+        x: Slices,
+        weight: Slices,
+        at: Geometry,
+        power: int,
+    ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
         """
@@ -349,13 +365,22 @@ def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
 
 
 def _has_exact_product(
-    candidate: Backend | Int8OnGpu, rows: int, terms: int, columns: int, device: torch.device
+    candidate: Backend | Int8OnGpu,
+    rows: int,
+    terms: int,
+    columns: int,
+    device: torch.device,
 ) -> bool:
     a, b = (_slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns))
     return torch.equal(candidate.product(a, b.mT).double(), a.double() @ b.mT.double())
 
 
-def _has_exact_convolution(candidate: Backend, at: Geometry, channels: int, side: int) -> bool:
+def _has_exact_convolution(
+    candidate: Backend,
+    at: Geometry,
+    channels: int,
+    side: int,
+) -> bool:
     height, width = (
         step * (side - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)
     )
@@ -370,7 +395,12 @@ def _has_exact_convolution(candidate: Backend, at: Geometry, channels: int, side
     return torch.equal(y.view(torch.int32), exact.view(torch.int32))
 
 
-def _slices(n: int, channels: int, height: int, width: int) -> Slices:
+def _slices(
+    n: int,
+    channels: int,
+    height: int,
+    width: int,
+) -> Slices:
     """Return large slices [2, n, C, H, W], channels last: uint8 with an offset, as those of images
     are.
     """

@@ -65,7 +65,11 @@ class Slices:
             else self
         )
 
-    def once(self, key: Hashable, make: Callable[["Slices"], T]) -> T:
+    def once(
+        self,
+        key: Hashable,
+        make: Callable[["Slices"], T],
+    ) -> T:
         """Return what `make` returns for the slices as int8. It is kept under `key` as long as
         these slices are.
         """

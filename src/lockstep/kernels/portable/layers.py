@@ -123,7 +123,11 @@ def cudnn_batch_norm_backward(
 
 
 @portable("native_dropout")
-def dropout(x: Tensor, probability: float, training: bool | None = True) -> tuple[Tensor, Tensor]:
+def dropout(
+    x: Tensor,
+    probability: float,
+    training: bool | None = True,
+) -> tuple[Tensor, Tensor]:
     """Return `x`, where some elements are 0 and the others scaled, and which are not 0."""
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -163,7 +167,12 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 @portable("_log_softmax_backward_data")
-def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def log_softmax_backward(
+    gradient: Tensor,
+    output: Tensor,
+    dim: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
     wide = gradient.movedim(dim, -1).double()
     result = wide - elementary.exp(output.movedim(dim, -1).double()) * elementary.tree_sum(wide)
@@ -171,7 +180,12 @@ def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torc
 
 
 @portable("_softmax_backward_data")
-def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def softmax_backward(
+    gradient: Tensor,
+    output: Tensor,
+    dim: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the gradient of the argument of `softmax`, whose result is `output`."""
     wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
     product = wide * y
@@ -180,7 +194,11 @@ def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dt
 
 @portable("nll_loss_forward", "float32 float64 int64")
 def nll_loss(
-    x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the
     weights.
@@ -243,7 +261,12 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 @portable("gelu_backward", "float32")
-def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu_backward(
+    gradient: Tensor,
+    x: Tensor,
+    *,
+    approximate: str = "none",
+) -> Tensor:
     """Return the gradient of the argument of `gelu`."""
     if approximate != "none":
         raise NotImplementedError

@@ -28,7 +28,12 @@ from lockstep.kernels.portable.sums import total
 _MOST_FACTORS = 8  # of a power as a product
 
 
-def _has_exact_factor(x: Any, y: Any, alpha: Any = 1, **others: Any) -> bool:
+def _has_exact_factor(
+    x: Any,
+    y: Any,
+    alpha: Any = 1,
+    **others: Any,
+) -> bool:
     """Return whether y * alpha is exact: a power of two may be fused with the addition or not."""
     _refuse_numbers(x, y)
     return isinstance(alpha, int | float) and abs(math.frexp(alpha)[0]) == 0.5
@@ -65,7 +70,11 @@ def _rsub(x: Any, y: Any, alpha: float) -> Any:
 
 
 @portable("_foreach_add", NUMBERS, in_place=True, exact_if=_has_exact_factor)
-def _foreach_add(tensors: Sequence[Tensor], others: Any, alpha: float = 1) -> None:
+def _foreach_add(
+    tensors: Sequence[Tensor],
+    others: Any,
+    alpha: float = 1,
+) -> None:
     for i, x in enumerate(tensors):
         y = others[i] if isinstance(others, list | tuple) else others
         write(x, _add(x, y, alpha))
@@ -77,7 +86,12 @@ def _is_one_division(x: Any, divisor: Any, **others: Any) -> bool:
 
 
 @portable("div", f"{NUMBERS} bfloat16", exact_if=_is_one_division)
-def _div(x: Tensor, divisor: Any, *, rounding_mode: str | None = None) -> Tensor:
+def _div(
+    x: Tensor,
+    divisor: Any,
+    *,
+    rounding_mode: str | None = None,
+) -> Tensor:
     return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)  # type: ignore[no-any-return]
 
 
@@ -87,12 +101,24 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
 
 
 @portable("addcmul")
-def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+def _addcmul(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    value: float = 1,
+) -> Tensor:
     return x + (a * b).mul_(value)
 
 
 @portable("addcdiv")
-def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+def _addcdiv(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    value: float = 1,
+) -> Tensor:
     return x + (a / b).mul_(value)
 
 
@@ -161,7 +187,11 @@ def _log(x: Tensor) -> Tensor:
 
 @portable("sum", NUMBERS)
 def _sum(
-    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
@@ -171,7 +201,11 @@ def _sum(
 
 @portable("mean")
 def _mean(
-    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     sums = total(x, dim, keepdim=keepdim)
     return elementary.divided(sums, x.numel() // max(1, sums.numel())).to(dtype or x.dtype)
@@ -213,7 +247,11 @@ def _vector_norm(
 
 
 @portable("_foreach_norm")
-def _foreach_norm(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
+def _foreach_norm(
+    tensors: Sequence[Tensor],
+    order: float = 2,
+    dtype: Any = None,
+) -> list[Tensor]:
     return [_vector_norm(x.reshape(-1), order, dtype=dtype) for x in tensors]
 
 
@@ -228,7 +266,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 @portable("addmm baddbmm", "float32 float64 bfloat16")
-def _added_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _added_product(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
     product = products.matmul(a, b)
     if alpha != 1:
         product = product * alpha
@@ -238,14 +283,23 @@ def _added_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: f
 
 
 @portable("convolution", "float32")
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *numbers: Any,
+) -> Tensor:
     y = products.convolution(x, weight, Geometry.of(x, *numbers))
     return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
 
 @portable("convolution_backward", "float32")
 def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *numbers: Any
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    *numbers: Any,
 ) -> tuple[Tensor | None, ...]:
     *geometry, needed = numbers
     return products.convolution_backward(gradient, x, weight, Geometry.of(x, *geometry), needed)
@@ -253,7 +307,11 @@ def _convolution_backward(
 
 @portable("sort", NUMBERS)
 def _sort(
-    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+    x: Tensor,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `x` sorted, and the places. Equal values keep their order, which torch promises only
     if asked.
@@ -263,7 +321,11 @@ def _sort(
 
 @portable("topk", NUMBERS)
 def _topk(
-    x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+    x: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
     if x.dtype == torch.bool:  # Torch refuses it too.
         raise NotImplementedError
@@ -272,12 +334,21 @@ def _topk(
 
 
 @portable("_linalg_eigh")
-def _eigh(x: Tensor, lower: str = "L", vectors: bool = True) -> tuple[Tensor, Tensor]:
+def _eigh(
+    x: Tensor,
+    lower: str = "L",
+    vectors: bool = True,
+) -> tuple[Tensor, Tensor]:
     return elementary.eigh(x)
 
 
 @portable("_upsample_bilinear2d_aa", "float32")
-def _upsample(x: Tensor, size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+def _upsample(
+    x: Tensor,
+    size: Sequence[int],
+    align_corners: bool,
+    *scales: float | None,
+) -> Tensor:
     """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing."""
     if align_corners:
         raise NotImplementedError

@@ -75,7 +75,11 @@ def convolution(x: Tensor, weight: Tensor, at: Geometry) -> Tensor:
 
 
 def convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, at: Geometry, needed: Sequence[bool]
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    at: Geometry,
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias, those that are `needed`, from the `gradient` of
     the output.
@@ -97,7 +101,12 @@ def convolution_backward(
     return grad_x, grad_weight, _position_sums(upstream) if needed[2] else None
 
 
-def _weight_gradient(upstream: Slices, images: Slices, weight: Tensor, at: Geometry) -> Tensor:
+def _weight_gradient(
+    upstream: Slices,
+    images: Slices,
+    weight: Tensor,
+    at: Geometry,
+) -> Tensor:
     """Return the gradient of `weight`, from int8 slices."""
     sides = weight.shape[2:]
     power = _power(upstream, images)
@@ -182,7 +191,12 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     return y.view(batch, *size, outputs).permute(0, 3, 1, 2)
 
 
-def _depthwise(x: Slices, weight: Slices, size: Sequence[int], at: Geometry) -> Tensor:
+def _depthwise(
+    x: Slices,
+    weight: Slices,
+    size: Sequence[int],
+    at: Geometry,
+) -> Tensor:
     """Return the convolution of each channel by a filter of its own, of `size`. A GPU has no matrix
     product for it.
     """
@@ -199,7 +213,11 @@ def _depthwise(x: Slices, weight: Slices, size: Sequence[int], at: Geometry) -> 
 
 
 def _depthwise_gradient(
-    upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent
+    upstream: Tensor,
+    images: Tensor,
+    sides: Sequence[int],
+    at: Geometry,
+    power: Exponent,
 ) -> Tensor:
     """Return the gradient of the weight of `_depthwise`, float32 [C, 1, h, w], from int8 slices [2,
     b, C, H, W].
@@ -222,7 +240,12 @@ def _padding(at: Geometry) -> list[int]:
     return [columns, columns, rows, rows]
 
 
-def _windows(padded: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
+def _windows(
+    padded: Tensor,
+    sides: Sequence[int],
+    size: Sequence[int],
+    at: Geometry,
+) -> Tensor:
     """Return a view of what a filter of `sides` sees at each position: [2, b, C, *size, *sides]."""
     part, image, channel, row, column = padded.stride()
     down, right = at.stride
@@ -233,7 +256,12 @@ def _windows(padded: Tensor, sides: Sequence[int], size: Sequence[int], at: Geom
     return padded.as_strided(shape, (part, image, channel, *positions, *places))
 
 
-def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geometry) -> Tensor:
+def _columns(
+    parts: Tensor,
+    sides: Sequence[int],
+    size: Sequence[int],
+    at: Geometry,
+) -> Tensor:
     """Return what the filter sees at each position: int8 [2, b * positions, h * w * C] of `parts`
     [2, b, C, H, W].
     """
@@ -250,7 +278,12 @@ def _columns(parts: Tensor, sides: Sequence[int], size: Sequence[int], at: Geome
     return windows.permute(0, 1, 3, 4, 5, 6, 2).flatten(4).flatten(1, 3)
 
 
-def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Geometry) -> Tensor:
+def _input_gradient(
+    upstream: Slices,
+    filters: Slices,
+    shape: torch.Size,
+    at: Geometry,
+) -> Tensor:
     """Return the gradient of the input of `shape`: a convolution of the output's gradient by turned
     filters.
     """
@@ -280,7 +313,11 @@ def _input_gradient(upstream: Slices, filters: Slices, shape: torch.Size, at: Ge
 
 
 def _group_gradient(
-    upstream: Tensor, images: Tensor, sides: Sequence[int], at: Geometry, power: Exponent
+    upstream: Tensor,
+    images: Tensor,
+    sides: Sequence[int],
+    at: Geometry,
+    power: Exponent,
 ) -> Tensor:
     """Return the gradient of one group's weight, float32 [K, C, h, w].
 
@@ -326,7 +363,12 @@ def _group_gradient(
     return result.view(h, outputs, w, inputs).permute(1, 3, 0, 2)
 
 
-def _moved_down(upstream: Tensor, h: int, rows: int, at: Geometry) -> Tensor:
+def _moved_down(
+    upstream: Tensor,
+    h: int,
+    rows: int,
+    at: Geometry,
+) -> Tensor:
     """Return int8 slices [2, b, K, H, W] at the `rows` of the input that each of `h` rows of the
     filter sees.
 

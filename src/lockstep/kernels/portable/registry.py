@@ -151,7 +151,11 @@ def _has_form(operation: Any, entry: Entry) -> bool:
     return outputs in ([], ["Tensor out"])
 
 
-def _require_dtypes(operation: Any, dtypes: Iterable[Any], allowed: list[str]) -> None:
+def _require_dtypes(
+    operation: Any,
+    dtypes: Iterable[Any],
+    allowed: list[str],
+) -> None:
     given = {str(dtype).removeprefix("torch.") for dtype in dtypes}
     floats = {name for name in given if not name.startswith(("int", "uint", "bool"))}
     if "integers" in allowed:

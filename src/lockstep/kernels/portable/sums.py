@@ -24,7 +24,12 @@ _windows = WeakIdKeyDictionary()
 _MOST = 1 << 33  # elements in a sum: a float64 sum of as many integers of 20 bits is at most 2**53
 
 
-def total(x: Tensor, dims: Sequence[int] | None = None, *, keepdim: bool = False) -> Tensor:
+def total(
+    x: Tensor,
+    dims: Sequence[int] | None = None,
+    *,
+    keepdim: bool = False,
+) -> Tensor:
     """Return the sum of float `x` over `dims` (None or none: over all), as float64; see
     `column_sums`.
     """
@@ -82,7 +87,11 @@ def column_sums(x: Tensor, largest: Tensor | None = None) -> Tensor:
     return sums.mul_(down)
 
 
-def neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
+def neighbours(
+    x: Tensor,
+    band: Tensor,
+    added: Tensor | None = None,
+) -> Tensor:
     """Return the sum of neighbouring channels of float32 `x` [b, C, H, W] times a weight, + `added`
     [C].
 
