@@ -65,8 +65,10 @@ class Geometry(NamedTuple):
         stride, padding, dilation, transposed, _, groups = numbers
         if transposed or x.ndim != 4:
             raise NotImplementedError
-        along = [tuple([*pair, *pair][:2]) for pair in (stride, padding, dilation)]
-        return Geometry(*along, groups)
+        stride, padding, dilation = (
+            tuple([*pair, *pair][:2]) for pair in (stride, padding, dilation)
+        )
+        return Geometry(stride, padding, dilation, groups)
 
     def convolved(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return torch's convolution."""
@@ -158,8 +160,9 @@ class Int8:
         scale = torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
         inputs = x, 1.0, offset, packed, scale, zero, None
-        outputs = 1.0, 0, torch.float32, "none", [], ""
-        return torch.ops.onednn.qconv2d_pointwise(*inputs, *numbers, *outputs)  # type: ignore[no-any-return]
+        return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
+            *inputs, *numbers, 1.0, 0, torch.float32, "none", [], ""
+        )
 
 
 class Int8OnGpu:

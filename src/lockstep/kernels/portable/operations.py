@@ -55,7 +55,10 @@ def _add(x: Any, y: Any, alpha: float) -> Any:
     if not all(dtype.is_floating_point for dtype in dtypes_in((x, y))):
         raise NotImplementedError
     dtype = torch.result_type(x, y)
-    x, y = (z.to(dtype) if isinstance(z, Tensor) else z for z in (x, y))
+    if isinstance(x, Tensor):
+        x = x.to(dtype)
+    if isinstance(y, Tensor):
+        y = y.to(dtype)
     return x + y * alpha
 
 
@@ -92,7 +95,7 @@ def _div(
     *,
     rounding_mode: str | None = None,
 ) -> Tensor:
-    return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)  # type: ignore[no-any-return]
+    return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)
 
 
 @portable("lerp")

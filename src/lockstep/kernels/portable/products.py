@@ -184,8 +184,8 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     )
     count = max(1, _CHUNK_BYTES // (2 * positions * terms))
     rows = []
-    for images in torch.split(x.signed().parts, count, 1):
-        high, mixed = _product(_columns(images, sides, size, at), matrices)
+    for chunk in torch.split(x.signed().parts, count, 1):
+        high, mixed = _product(_columns(chunk, sides, size, at), matrices)
         rows.append(assembled(high, mixed, _power(x, weight), terms))
     y = torch.cat(rows) if len(rows) > 1 else rows[0]
     return y.view(batch, *size, outputs).permute(0, 3, 1, 2)
@@ -397,4 +397,5 @@ def _position_sums(upstream: Slices) -> Tensor:
         ones = rows.new_ones(1, part.shape[1])
         high.add_(product(ones, part[0])[0])
         low.add_(product(ones, part[1])[0])
-    return (128.0 * high + low).mul_(power_of_two(-upstream.exponent)).float()
+    result: Tensor = high.mul_(128.0).add_(low) * power_of_two(-upstream.exponent)
+    return result.float()
