@@ -90,7 +90,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         return _onednn(x, weight, bias)
 
@@ -101,7 +106,11 @@ class _Linear(torch.autograd.Function):
         return _onednn(gradient, weight.t()), _onednn(gradient.t(), x.t()), gradient.sum(0)
 
 
-def _onednn(a: Tensor, b: Tensor, added: Tensor | None = None) -> Tensor:
+def _onednn(
+    a: Tensor,
+    b: Tensor,
+    added: Tensor | None = None,
+) -> Tensor:
     """Return the product of `a` [m, n] and the transpose of `b` [k, n], plus `added` [k], computed
     by oneDNN.
     """

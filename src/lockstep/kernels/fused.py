@@ -28,7 +28,11 @@ Saved = tuple[Tensor, tuple[Tensor, ...]]
 
 
 def conv_relu(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    padding: Padding,
+    pool: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return relu(max_pool(conv(x))), [b, K, h, w], for a convolution of `x` [b, C, H, W] with
     stride 1.
@@ -41,7 +45,12 @@ def conv_relu(
     return _computed(x, weight, bias, padding, _PoolRelu(pool))
 
 
-def conv(x: Tensor, weight: Tensor, padding: Padding, pool: bool = False) -> Tensor:
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    padding: Padding,
+    pool: bool = False,
+) -> Tensor:
     """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if
     `pool` is true.
     """
@@ -55,7 +64,11 @@ def _in_chunks(x: Tensor) -> bool:
 
 
 def _computed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, epilogue: "_Epilogue"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: Padding,
+    epilogue: "_Epilogue",
 ) -> Tensor:
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
@@ -63,7 +76,10 @@ def _computed(
 
 
 def _forward(
-    convolution: "_Convolution", x: Tensor, epilogue: "_Epilogue", saved: list[Saved] | None = None
+    convolution: "_Convolution",
+    x: Tensor,
+    epilogue: "_Epilogue",
+    saved: list[Saved] | None = None,
 ) -> Tensor:
     """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward
     pass needs.
@@ -136,7 +152,11 @@ class _Epilogue:
         return ()
 
     def backward(
-        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+        self,
+        gradient: Tensor,
+        out: Tensor,
+        saved: tuple[Tensor, ...],
+        shape: tuple[int, ...],
     ) -> Tensor:
         """Return the gradient of the convolution's output, which has `shape` for each image."""
         return gradient
@@ -165,7 +185,11 @@ class _Pool(_Epilogue):
         return tuple(_at_least(*pair) for pair in pairs)
 
     def backward(
-        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+        self,
+        gradient: Tensor,
+        out: Tensor,
+        saved: tuple[Tensor, ...],
+        shape: tuple[int, ...],
     ) -> Tensor:
         upper_is_left, lower_is_left, is_upper = saved
         channels, height, width = shape
@@ -231,7 +255,11 @@ class _PoolRelu(_Epilogue):
         return (indices,)
 
     def backward(
-        self, gradient: Tensor, out: Tensor, saved: tuple[Tensor, ...], shape: tuple[int, ...]
+        self,
+        gradient: Tensor,
+        out: Tensor,
+        saved: tuple[Tensor, ...],
+        shape: tuple[int, ...],
     ) -> Tensor:
         gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
         if self._pool is None:
@@ -253,7 +281,13 @@ class _Convolution:
     shape: [K, H, W] of one image's output. images: the number of images in a chunk.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, padding: Padding, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        padding: Padding,
+        bias: Tensor | None,
+    ) -> None:
         left, right, above, below = padding
         height, width = x.shape[2] + above + below, x.shape[3] + left + right
         self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1

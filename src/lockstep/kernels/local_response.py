@@ -44,7 +44,11 @@ def _divisor_and_scale(x: Tensor, band: Tensor) -> tuple[Tensor, Tensor]:
     return divisor, root.sqrt().mul_(root)
 
 
-def _neighbours(x: Tensor, band: Tensor, added: Tensor | None = None) -> Tensor:
+def _neighbours(
+    x: Tensor,
+    band: Tensor,
+    added: Tensor | None = None,
+) -> Tensor:
     """Return `band`(x) + `added` [C]."""
     if portable.is_active():
         return portable.neighbours(x, band, added)

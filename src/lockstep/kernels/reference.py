@@ -35,7 +35,11 @@ def conv(
 
 
 def conv_relu(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: Padding, pool: tuple[int, int] | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    padding: Padding,
+    pool: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return max_pool(relu(conv(x))); `pool` is the (size, stride) of the max-pool, or None for no
     pool.

@@ -76,7 +76,12 @@ class Winograd:
             decides the order in which the weight's gradient is added.
     """
 
-    def __init__(self, shape: torch.Size, weight: Tensor, padding: Padding) -> None:
+    def __init__(
+        self,
+        shape: torch.Size,
+        weight: Tensor,
+        padding: Padding,
+    ) -> None:
         left, right, top, bottom = padding
         self._channels, self._dtype = weight.shape[1::-1], weight.dtype
         self._wide_dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -174,7 +179,14 @@ class Winograd:
         (top, left), (height, width) = self._offset, self._size
         return whole, whole[:, top : top + height, left : left + width]
 
-    def _cut(self, whole: Tensor, y: int, x: int, high: int, wide: int) -> Tensor:
+    def _cut(
+        self,
+        whole: Tensor,
+        y: int,
+        x: int,
+        high: int,
+        wide: int,
+    ) -> Tensor:
         """Return a view [high, wide, b, n, m, C] of `high` x `wide` values from (y, x) of every
         tile of `whole`.
         """
@@ -230,7 +242,12 @@ def _spans(extent: int, side: int) -> list[tuple[int, int, int]]:
 
 
 @cache
-def _transform(side: int, m: int, which: int, dtype: torch.dtype) -> Tensor:
+def _transform(
+    side: int,
+    m: int,
+    which: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the Kronecker product with itself of (B', A', G)[which] for filters of `side` values a
     side.
     """

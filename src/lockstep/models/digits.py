@@ -15,7 +15,11 @@ class Digits(nn.Module):
     they are flattened.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
         super().__init__()
         self.conv1, self.norm1 = (
             nn.Conv2d(shape[0], 32, 3, padding=1, bias=False),

@@ -49,7 +49,12 @@ def efficientnet_lite0(
 
 
 class _EfficientNet(nn.Module):
-    def __init__(self, classes: int, dropout: float, norm: type[nn.BatchNorm2d]) -> None:
+    def __init__(
+        self,
+        classes: int,
+        dropout: float,
+        norm: type[nn.BatchNorm2d],
+    ) -> None:
         super().__init__()
         self._conv_stem = _conv(3, 32, 3, stride=2)
         self._bn0 = norm(32, _EPSILON, _MOMENTUM)
@@ -109,7 +114,13 @@ class _Block(nn.Module):
         return images + x if self._residual else x
 
 
-def _conv(before: int, after: int, side: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+def _conv(
+    before: int,
+    after: int,
+    side: int,
+    stride: int = 1,
+    groups: int = 1,
+) -> nn.Conv2d:
     return nn.Conv2d(
         before, after, side, stride, side // 2 if stride == 1 else 0, groups=groups, bias=False
     )

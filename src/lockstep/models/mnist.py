@@ -18,7 +18,11 @@ class Mnist(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], classes: int, dropout: float, dense_activation: str
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        dropout: float,
+        dense_activation: str,
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -46,7 +50,10 @@ class Mnist(nn.Module):
 
 
 def build(
-    shape: tuple[int, int, int], classes: int, dropout: float = 0.75, dense_activation: str = "none"
+    shape: tuple[int, int, int],
+    classes: int,
+    dropout: float = 0.75,
+    dense_activation: str = "none",
 ) -> nn.Module:
     """Return the network for images [C, H, W] of at least 16 pixels a side.
 

@@ -52,7 +52,10 @@ class Dense(nn.Linear):
 
 
 def conv_relu(
-    x: Tensor, conv: nn.Conv2d, relu: nn.Module, pool: tuple[int, int] | None = None
+    x: Tensor,
+    conv: nn.Conv2d,
+    relu: nn.Module,
+    pool: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return relu(max_pool(conv(x))), input and result [b, C, H, W]; `pool` is (size, stride), or
     None for no pool.
@@ -110,7 +113,11 @@ class Whitening(nn.Module):
     whitening_bias: Tensor
 
     def __init__(
-        self, channels: int, patch_px: int, stride: int = 1, most: int = MAX_WIDTH
+        self,
+        channels: int,
+        patch_px: int,
+        stride: int = 1,
+        most: int = MAX_WIDTH,
     ) -> None:
         super().__init__()
         self.stride = stride
@@ -184,7 +191,11 @@ def require_widths(widths: Sequence[int], least: int, most: int) -> None:
         )
 
 
-def at_least(shape: tuple[int, int, int], pixels: int, model: str) -> None:
+def at_least(
+    shape: tuple[int, int, int],
+    pixels: int,
+    model: str,
+) -> None:
     """Raise a LockstepError if a side of the images [C, H, W] has fewer than `pixels` pixels."""
     if min(shape[1:]) < pixels:
         height, width = shape[1:]

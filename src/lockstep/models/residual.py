@@ -32,7 +32,11 @@ class Residual(Whitening):
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], stride: int
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        widths: Sequence[int],
+        stride: int,
     ) -> None:
         super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
@@ -75,7 +79,9 @@ def _convolution(inputs: int, width: int) -> nn.Conv2d:
 
 
 def build(
-    shape: tuple[int, int, int], classes: int, widths: Sequence[int] | None = None
+    shape: tuple[int, int, int],
+    classes: int,
+    widths: Sequence[int] | None = None,
 ) -> nn.Module:
     """Return the network for images [C, H, W] of 16 pixels a side or more; 1.5 million parameters
     up to 64 pixels.

@@ -22,7 +22,11 @@ class Tutorial(nn.Module):
     tutorials/image/cifar10/cifar10.py.
     """
 
-    def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
         super().__init__()
         channels, height, width = shape
         pooled = -(-height // 4) * -(-width // 4)

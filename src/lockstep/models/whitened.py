@@ -34,7 +34,11 @@ class Whitened(Whitening):
     min_px = 16  # the side of the smallest images that the network takes
 
     def __init__(
-        self, shape: tuple[int, int, int], classes: int, widths: Sequence[int], activation: str
+        self,
+        shape: tuple[int, int, int],
+        classes: int,
+        widths: Sequence[int],
+        activation: str,
     ) -> None:
         super().__init__(shape[0], _PATCH_PX)
         kind = ACTIVATIONS[activation]
@@ -58,7 +62,12 @@ class Whitened(Whitening):
 class _Group(nn.Module):
     """A convolution with a 2x2 pool, and one more convolution; norm and activation after each."""
 
-    def __init__(self, inputs: int, width: int, activation: type[nn.Module]) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        activation: type[nn.Module],
+    ) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(
             [_Convolution(inputs, width, pool=True), _Convolution(width, width)]
@@ -80,7 +89,12 @@ class _Convolution(nn.Conv2d):
     computed. They are a quarter of 7x7 outputs, and a tenth of the whole network's arithmetic.
     """
 
-    def __init__(self, inputs: int, width: int, pool: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        pool: bool = False,
+    ) -> None:
         super().__init__(inputs, width, 3, bias=False)
         self.pool = pool
         as_identity(self.weight)

@@ -45,7 +45,11 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        operation: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         """Compute one operation."""
         kwargs = kwargs or {}
@@ -61,7 +65,11 @@ class _Counted(Portable):  # type: ignore[no-untyped-call]
     products = 0
 
     def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        operation: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         self.products += operation is torch.ops.aten.mm.default
         return super().__torch_dispatch__(operation, types, args, kwargs)

@@ -1,5 +1,10 @@
-"""Backends: the libraries that multiply and add slices. All give the same bits, so the fastest
-exact one is used.
+"""Backends: the libraries that multiply and add slices.
+
+Why: exact products cost three products of slices for one. Each kind of CPU does these fastest
+elsewhere: with VNNI in 8-bit integers, which make a portable convolution about as fast as a native
+one; without, in float32 (docs/portable.md has the measurements).
+Exact: all sums are integers below the limit of their type, so all backends give the same bits. Each
+is checked on the largest slices before its first use, and the fastest exact one is chosen.
 
 A convolution is (128 * high + mixed) * 2**power in float32, where `high` is the product of the high
 slices and `mixed` the sum of both products of a high and a low slice. Both are exact integers, each
@@ -14,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +41,10 @@ MOST_CONVOLUTION_TERMS = 1 << 11
 _MOST_JOINED_TERMS = 1 << 5
 # powers of two by which no sum of an int32 product leaves the range of float32
 _INSIDE = range(-64, 65)
-_HIGH, _LOW = attrgetter("high"), attrgetter("low")
+_HIGH = attrgetter("high")
+_LOW = attrgetter("low")
 _ZERO = torch.zeros((), dtype=torch.float64)
+_CPU = torch.device("cpu")
 
 
 class Geometry(NamedTuple):
@@ -51,14 +58,29 @@ class Geometry(NamedTuple):
     groups: int = 1
 
     @staticmethod
-    def of(
-        stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-    ) -> "Geometry":
-        """Return the geometry from torch's numbers, of which one may stand for both directions."""
-        stride, padding, dilation = (tuple([*n, *n][:2]) for n in (stride, padding, dilation))
+    def of(x: Tensor, *numbers: Any) -> "Geometry":
+        """Return the geometry of a convolution of `x` from the numbers that torch gives, of which
+        one may stand for both directions.
+        """
+        stride, padding, dilation, transposed, _, groups = numbers
+        if transposed or x.ndim != 4:
+            raise NotImplementedError
+        stride, padding, dilation = (
+            tuple([*pair, *pair][:2]) for pair in (stride, padding, dilation)
+        )
         return Geometry(stride, padding, dilation, groups)
 
-    def output_size(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
+    def convolved(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return torch's convolution."""
+        return functional.conv2d(
+            x, weight, None, self.stride, self.padding, self.dilation, self.groups
+        )
+
+    def output_size(
+        self,
+        images: Sequence[int],
+        weight: Sequence[int],
+    ) -> list[int]:
         """Return (rows, columns) of the output for `images` [b, C, H, W] and a `weight` [K, C /
         groups, h, w].
         """
@@ -83,24 +105,32 @@ class Int8:
         assert a.shape[1] <= MOST_INT32_TERMS
         return torch._int_mm(_dense(a), _dense(b))
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+    def convolution(
+        self,
+        x: Slices,
+        weight: Slices,
+        at: Geometry,
+        power: int,
+    ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
         """
-        terms, inside = math.prod(weight.parts.shape[2:]), power if power in _INSIDE else 0
+        terms = math.prod(weight.parts.shape[2:])
         assert terms <= MOST_CONVOLUTION_TERMS
+        inside = power if power in _INSIDE else 0
         # It serves all products, and keeps what is made of it.
         weight = weight.once("int8", lambda signed: signed)
         if max(at.padding):
             # The border is made here: oneDNN's own is wrong for some grouped convolutions with an
             # offset.
-            (rows, columns), values = at.padding, x.parts.permute(0, 1, 3, 4, 2)
+            rows, columns = at.padding
+            values = x.parts.permute(0, 1, 3, 4, 2)
             padded = functional.pad(values, (0, 0, columns, columns, rows, rows), value=x.offset)
-            x, at = replace(x, parts=padded.permute(0, 1, 4, 2, 3)), at._replace(padding=(0, 0))
+            x = replace(x, parts=padded.permute(0, 1, 4, 2, 3))
+            at = at._replace(padding=(0, 0))
         if at.groups == 1 and 2 * terms <= MOST_CONVOLUTION_TERMS:
-            mixed = self._convolved(
-                torch.cat((x.high, x.low), 1), x.offset, weight, _crossed, at, inside
-            )
+            both = torch.cat((x.high, x.low), 1)
+            mixed = self._convolved(both, x.offset, weight, _crossed, at, inside)
         else:  # Each product is exact in float32, so their sum is rounded once.
             mixed = self._convolved(x.high, x.offset, weight, _LOW, at, inside)
             mixed.add_(self._convolved(x.low, x.offset, weight, _HIGH, at, inside))
@@ -119,17 +149,19 @@ class Int8:
         """Return the convolution of uint8 `x` with an `offset` by one `part` of the int8 `weight`,
         times 2**power.
         """
-        shape, one = (at.stride, at.padding, at.dilation, at.groups), torch.ones(1)
+        numbers = at.stride, at.padding, at.dilation, at.groups
+        prepack = torch.ops.onednn.qconv_prepack
         packed = weight.once(
             (part, at, offset, x.shape),
-            lambda signed: torch.ops.onednn.qconv_prepack(
-                part(signed), one, 1.0, offset, *shape, list(x.shape)
+            lambda signed: prepack(
+                part(signed), torch.ones(1), 1.0, offset, *numbers, list(x.shape)
             ),
         )
         scale = torch.tensor([2.0**power], dtype=torch.float32)
         zero = torch.zeros(1, dtype=torch.int32)
+        inputs = x, 1.0, offset, packed, scale, zero, None
         return torch.ops.onednn.qconv2d_pointwise(  # type: ignore[no-any-return]
-            x, 1.0, offset, packed, scale, zero, None, *shape, 1.0, 0, torch.float32, "none", [], ""
+            *inputs, *numbers, 1.0, 0, torch.float32, "none", [], ""
         )
 
 
@@ -146,7 +178,8 @@ class Int8OnGpu:
         cuBLAS takes more than 16 rows, and multiples of 8 for K and N; zeros are added. Every GPU
         has a kernel for `a` by rows and `b` by columns.
         """
-        (rows, terms), columns = a.shape, b.shape[1]
+        rows, terms = a.shape
+        columns = b.shape[1]
         assert terms <= MOST_INT32_TERMS
         a = functional.pad(a, (0, -terms % 8, 0, max(0, _LEAST_ROWS - rows)))
         b = functional.pad(b.mT, (0, -terms % 8, 0, -columns % 8)).mT
@@ -174,12 +207,17 @@ class Float32:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
-        pairs = zip(
-            torch.split(a.float(), MOST_TERMS, 1), torch.split(b.float(), MOST_TERMS), strict=True
-        )
-        return sum((torch.mm(*pair).double() for pair in pairs), _ZERO)
+        left = torch.split(a.float(), MOST_TERMS, 1)
+        right = torch.split(b.float(), MOST_TERMS)
+        return sum((torch.mm(*pair).double() for pair in zip(left, right, strict=True)), _ZERO)
 
-    def convolution(self, x: Slices, weight: Slices, at: Geometry, power: int) -> Tensor:
+    def convolution(
+        self,
+        x: Slices,
+        weight: Slices,
+        at: Geometry,
+        power: int,
+    ) -> Tensor:
         """Return the convolution of `x` [b, C, H, W] by `weight` [K, C / groups, h, w], times
         2**power.
         """
@@ -187,20 +225,16 @@ class Float32:
         assert terms <= MOST_CONVOLUTION_TERMS
         x_high, x_low = x.signed().parts.float()
         w_high, w_low = weight.once("float32", lambda signed: signed.parts.float())
-        shape = None, at.stride, at.padding, at.dilation, at.groups
-        # Its convolutions are Winograd's, which are not exact.
+
+        # NNPACK's convolutions are Winograd's, which are not exact.
         with torch.backends.nnpack.flags(enabled=False):
             # The check of a backend computes this for several groups. Without oneDNN, Winograd's
             # scheme may compute it.
             if at.groups > 1 and terms <= _MOST_JOINED_TERMS and mkldnn.is_available():  # type: ignore[no-untyped-call]
-                joined = functional.conv2d(x_high, torch.add(w_low, w_high, alpha=128.0), *shape)
-                return scaled(
-                    joined.add_(functional.conv2d(x_low, w_high, *shape)).add_(0.0), power
-                )
-            mixed = functional.conv2d(x_high, w_low, *shape).add_(
-                functional.conv2d(x_low, w_high, *shape)
-            )
-            high = functional.conv2d(x_high, w_high, *shape)
+                joined = at.convolved(x_high, torch.add(w_low, w_high, alpha=128.0))
+                return scaled(joined.add_(at.convolved(x_low, w_high)).add_(0.0), power)
+            mixed = at.convolved(x_high, w_low).add_(at.convolved(x_low, w_high))
+            high = at.convolved(x_high, w_high)
         return assembled(high, mixed, power)
 
 
@@ -220,29 +254,32 @@ _SHAPES_ON_GPU = (
     (64, 3136, 1024),
 )
 
-_SIDE, _OUTPUTS = 4, 24  # of the filters that backends are checked with
+_SIDE = 4  # of the filters that backends are checked with
+_OUTPUTS = 24  # of these filters
 _MOST_CHANNELS = MOST_CONVOLUTION_TERMS // _SIDE**2
 # on both sides of each limit
 _CHANNELS = (3, _MOST_CHANNELS // 2, _MOST_CHANNELS // 2 + 1, _MOST_CHANNELS)
 _PLAIN = Geometry((1, 1), (1, 1), (1, 1))
-_KINDS = {
+_STRIDED = Geometry((2, 2), (1, 1), (1, 1))
+_USES = {
     "matrix products": None,
     "convolutions": _PLAIN,
-    "strided convolutions": _PLAIN._replace(stride=(2, 2)),
+    "strided convolutions": _STRIDED,
+    "grouped convolutions": _PLAIN._replace(groups=2),
+    "grouped strided convolutions": _STRIDED._replace(groups=2),
 }
-_KINDS |= {f"grouped {kind}": at._replace(groups=2) for kind, at in _KINDS.items() if at}
 
 
 def backend(at: Geometry | None = None) -> Backend:
     """Return the backend for matrix products, or for convolutions with the stride, dilation and
     grouping of a geometry.
 
-    It is the fastest one that is exact there. The first call for each of these kinds checks it, in
+    It is the fastest one that is exact there. The first call for each of these uses checks it, in
     milliseconds. The choice changes no bit. Raises: LockstepError if no backend is exact.
     """
-    return _backend(
-        at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS) if at else None
-    )
+    if at is None:
+        return _backend(None)
+    return _backend(at._replace(padding=(1, 1), groups=1 if at.groups == 1 else _OUTPUTS))
 
 
 def multiplier(device: torch.device) -> Backend | Int8OnGpu:
@@ -254,44 +291,43 @@ def multiplier(device: torch.device) -> Backend | Int8OnGpu:
 
 @cache
 def _on_gpu(device: torch.device) -> Int8OnGpu:
-    one = Int8OnGpu()
+    multiplies = Int8OnGpu()
     for rows, terms, columns in _SHAPES_ON_GPU:
-        a, b = (
-            _slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns)
-        )
-        if not torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double()):
+        if not _has_exact_product(multiplies, rows, terms, columns, device):
             raise LockstepError(
-                f"portable arithmetic: the {one.name} give wrong products of {rows} x {terms} by "
-                f"{terms} x {columns} "
-                f"numbers, so this GPU would train other weights. Give {option('device', 'cpu')}",
+                f"portable arithmetic: the {multiplies.name} give wrong products of {rows} x "
+                f"{terms} by {terms} x {columns} numbers, so this GPU would train other weights. "
+                f"Give {option('device', 'cpu')}",
                 ENVIRONMENT,
             )
-    return one
+    return multiplies
 
 
 def uses_by_backend() -> dict[str, list[str]]:
     """Return what each backend computes on this machine, by the backend's name. That of matrix
     products is the first.
     """
-    chosen = {kind: backend(at).name for kind, at in _KINDS.items()}
+    names = {use: backend(at).name for use, at in _USES.items()}
     return {
-        one.name: [kind for kind, name in chosen.items() if name == one.name]
-        for one in _by_speed(False)
+        candidate.name: [use for use, name in names.items() if name == candidate.name]
+        for candidate in _by_speed(False)
     }
 
 
 @cache
 def _backend(at: Geometry | None) -> Backend:
-    # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
-    grouped = at is not None and at.groups > 1
-    for one in sorted(_by_speed(at is not None), key=lambda one: grouped and isinstance(one, Int8)):
-        with suppress(RuntimeError):  # oneDNN does not compute this kind.
-            if _is_exact(one, at):
-                return one
+    candidates = _by_speed(at is not None)
+    if at is not None and at.groups > 1:
+        # Float32 needs two convolutions there, see `_MOST_JOINED_TERMS`.
+        candidates = sorted(candidates, key=lambda candidate: isinstance(candidate, Int8))
+    for candidate in candidates:
+        with suppress(RuntimeError):  # oneDNN does not compute this use.
+            if _is_exact(candidate, at):
+                return candidate
     raise LockstepError(
         f"portable arithmetic: neither 8-bit integers nor float32 compute exact products here, so "
-        f"this machine "
-        f"would train other weights. Give {option('portable', False)} (arithmetic=native)",
+        f"this machine would train other weights. Give {option('portable', False)} "
+        f"(arithmetic=native)",
         ENVIRONMENT,
     )
 
@@ -305,54 +341,69 @@ def _by_speed(convolves: bool) -> list[Backend]:
     fast.
     """
     times: dict[Backend, float] = {}
-    x, weight = _slices(16, 64, 16, 16), _slices(64, 64, 3, 3).signed()
-    rows, columns = x.signed().high.reshape(-1, 64)[:256], weight.high.reshape(-1, 64).mT
-    for one in (Int8(), Float32()):
-        compute = (
-            partial(one.convolution, x, weight, _PLAIN, 0)
-            if convolves
-            else partial(one.product, rows, columns)
-        )
+    x = _slices(16, 64, 16, 16)
+    weight = _slices(64, 64, 3, 3).signed()
+    rows = x.signed().high.reshape(-1, 64)[:256]
+    columns = weight.high.reshape(-1, 64).mT
+    for candidate in (Int8(), Float32()):
+        if convolves:
+            compute = partial(candidate.convolution, x, weight, _PLAIN, 0)
+        else:
+            compute = partial(candidate.product, rows, columns)
         # Torch is built without oneDNN, or this CPU is not one of its.
         with suppress(RuntimeError, AttributeError):
-            times[one] = min(timeit.repeat(compute, number=1, repeat=3))
-    return sorted(times, key=lambda one: times[one])
+            times[candidate] = min(timeit.repeat(compute, number=1, repeat=3))
+    return sorted(times, key=lambda candidate: times[candidate])
 
 
-def _is_exact(one: Backend, at: Geometry | None) -> bool:
+def _is_exact(candidate: Backend, at: Geometry | None) -> bool:
     """Return whether a backend computes products of the largest slices with the bits of float64."""
     if at is None:
-        a, b = (_slices(n, 3 * MOST_TERMS, 1, 1).signed().high.flatten(1) for n in (4, 8))
-        return torch.equal(one.product(a, b.mT).double(), a.double() @ b.mT.double())
-    # Filters of one channel of 16 and of 36 terms are on both sides of `_MOST_JOINED_TERMS`.
-    cases = (
-        [(n, _SIDE) for n in _CHANNELS]
-        if at.groups == 1
-        else [(at.groups, side) for side in (_SIDE, _SIDE + 2)]
+        return _has_exact_product(candidate, 4, 3 * MOST_TERMS, 8, _CPU)
+    if at.groups == 1:
+        cases = [(channels, _SIDE) for channels in _CHANNELS]
+    else:  # Filters of one channel of 16 and of 36 terms: on both sides of `_MOST_JOINED_TERMS`.
+        cases = [(at.groups, _SIDE), (at.groups, _SIDE + 2)]
+    return all(_has_exact_convolution(candidate, at, *case) for case in cases)
+
+
+def _has_exact_product(
+    candidate: Backend | Int8OnGpu,
+    rows: int,
+    terms: int,
+    columns: int,
+    device: torch.device,
+) -> bool:
+    a, b = (_slices(n, terms, 1, 1).signed().high.flatten(1).to(device) for n in (rows, columns))
+    return torch.equal(candidate.product(a, b.mT).double(), a.double() @ b.mT.double())
+
+
+def _has_exact_convolution(
+    candidate: Backend,
+    at: Geometry,
+    channels: int,
+    side: int,
+) -> bool:
+    height, width = (
+        step * (side - 1) + 2 * stride for stride, step in zip(at.stride, at.dilation, strict=True)
     )
-    for channels, side in cases:
-        size = [
-            step * (side - 1) + 2 * stride
-            for stride, step in zip(at.stride, at.dilation, strict=True)
-        ]
-        x, weight = (
-            _slices(2, channels, *size),
-            _slices(_OUTPUTS, channels // at.groups, side, side),
-        )
-        (x_high, x_low), (w_high, w_low) = (part.signed().parts.double() for part in (x, weight))
-        high, *mixed = (
-            functional.conv2d(a, b, None, at.stride, at.padding, at.dilation, at.groups)
-            for a, b in ((x_high, w_high), (x_high, w_low), (x_low, w_high))
-        )
-        exact = high.float().mul(128.0).add((mixed[0] + mixed[1]).float())
-        if not torch.equal(
-            one.convolution(x, weight, at, 0).view(torch.int32), exact.view(torch.int32)
-        ):
-            return False
-    return True
+    x = _slices(2, channels, height, width)
+    weight = _slices(_OUTPUTS, channels // at.groups, side, side)
+    x_high, x_low = x.signed().parts.double()
+    w_high, w_low = weight.signed().parts.double()
+
+    mixed = at.convolved(x_high, w_low) + at.convolved(x_low, w_high)
+    exact = at.convolved(x_high, w_high).float().mul(128.0).add(mixed.float())
+    y = candidate.convolution(x, weight, at, 0)
+    return torch.equal(y.view(torch.int32), exact.view(torch.int32))
 
 
-def _slices(n: int, channels: int, height: int, width: int) -> Slices:
+def _slices(
+    n: int,
+    channels: int,
+    height: int,
+    width: int,
+) -> Slices:
     """Return large slices [2, n, C, H, W], channels last: uint8 with an offset, as those of images
     are.
     """

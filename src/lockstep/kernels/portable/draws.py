@@ -17,7 +17,11 @@ _CHUNK = 1 << 18  # values at a time, to bound the memory
 
 @portable("uniform", in_place=True)
 def uniform_(
-    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
+    x: Tensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Fill `x` with uniform values in [low, high), of 24 bits each."""
     return _filled(x, generator, lambda u: u * (high - low) + low)
@@ -25,15 +29,22 @@ def uniform_(
 
 @portable("normal", in_place=True)
 def normal_(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+    x: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Fill `x` with normal values."""
     return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
 
 
-@portable("bernoulli", dtypes=NUMBERS, in_place=True)
+@portable("bernoulli", NUMBERS, in_place=True)
 def bernoulli_(
-    x: Tensor, probability: float = 0.5, *, generator: torch.Generator | None = None
+    x: Tensor,
+    probability: float = 0.5,
+    *,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Fill `x` with 1 with this probability, else with 0."""
     if isinstance(probability, Tensor):
@@ -42,7 +53,9 @@ def bernoulli_(
 
 
 def _filled(
-    x: Tensor, generator: torch.Generator | None, of_uniform: Callable[[Tensor], Tensor]
+    x: Tensor,
+    generator: torch.Generator | None,
+    of_uniform: Callable[[Tensor], Tensor],
 ) -> Tensor:
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     values = torch.empty(x.shape, dtype=x.dtype)

@@ -1,8 +1,8 @@
 """Elementary functions with the same bits everywhere.
 
-IEEE 754 fixes the bits of one addition, product or division, and of a conversion. It does not fix
-those of `exp`, and libraries differ. So the functions here consist of single operations on float64
-tensors, and round once to float32.
+Why: IEEE 754 fixes the bits of one addition, product or division, and of a conversion. It does not
+fix those of `exp`, and libraries differ. So the functions here consist of single operations on
+float64 tensors, and round once to float32.
 """
 
 import math
@@ -22,6 +22,7 @@ _LOG2_E = 1.4426950408889634  # A constant, as a library's logarithm may differ 
 _TABLE_SIZE = 1 << 14  # values of a table on each side of 0
 _TABLE_STEPS = 1 << 10  # of them from 0 to 1
 _SERIES = 120  # terms of the series of erf, which ends below 2**-53 there
+_SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
 
 
 def divided(x: Tensor, divisor: Any) -> Tensor:
@@ -43,7 +44,7 @@ def sqrt(x: Tensor) -> Tensor:
         # A root of 24 bits is never so near the middle of two that this errs.
         return x.double().sqrt().to(x.dtype)
     with np.errstate(invalid="ignore"):
-        return torch.from_numpy(np.sqrt(x.detach().numpy())) if x.ndim else sqrt(x[None])[0]
+        return torch.as_tensor(np.sqrt(x.numpy(force=True)))
 
 
 def exp(x: Tensor) -> Tensor:
@@ -169,12 +170,10 @@ def looked_up(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         .add_(_TABLE_SIZE)
         .int()
     )
-    values = _table(function, x.device).index_select(
-        0, index.permute(order := memory_order(x)).reshape(-1)
-    )
-    values = values.view([x.shape[d] for d in order]).permute(
-        [order.index(d) for d in range(x.ndim)]
-    )
+    order = memory_order(x)
+    places = index.permute(order)
+    values = _table(function, x.device).index_select(0, places.reshape(-1)).view(places.shape)
+    values = values.permute([order.index(d) for d in range(x.ndim)])
     return values.masked_fill(x.isnan(), torch.nan)
 
 
@@ -215,13 +214,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     order = np.argsort(values, kind="stable")
     vectors = vectors[:, order]
     signs = np.sign(vectors[np.abs(vectors).argmax(0), np.arange(n)])
-    eigenvalues, eigenvectors = (
-        torch.from_numpy(x).to(matrix) for x in (values[order], vectors * signs)
-    )
-    return eigenvalues, eigenvectors
-
-
-_SWEEPS = 30  # of Jacobi's rotations; they converge in fewer than 10
+    return torch.from_numpy(values[order]).to(matrix), torch.from_numpy(vectors * signs).to(matrix)
 
 
 @cache
@@ -229,7 +222,8 @@ def _table(function: Callable[[Tensor], Tensor], device: torch.device) -> Tensor
     table = function(torch.arange(-_TABLE_SIZE, _TABLE_SIZE).double() / _TABLE_STEPS).float()
     # A function here tends to 0 at the left and to 0 or 1 at the right, and is multiplied by
     # numbers of any size.
-    table[0], table[-1] = 0.0, table[-1].round()
+    table[0] = 0.0
+    table[-1].round_()
     return table.to(device)
 
 

@@ -59,13 +59,15 @@ class Slices:
 
     def signed(self) -> "Slices":
         """Return the slices as int8."""
-        return (
-            Slices(self.parts.view(torch.int8) - self.offset, self.exponent, 0)
-            if self.offset
-            else self
-        )
+        if not self.offset:
+            return self
+        return Slices(self.parts.view(torch.int8) - self.offset, self.exponent, 0)
 
-    def once(self, key: Hashable, make: Callable[["Slices"], T]) -> T:
+    def once(
+        self,
+        key: Hashable,
+        make: Callable[["Slices"], T],
+    ) -> T:
         """Return what `make` returns for the slices as int8. It is kept under `key` as long as
         these slices are.
         """
@@ -97,9 +99,8 @@ def exponent_of(x: Tensor, bits: int) -> Exponent | None:
     least, most = in_memory.amin(), in_memory.amax()
     if not x.is_cuda:
         return exponent_for(max(-float(least), float(most)), bits)
-    largest = torch.maximum(
-        -least, most
-    ).double()  # bfloat16 would be compared with a rounded share
+    # bfloat16 would be compared with a rounded share
+    largest = torch.maximum(-least, most).double()
     share, power = torch.frexp(largest)
     exponent = (bits - power.long() - (share > _LARGEST).long()).clamp_(max=_MOST_EXPONENT)
     return exponent.masked_fill_(~(largest <= _FLOAT32_MOST), _NOT_FINITE)
@@ -146,18 +147,17 @@ def _sliced(x: Tensor) -> Slices | None:
     exponent = exponent_of(values, SLICED_BITS)
     if exponent is None:
         return None
+    scale = power_of_two(exponent)
     parts = x.new_empty((2, *values.shape), dtype=torch.uint8)
-    for part, high, low in in_chunks(
-        (values.reshape(-1), parts[0].view(-1), parts[1].view(-1)), _CHUNK
-    ):
+    vectors = values.reshape(-1), parts[0].view(-1), parts[1].view(-1)
+    for part, high, low in in_chunks(vectors, _CHUNK):
         # The sum is rounded once: the low 14 bits are the two slices.
         # A conversion to uint8 keeps the low 8 bits. The eighth bit of the high slice is 0.
-        bits = _added(_ROUNDER + 128 * _OFFSET + _OFFSET, part, power_of_two(exponent)).view(
-            torch.int32
-        )
+        bits = _added(_ROUNDER + 128 * _OFFSET + _OFFSET, part, scale).view(torch.int32)
         low.copy_(bits).bitwise_and_(127)
         high.copy_(bits.bitwise_right_shift_(7))
-    return Slices(parts.permute(0, *(order.index(d) + 1 for d in range(x.ndim))), exponent, _OFFSET)
+    places = [order.index(d) + 1 for d in range(x.ndim)]
+    return Slices(parts.permute(0, *places), exponent, _OFFSET)
 
 
 def rounded(x: Tensor, scale: float | Tensor) -> Tensor:
@@ -209,11 +209,8 @@ def scaled(x: Tensor, power: Exponent) -> Tensor:
         return x.double().mul_(power_of_two(power)).float()
     if power in _NORMAL:
         return x.mul_(2.0**power) if power else x
-    half = (
-        power // 2
-        # No float32 is 2**power. The first product is a normal number, so only the second one
-        # rounds.
-    )
+    # No float32 is 2**power. The first product is a normal number, so only the second one rounds.
+    half = power // 2
     return x.mul_(2.0**half).mul_(2.0 ** (power - half))
 
 
@@ -224,14 +221,10 @@ def scales_for(largest: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     A value that is not finite makes its 2**-k NaN.
     """
     power = (largest.view(torch.int32) + _ABOVE_LARGEST).bitwise_right_shift_(23).sub_(126)
-    up = (
-        (bits - power)
-        .clamp_(max=_MOST_EXPONENT)
-        .add_(127)
-        .bitwise_left_shift_(23)
-        .view(torch.float32)
-    )
-    return up, up.double().reciprocal_().masked_fill_(~(largest <= _FLOAT32_MOST), torch.nan)
+    exponent = (bits - power).clamp_(max=_MOST_EXPONENT)
+    up = exponent.add_(127).bitwise_left_shift_(23).view(torch.float32)
+    down = up.double().reciprocal_()
+    return up, down.masked_fill_(~(largest <= _FLOAT32_MOST), torch.nan)
 
 
 def memory_order(x: Tensor) -> list[int]:

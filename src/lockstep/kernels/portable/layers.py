@@ -21,97 +21,94 @@ from lockstep.kernels.portable.sums import column_sums, total
 _CHUNK = 1 << 15  # elements that an optimizer updates at a time
 
 
-@portable("native_batch_norm", dtypes="float32")
+@portable("native_batch_norm", "float32")
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
+    mean: Any,
+    variance: Any,
     training: bool,
     momentum: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return batch norm of `x` [b, C, ...], its mean and 1 / deviation; update the running averages
-    in training.
+    `mean` and `variance`, if there are any, in training.
     """
     rows = _rows(x)
-    count = rows.shape[1]
     if training:
+        count = rows.shape[1]
         # Rounding keeps the order of numbers, so `centred` and its square have these largest
         # elements.
-        most, least = rows.amax(1), rows.amin(1)
-        batch_mean = elementary.divided(
-            column_sums(rows, torch.maximum(most, -least))[0], count
-        ).float()
-        centred, most = rows - batch_mean, torch.maximum(most - batch_mean, batch_mean - least)
-        batch_variance = elementary.divided(column_sums(centred * centred, most * most)[0], count)
+        most = rows.amax(1)
+        least = rows.amin(1)
+        sums = column_sums(rows, torch.maximum(most, -least))[0]
+        batch_mean = elementary.divided(sums, count).float()
+        centred = rows - batch_mean
+        largest = torch.maximum(most - batch_mean, batch_mean - least)
+        squares = column_sums(centred * centred, largest * largest)[0]
+        batch_variance = elementary.divided(squares, count)
         inverse = _inverse_root(batch_variance + epsilon)
-        if mean is not None and variance is not None:
+        if mean is not None:
             unbiased = (batch_variance * (count / max(1, count - 1))).float()
-            for running, new in ((mean, batch_mean), (variance, unbiased)):
-                running.mul_(1.0 - momentum).add_(new * momentum)
+            mean.mul_(1.0 - momentum).add_(batch_mean * momentum)
+            variance.mul_(1.0 - momentum).add_(unbiased * momentum)
+        statistics = batch_mean, inverse
     else:
-        assert mean is not None
-        assert variance is not None
-        batch_mean, inverse = mean, _inverse_root(variance.double() + epsilon)
+        inverse = _inverse_root(variance.double() + epsilon)
         centred = rows - mean
+        statistics = x.new_empty(0), x.new_empty(0)
     result = centred.mul_(inverse if weight is None else inverse * weight)
     if bias is not None:
         result.add_(bias)
-    empty = x.new_empty(0)
-    return _unrows(result, x), *((batch_mean, inverse) if training else (empty, empty))
+    return _unrows(result, x), *statistics
 
 
-@portable("native_batch_norm_backward", dtypes="float32")
+@portable("native_batch_norm_backward", "float32")
 def batch_norm_backward(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    batch_mean: Tensor | None,
-    inverse: Tensor | None,
+    mean: Any,
+    variance: Any,
+    batch_mean: Any,
+    inverse: Any,
     training: bool,
     epsilon: float,
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight and bias, those that are `needed`."""
     rows = _rows(x)
-    upstream, count = _rows(gradient), rows.shape[1]
+    upstream = _rows(gradient)
+    count = rows.shape[1]
     if not training:
-        assert mean is not None
-        assert variance is not None
-        batch_mean, inverse = mean, _inverse_root(variance.double() + epsilon)
-    assert batch_mean is not None
-    assert inverse is not None
+        batch_mean = mean
+        inverse = _inverse_root(variance.double() + epsilon)
     normal = (rows - batch_mean).mul_(inverse)
-    bias_sums, weight_sums = column_sums(upstream)[0], column_sums(upstream * normal)[0]
+    bias_sums = column_sums(upstream)[0]
+    weight_sums = column_sums(upstream * normal)[0]
     grad_x = None
     if needed[0]:
         scale = inverse if weight is None else inverse * weight
         if training:
             normal.mul_(elementary.divided(weight_sums, count).float())
-            grad_x = (
-                (upstream - elementary.divided(bias_sums, count).float()).sub_(normal).mul_(scale)
-            )
+            centred = upstream - elementary.divided(bias_sums, count).float()
+            grad_rows = centred.sub_(normal).mul_(scale)
         else:
-            grad_x = upstream * scale
-        grad_x = _unrows(grad_x, x)
-    return (
-        grad_x,
-        weight_sums.float() if needed[1] else None,
-        bias_sums.float() if needed[2] else None,
-    )
+            grad_rows = upstream * scale
+        grad_x = _unrows(grad_rows, x)
+    grad_weight = weight_sums.float() if needed[1] else None
+    grad_bias = bias_sums.float() if needed[2] else None
+    return grad_x, grad_weight, grad_bias
 
 
-@portable("cudnn_batch_norm", dtypes="integers float32")
+@portable("cudnn_batch_norm", "integers float32")
 def cudnn_batch_norm(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Return what `batch_norm` returns, and the bytes that cuDNN reserves: none."""
     return *batch_norm(x, *args), x.new_empty(0, dtype=torch.uint8)
 
 
-@portable("cudnn_batch_norm_backward", dtypes="integers float32")
+@portable("cudnn_batch_norm_backward", "integers float32")
 def cudnn_batch_norm_backward(
     x: Tensor, gradient: Tensor, weight: Tensor, *others: Any
 ) -> tuple[Tensor | None, ...]:
@@ -123,7 +120,11 @@ def cudnn_batch_norm_backward(
 
 
 @portable("native_dropout")
-def dropout(x: Tensor, probability: float, training: bool | None = True) -> tuple[Tensor, Tensor]:
+def dropout(
+    x: Tensor,
+    probability: float,
+    training: bool | None = True,
+) -> tuple[Tensor, Tensor]:
     """Return `x`, where some elements are 0 and the others scaled, and which are not 0."""
     if not training:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -131,7 +132,7 @@ def dropout(x: Tensor, probability: float, training: bool | None = True) -> tupl
     return x * elementary.divided(kept, 1.0 - probability), kept.bool()
 
 
-@portable("native_dropout_backward", dtypes="integers float32")
+@portable("native_dropout_backward", "integers float32")
 def dropout_backward(gradient: Tensor, kept: Tensor, scale: float) -> Tensor:
     """Return the gradient of the argument of `dropout`, as a CPU composes it."""
     return gradient * elementary.divided(kept.to(gradient.dtype), 1.0 / scale)
@@ -163,7 +164,12 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 @portable("_log_softmax_backward_data")
-def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def log_softmax_backward(
+    gradient: Tensor,
+    output: Tensor,
+    dim: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the gradient of the argument of `log_softmax`, whose result is `output`."""
     wide = gradient.movedim(dim, -1).double()
     result = wide - elementary.exp(output.movedim(dim, -1).double()) * elementary.tree_sum(wide)
@@ -171,16 +177,26 @@ def log_softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torc
 
 
 @portable("_softmax_backward_data")
-def softmax_backward(gradient: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def softmax_backward(
+    gradient: Tensor,
+    output: Tensor,
+    dim: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return the gradient of the argument of `softmax`, whose result is `output`."""
-    wide, y = gradient.movedim(dim, -1).double(), output.movedim(dim, -1).double()
+    wide = gradient.movedim(dim, -1).double()
+    y = output.movedim(dim, -1).double()
     product = wide * y
     return (product - y * elementary.tree_sum(product)).to(dtype).movedim(-1, dim)
 
 
-@portable("nll_loss_forward", dtypes="float32 float64 int64")
+@portable("nll_loss_forward", "float32 float64 int64")
 def nll_loss(
-    x: Tensor, labels: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    x: Tensor,
+    labels: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignored: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihood of log-probabilities `x` [b, classes], and the sum of the
     weights.
@@ -193,8 +209,11 @@ def nll_loss(
     losses = -x.gather(1, known[:, None])[:, 0] * weights
     if reduction == 0:
         return losses, x.new_zeros(())
-    weight_sum, loss = counted.sum().double() if weight is None else total(weights), total(losses)
-    return (loss / weight_sum if reduction == 1 else loss).to(x.dtype), weight_sum.to(x.dtype)
+    loss = total(losses)
+    weight_sum = counted.sum().double() if weight is None else total(weights)
+    if reduction == 1:
+        loss = loss / weight_sum
+    return loss.to(x.dtype), weight_sum.to(x.dtype)
 
 
 @portable("sigmoid")
@@ -221,20 +240,20 @@ def tanh_backward(gradient: Tensor, y: Tensor) -> Tensor:
     return gradient * (1.0 - y * y)
 
 
-@portable("silu", dtypes="float32")
+@portable("silu", "float32")
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""
     return x * elementary.looked_up(x, elementary.sigmoid)
 
 
-@portable("silu_backward", dtypes="float32")
+@portable("silu_backward", "float32")
 def silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of the argument of `silu`."""
     share = elementary.looked_up(x, elementary.sigmoid)
-    return ((1.0 - share).mul_(x).add_(1.0)).mul_(share).mul_(gradient)
+    return (1.0 - share).mul_(x).add_(1.0).mul_(share).mul_(gradient)
 
 
-@portable("gelu", dtypes="float32")
+@portable("gelu", "float32")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """Return x times the distribution function of the standard normal distribution at x."""
     if approximate != "none":
@@ -242,8 +261,13 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return x * elementary.looked_up(x, elementary.gaussian)
 
 
-@portable("gelu_backward", dtypes="float32")
-def gelu_backward(gradient: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+@portable("gelu_backward", "float32")
+def gelu_backward(
+    gradient: Tensor,
+    x: Tensor,
+    *,
+    approximate: str = "none",
+) -> Tensor:
     """Return the gradient of the argument of `gelu`."""
     if approximate != "none":
         raise NotImplementedError
@@ -306,7 +330,8 @@ def adam_(
         raise NotImplementedError
     # The optimizer has counted this update, and updates all parameters together.
     count = int(steps[0])
-    first, second = (1.0 - rounding.power(beta, count) for beta in (beta1, beta2))
+    first = 1.0 - rounding.power(beta1, count)
+    second = 1.0 - rounding.power(beta2, count)
     for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
         if weight_decay and decoupled:
             parameter.mul_(1.0 - lr * weight_decay)

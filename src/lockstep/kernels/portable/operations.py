@@ -28,7 +28,12 @@ from lockstep.kernels.portable.sums import total
 _MOST_FACTORS = 8  # of a power as a product
 
 
-def _has_exact_factor(x: Any, y: Any, alpha: Any = 1, **others: Any) -> bool:
+def _has_exact_factor(
+    x: Any,
+    y: Any,
+    alpha: Any = 1,
+    **others: Any,
+) -> bool:
     """Return whether y * alpha is exact: a power of two may be fused with the addition or not."""
     _refuse_numbers(x, y)
     return isinstance(alpha, int | float) and abs(math.frexp(alpha)[0]) == 0.5
@@ -44,28 +49,35 @@ def _refuse_numbers(*operands: Any) -> None:
 
 
 # Muon divides, adds and multiplies in bfloat16.
-@portable("add", dtypes=f"{NUMBERS} bfloat16", exact_if=_has_exact_factor)
+@portable("add", f"{NUMBERS} bfloat16", exact_if=_has_exact_factor)
 def _add(x: Any, y: Any, alpha: float) -> Any:
     """Return x + y * alpha of floating-point operands, with a rounded product."""
     if not all(dtype.is_floating_point for dtype in dtypes_in((x, y))):
         raise NotImplementedError
     dtype = torch.result_type(x, y)
-    x, y = (z.to(dtype) if isinstance(z, Tensor) else z for z in (x, y))
+    if isinstance(x, Tensor):
+        x = x.to(dtype)
+    if isinstance(y, Tensor):
+        y = y.to(dtype)
     return x + y * alpha
 
 
-@portable("sub", dtypes=NUMBERS, exact_if=_has_exact_factor)
+@portable("sub", NUMBERS, exact_if=_has_exact_factor)
 def _sub(x: Any, y: Any, alpha: float) -> Any:
     return _add(x, y, -alpha)
 
 
-@portable("rsub", dtypes=NUMBERS, exact_if=_has_exact_factor)
+@portable("rsub", NUMBERS, exact_if=_has_exact_factor)
 def _rsub(x: Any, y: Any, alpha: float) -> Any:
     return _add(y, x, -alpha)
 
 
-@portable("_foreach_add", dtypes=NUMBERS, in_place=True, exact_if=_has_exact_factor)
-def _foreach_add(tensors: Sequence[Tensor], others: Any, alpha: float = 1) -> None:
+@portable("_foreach_add", NUMBERS, in_place=True, exact_if=_has_exact_factor)
+def _foreach_add(
+    tensors: Sequence[Tensor],
+    others: Any,
+    alpha: float = 1,
+) -> None:
     for i, x in enumerate(tensors):
         y = others[i] if isinstance(others, list | tuple) else others
         write(x, _add(x, y, alpha))
@@ -76,8 +88,13 @@ def _is_one_division(x: Any, divisor: Any, **others: Any) -> bool:
     return not x.is_cuda or (isinstance(divisor, Tensor) and divisor.is_cuda)
 
 
-@portable("div", dtypes=f"{NUMBERS} bfloat16", exact_if=_is_one_division)
-def _div(x: Tensor, divisor: Any, *, rounding_mode: str | None = None) -> Tensor:
+@portable("div", f"{NUMBERS} bfloat16", exact_if=_is_one_division)
+def _div(
+    x: Tensor,
+    divisor: Any,
+    *,
+    rounding_mode: str | None = None,
+) -> Tensor:
     return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)
 
 
@@ -87,16 +104,28 @@ def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
 
 
 @portable("addcmul")
-def _addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+def _addcmul(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    value: float = 1,
+) -> Tensor:
     return x + (a * b).mul_(value)
 
 
 @portable("addcdiv")
-def _addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+def _addcdiv(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    value: float = 1,
+) -> Tensor:
     return x + (a / b).mul_(value)
 
 
-@portable("pow", dtypes=NUMBERS)
+@portable("pow", NUMBERS)
 def _pow(x: Any, exponent: Any) -> Tensor:
     if isinstance(exponent, Tensor) or not isinstance(x, Tensor):
         raise NotImplementedError
@@ -119,7 +148,7 @@ def _square(x: Tensor) -> Tensor:
     return x * x
 
 
-@portable("remainder", dtypes=NUMBERS)
+@portable("remainder", NUMBERS)
 def _remainder(x: Any, divisor: Any) -> Tensor:
     dtype = torch.result_type(x, divisor)
     if not dtype.is_floating_point:
@@ -131,7 +160,7 @@ def _remainder(x: Any, divisor: Any) -> Tensor:
         return torch.as_tensor(np.remainder(x, divisor)).to(device)
 
 
-@portable("arange", dtypes=NUMBERS)
+@portable("arange", NUMBERS)
 def _arange(*numbers: Any, **kwargs: Any) -> Tensor:
     # A product and a sum may be rounded once or twice.
     if not all(float(n).is_integer() for n in numbers):
@@ -159,9 +188,13 @@ def _log(x: Tensor) -> Tensor:
     return elementary.log(x.double()).to(x.dtype)
 
 
-@portable("sum", dtypes=NUMBERS)
+@portable("sum", NUMBERS)
 def _sum(
-    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     x = x.to(dtype or x.dtype)
     if not x.is_floating_point():
@@ -171,7 +204,11 @@ def _sum(
 
 @portable("mean")
 def _mean(
-    x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
 ) -> Tensor:
     sums = total(x, dim, keepdim=keepdim)
     return elementary.divided(sums, x.numel() // max(1, sums.numel())).to(dtype or x.dtype)
@@ -197,7 +234,7 @@ def _deviation(*args: Any, **kwargs: Any) -> Tensor:
     return elementary.sqrt(_variance(*args, **kwargs))
 
 
-@portable("linalg_vector_norm", dtypes="float32 float64 bfloat16")
+@portable("linalg_vector_norm", "float32 float64 bfloat16")
 def _vector_norm(
     x: Tensor,
     order: float = 2,
@@ -213,7 +250,11 @@ def _vector_norm(
 
 
 @portable("_foreach_norm")
-def _foreach_norm(tensors: Sequence[Tensor], order: float = 2, dtype: Any = None) -> list[Tensor]:
+def _foreach_norm(
+    tensors: Sequence[Tensor],
+    order: float = 2,
+    dtype: Any = None,
+) -> list[Tensor]:
     return [_vector_norm(x.reshape(-1), order, dtype=dtype) for x in tensors]
 
 
@@ -222,13 +263,20 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return total(a * b).to(a.dtype)
 
 
-@portable("mm", "bmm", dtypes="float32 float64 bfloat16")
+@portable("mm bmm", "float32 float64 bfloat16")
 def _product(a: Tensor, b: Tensor) -> Tensor:
     return products.matmul(a, b).to(a.dtype)
 
 
-@portable("addmm", "baddbmm", dtypes="float32 float64 bfloat16")
-def _added_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+@portable("addmm baddbmm", "float32 float64 bfloat16")
+def _added_product(
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
     product = products.matmul(a, b)
     if alpha != 1:
         product = product * alpha
@@ -237,47 +285,36 @@ def _added_product(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: f
     return (product + x).to(a.dtype)
 
 
-@portable("convolution", dtypes="float32")
+@portable("convolution", "float32")
 def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    *numbers: Any,
 ) -> Tensor:
-    if transposed or x.ndim != 4:
-        raise NotImplementedError
-    y = products.convolution(x, weight, Geometry.of(stride, padding, dilation, groups))
+    y = products.convolution(x, weight, Geometry.of(x, *numbers))
     return y if bias is None else y.add_(bias.view(-1, 1, 1))
 
 
-@portable("convolution_backward", dtypes="float32")
+@portable("convolution_backward", "float32")
 def _convolution_backward(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    needed: list[bool],
+    bias_sizes: Any,
+    *numbers: Any,
 ) -> tuple[Tensor | None, ...]:
-    if transposed or x.ndim != 4:
-        raise NotImplementedError
-    at = Geometry.of(stride, padding, dilation, groups)
-    return products.convolution_backward(gradient, x, weight, at, needed)
+    *geometry, needed = numbers
+    return products.convolution_backward(gradient, x, weight, Geometry.of(x, *geometry), needed)
 
 
-@portable("sort", dtypes=NUMBERS)
+@portable("sort", NUMBERS)
 def _sort(
-    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+    x: Tensor,
+    dim: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return `x` sorted, and the places. Equal values keep their order, which torch promises only
     if asked.
@@ -285,9 +322,13 @@ def _sort(
     return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
-@portable("topk", dtypes=NUMBERS)
+@portable("topk", NUMBERS)
 def _topk(
-    x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+    x: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
     if x.dtype == torch.bool:  # Torch refuses it too.
         raise NotImplementedError
@@ -296,12 +337,21 @@ def _topk(
 
 
 @portable("_linalg_eigh")
-def _eigh(x: Tensor, lower: str = "L", vectors: bool = True) -> tuple[Tensor, Tensor]:
+def _eigh(
+    x: Tensor,
+    lower: str = "L",
+    vectors: bool = True,
+) -> tuple[Tensor, Tensor]:
     return elementary.eigh(x)
 
 
-@portable("_upsample_bilinear2d_aa", dtypes="float32")
-def _upsample(x: Tensor, size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
+@portable("_upsample_bilinear2d_aa", "float32")
+def _upsample(
+    x: Tensor,
+    size: Sequence[int],
+    align_corners: bool,
+    *scales: float | None,
+) -> Tensor:
     """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing."""
     if align_corners:
         raise NotImplementedError
@@ -310,7 +360,7 @@ def _upsample(x: Tensor, size: Sequence[int], align_corners: bool, *scales: floa
     return _between(rows, columns, x)
 
 
-@portable("_upsample_bilinear2d_aa_backward", dtypes="float32")
+@portable("_upsample_bilinear2d_aa_backward", "float32")
 def _upsample_backward(
     gradient: Tensor,
     size: Sequence[int],

@@ -72,19 +72,20 @@ _PLAIN = {int, float, bool, type(None)}  # `isinstance` takes a microsecond for 
 
 
 def portable(
-    *names: str,
+    names: str,
     dtypes: str = FLOATS,
+    *,
     in_place: bool = False,
     exact_if: Callable[..., bool] | None = None,
 ) -> Callable[[F], F]:
-    """Register the function below as torch's operations of these `names`.
+    """Register the function below as torch's operations of these `names`, on these `dtypes`.
 
     in_place: it writes to its operands, as torch's operation does. exact_if: of the arguments,
     whether torch's own operation is exact for them, and computes instead.
     """
 
     def register(function: F) -> F:
-        for name in names:
+        for name in names.split():
             PORTABLE[name] = Entry(function, dtypes, in_place, exact_if)
         return function
 
@@ -150,7 +151,11 @@ def _has_form(operation: Any, entry: Entry) -> bool:
     return outputs in ([], ["Tensor out"])
 
 
-def _require_dtypes(operation: Any, dtypes: Iterable[Any], allowed: list[str]) -> None:
+def _require_dtypes(
+    operation: Any,
+    dtypes: Iterable[Any],
+    allowed: list[str],
+) -> None:
     given = {str(dtype).removeprefix("torch.") for dtype in dtypes}
     floats = {name for name in given if not name.startswith(("int", "uint", "bool"))}
     if "integers" in allowed:
