@@ -20,7 +20,7 @@ TYPE_CHECKING = False  # The module typing would be imported before the program 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.classify.predict import Classifier as Classifier, Prediction as Prediction
+    from lockstep.classify.predict import Classifier as Classifier
     from lockstep.commands.evaluate import (
         EvaluationRecord as EvaluationRecord,
         evaluate as evaluate,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lockstep.core.tower import Tower as Tower
     from lockstep.data.dataset import Dataset as Dataset, Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
+    from lockstep.pages.prediction import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.runs.run import Run as Run
 
@@ -48,7 +49,7 @@ if sys.platform == "win32":
 # module -> its public names. It is imported when one is first used, so that --help does not wait
 # for torch.
 _NAMES = {
-    "classify.predict": ("Classifier", "Prediction"),
+    "classify.predict": ("Classifier",),
     "commands.evaluate": ("EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
     "commands.predict": ("load",),
@@ -61,6 +62,7 @@ _NAMES = {
     "core.tower": ("Tower",),
     "data.dataset": ("Dataset", "Plan"),
     "errors": ("LockstepError",),
+    "pages.prediction": ("Prediction",),
     "recipes": ("RECIPES",),
     "runs.run": ("Run",),
 }

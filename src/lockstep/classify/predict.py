@@ -5,7 +5,7 @@ evaluation does.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -20,15 +20,16 @@ from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluation import classify
+from lockstep.core.evaluation import classify, probabilities_of
 from lockstep.core.model import Model
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
-from lockstep.head.confidence import Answer, Confidence
+from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
 from lockstep.jobs.weights import classifier_weights, raw_sha256
 from lockstep.messages import logger
+from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
@@ -36,56 +37,6 @@ from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The class of one image.
-
-    Attributes:
-        source: the path of the file; for an image in memory its number among the sources, from 0.
-        label, index: the name of the most probable class, and its number. None if the image cannot
-            be read.
-        probability: its probability, in [0, 1], by the softmax of the logits. None if the image
-            cannot be read.
-        top: the most probable classes as (label, probability), the most probable first; as many as
-            were asked for.
-        answer: "unlike" if the image is less like the training images than 99 % of held-out images
-            are; else "sure" if answers of this class and probability, or a higher one, are right as
-            often as the classifier was asked for, by training images that were held out, and
-            "unsure" if not. With `balanced` in the recipe, that holds where all classes are equally
-            frequent, else where they are as frequent as in training. None if the image cannot be
-            read, or the classifier has no facts for it: these are in the model files of recipes
-            with a linear `head`.
-        error: why the image cannot be read, or None.
-        evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
-            grid over the middle square. With the bias of the class, the parts add up to the logit.
-            None if it was not asked for, or the network is not a linear head on averages over
-            places.
-    """
-
-    source: Path | int
-    label: str | None = None
-    index: int | None = None
-    probability: float | None = None
-    top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
-    answer: Answer | None = None
-    error: str | None = None
-    evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
-
-    def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object, without `evidence`. Its keys are always the
-        same.
-        """
-        record = {
-            **vars(self),
-            "source": str(self.source),
-            "top": [
-                {"label": label, "probability": probability} for label, probability in self.top
-            ],
-        }
-        del record["evidence"]
-        return record
 
 
 class Classifier:
@@ -228,32 +179,21 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        parts = None
+        evidence_map = None
         with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
             inputs = self._inputs(pixels)
-            row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
-            if row.isnan().any():
-                return Prediction(name, error="the network's output is not finite")
-            # Among equal probabilities the first class counts, as in evaluation.
-            shares, labels = (
-                part[:top].tolist() for part in row.sort(descending=True, stable=True)
-            )
+            row = self._probabilities(inputs)
+            prediction = Prediction.of(name, row[0], self.classes, top)
+            if prediction.index is None:
+                return prediction
             if evidence and self._backbone is not None:
-                parts = class_activation_map(
-                    self._backbone, self._network, torch.from_numpy(pixels)[None], labels[0]
+                evidence_map = class_activation_map(
+                    self._backbone, self._network, torch.from_numpy(pixels)[None], prediction.index
                 )
-        ranked = tuple(
-            (self.classes[label], share) for label, share in zip(labels, shares, strict=True)
-        )
-        (answer,) = self.confidence(inputs, row[None])
-        return Prediction(
-            name,
-            self.classes[labels[0]],
-            labels[0],
-            shares[0],
-            ranked,
-            answer,
-            evidence=None if parts is None else parts.numpy(),
+        return replace(
+            prediction,
+            answer=self.confidence(inputs, row)[0],
+            evidence=None if evidence_map is None else evidence_map.numpy(),
         )
 
     @torch.no_grad()
@@ -265,7 +205,11 @@ class Classifier:
         """
         with numerics.own_flags(self.recipe.exact):
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
-            return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
+            return self._probabilities(inputs).numpy()
+
+    def _probabilities(self, inputs: Tensor) -> Tensor:
+        logits, _ = classify(self.recipe, self._network, inputs.to(self.device))
+        return probabilities_of(logits).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a
@@ -338,18 +282,6 @@ def load(
             f"({'; '.join(map(str, changed))})"
         )
     return classifier
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Return the probabilities, float64 [n, classes] on the CPU; NaN where logits are not
-    finite.
-    """
-    return (
-        logits.double()
-        .softmax(1)
-        .masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
-        .cpu()
-    )
 
 
 @contextmanager

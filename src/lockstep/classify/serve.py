@@ -30,10 +30,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep import numerics
 from lockstep.classify.decoder import Decoder
-from lockstep.classify.predict import Classifier, Prediction
+from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.launch.signals import StopRequest, handled_by
-from lockstep.pages.page import address, spotlit, template
+from lockstep.pages.page import address, template
+from lockstep.pages.prediction import MARKS, Prediction
 from lockstep.text import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -155,6 +156,7 @@ class _Service:
             seen_px=self._seen_px,
             body_limit=BODY_LIMIT,
             tells=self._classifier.confidence.sure_from is not None,
+            marks=MARKS,
             **self._facts,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
@@ -306,20 +308,15 @@ class _Service:
         self, wanted: list[str], prediction: Prediction, pixels: Pixels | None
     ) -> dict[str, str | None]:
         """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
-        parts = prediction.evidence
-        pictures = {
-            "input": pixels,
-            "evidence": None if pixels is None or parts is None else spotlit(pixels, parts),
-        }
-        return {
-            name: None if (picture := pictures[name]) is None else self._png(picture)
-            for name in wanted
-        }
-
-    def _png(self, pixels: Pixels) -> str:
+        shown = dict.fromkeys(wanted)
+        if pixels is None:
+            return shown
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        return address(pixels[top : top + height, left : left + width], "PNG")
+        for name, picture in prediction.pictures(pixels).items():
+            if name in shown and picture is not None:
+                shown[name] = address(picture[top : top + height, left : left + width], "PNG")
+        return shown
 
 
 class _Connection(H11Protocol):

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
-_ANSWERS = {
-    None: "",
-    "sure": "  (sure)",
-    "unsure": "  (unsure)",
-    "unlike": "  (unlike the training images)",
-}
-
-
 def load(
     source: Source,
     checkpoint: Checkpoint = None,
@@ -117,14 +109,9 @@ def predict(
         count += 1
         yield prediction.record()
         if prediction.error is None:
-            ranked = ", ".join(
-                f"{label} {probability:.2%}" for label, probability in prediction.top
-            )
-            yield f"{prediction.source}  {ranked}{_ANSWERS[prediction.answer]}"
+            yield prediction.text()
         else:
             unreadable += 1
-            print(
-                printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True
-            )
+            print(printable(prediction.text()), file=sys.stderr, flush=True)
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)

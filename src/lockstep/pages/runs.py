@@ -156,7 +156,7 @@ def pictures(record: Record) -> list[Section]:
     """Return the worst mistakes as pictures, if there are any."""
     if not record["mistakes"]:
         return []
-    explained = any(one["evidence"] for one in record["mistakes"])
+    explained = any(mistake["pictures"]["evidence"] for mistake in record["mistakes"])
     return [
         Section(
             "Worst mistakes",
@@ -164,20 +164,18 @@ def pictures(record: Record) -> list[Section]:
                 "Misclassified images, the most certain first.",
                 _EVIDENCE if explained else _NO_EVIDENCE,
             ],
-            pictures=[_picture(one) for one in record["mistakes"]],
+            pictures=[_picture(mistake) for mistake in record["mistakes"]],
         )
     ]
 
 
-def _picture(one: Record) -> Picture:
-    found = one["top"][0][0] if one["top"] else "no class"
-    ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
-    text = f"{one['name']}, labelled {one['label']}, classified as {found}"
+def _picture(mistake: Record) -> Picture:
+    name, label, pictures = mistake["name"], mistake["label"], mistake["pictures"]
     return Picture(
-        one["picture"],
-        text,
-        [f"labelled {one['label']}", *ranked, one["name"]],
-        one["evidence"] or "",
+        pictures["input"],
+        f"{name}, labelled {label}, classified as {mistake['predicted'] or 'no class'}",
+        [f"labelled {label}", *mistake["ranked"], name],
+        pictures["evidence"] or "",
     )
 
 
