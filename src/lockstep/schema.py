@@ -118,7 +118,8 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
-    problem = item["msg"].removeprefix("Value error, ")
+    # Our own validators raise ValueErrors; the other sentences are pydantic's.
+    problem = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
     return (
         f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
     )

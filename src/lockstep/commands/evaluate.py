@@ -19,7 +19,7 @@ from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import checkpoints_in
+from lockstep.runs.statefile import DamagedFileError, checkpoints_in
 from lockstep.text import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
@@ -215,11 +215,12 @@ def watched(
             raise run.no_checkpoint()
         new = [step for step in (sound[-1:] if once else sound) if step not in log.done]
         if new:
+            path = paths[new[0]]
             try:
                 record = record_of(spec.replace(checkpoint=new[0]), quiet)
             except LockstepError as error:
-                if paths[new[0]].exists():  # else training has deleted it
-                    if not str(error).startswith(str(paths[new[0]])):
+                if path.exists():  # else training has deleted it
+                    if not isinstance(error, DamagedFileError) or error.path != path:
                         raise
                     damaged.add(new[0])
                     warn(f"{error}: skipped")

@@ -50,11 +50,12 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library 
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 
 
-class DamagedError(LockstepError):
-    """A state file that cannot be read: it is damaged, or another program's."""
+class DamagedFileError(LockstepError):
+    """The state file at `path` cannot be read: it is damaged, or another program's."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, path: Path) -> None:
         super().__init__(message, DATA)
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def metadata_if_valid(path: Path) -> Record:
     """
     try:
         return metadata_of(path)
-    except (DamagedError, FileNotFoundError):
+    except (DamagedFileError, FileNotFoundError):
         return {}
 
 
@@ -123,7 +124,7 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
     `content` is that of the file, if the caller has read it.
     With `foreign`, a safetensors file of another program is read too; it has no facts.
-    Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not
+    Raises: DamagedFileError if it is damaged or not a state file, FileNotFoundError if it does not
     exist, LockstepError if this user may not read it.
     """
     try:
@@ -152,11 +153,12 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
     """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they
     may not be missing.
     """
+    frozen = path.with_name(_FROZEN_FILE)
     try:
-        return read(path.with_name(_FROZEN_FILE)).tensors
+        return read(frozen).tensors
     except FileNotFoundError as error:
-        raise DamagedError(
-            f"{error}, so {path.name} has no layers before its head: copy both"
+        raise DamagedFileError(
+            f"{error}, so {path.name} has no layers before its head: copy both", frozen
         ) from None
 
 
@@ -168,7 +170,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     """
     make_folder(folder)
     path = folder / _FROZEN_FILE
-    with contextlib.suppress(DamagedError, FileNotFoundError):
+    with contextlib.suppress(DamagedFileError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
             return
     write(path, copied(tensors), {}, fence)
@@ -188,7 +190,7 @@ def latest(folder: Path) -> StateFile | None:
             return read(paths[-1])
         except FileNotFoundError:
             continue
-        except DamagedError as error:
+        except DamagedFileError as error:
             logger.warning(f"{error}: trying the one before it")
             damaged.add(paths[-1])
     if damaged:
@@ -230,7 +232,7 @@ def _damaged(path: Path, error: Exception) -> Exception:
     if not os.path.lexists(path):
         return FileNotFoundError(f"{path} does not exist")
     require_permission(path, error)
-    return DamagedError(f"{path} is damaged, or not a file that Lockstep wrote ({error})")
+    return DamagedFileError(f"{path} is damaged, or not a file that Lockstep wrote ({error})", path)
 
 
 def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
