@@ -342,7 +342,7 @@ def test_restarts_without_progress_end(started):
 
 
 def test_the_launcher_raises_the_error_of_a_worker_with_the_damaged_file(started):
-    with pytest.raises(DamagedFileError, match="^x is damaged$") as error:
+    with pytest.raises(DamagedFileError, match=r"^x is damaged$") as error:
         started("pass")._prepare_restart(End(DATA, "x is damaged", known=True, damaged="x"))
     assert (error.value.path, error.value.code) == (Path("x"), DATA)
 
