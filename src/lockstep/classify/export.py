@@ -157,8 +157,7 @@ def _refused(classifier: Classifier) -> Iterator[None]:
         )
         raise LockstepError(
             f"model {classifier.recipe.model} cannot be exported: {reason}. Use operators that "
-            f"torch.export knows, "
-            "without branches on values, or use model.safetensors",
+            "torch.export knows, without branches on values, or use model.safetensors",
             DATA,
         ) from None
 

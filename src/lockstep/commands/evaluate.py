@@ -143,14 +143,12 @@ def evaluate(
     if not watch and (once or interval is not None):
         raise LockstepError(
             f"{option('once', True) if once else option('interval')} needs "
-            f"{option('watch', True)}: add it, or leave "
-            f"out the option"
+            f"{option('watch', True)}: add it, or leave out the option"
         )
     if watch and checkpoint is not None:
         raise LockstepError(
             f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates "
-            f"each: leave one of "
-            f"them out"
+            "each: leave one of them out"
         )
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
@@ -234,8 +232,7 @@ def watched(
         if not (waiting or (paths and run.is_held())):
             warn(
                 f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
-                f"{option('once', True)} to "
-                f"stop here"
+                f"{option('once', True)} to stop here"
             )
             waiting = True
         time.sleep(interval)

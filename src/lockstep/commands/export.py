@@ -62,11 +62,9 @@ class ExportRecord:
                 f"  file        {printable(self.file)}, {size(self.bytes)}",
                 f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
                 f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; "
-                f"lockstep eval: "
-                f"{self.accuracy_lockstep:.2%}",
+                f"lockstep eval: {self.accuracy_lockstep:.2%}",
                 f"  difference  {self.otherwise:,} images classified otherwise; probabilities "
-                f"differ by up to "
-                f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
+                f"differ by up to {self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
                 *(
                     [f"  sha256      {self.weights_sha256} (of the run, as train prints it)"]
                     if self.weights_sha256
@@ -161,10 +159,9 @@ def export(
     if (shape, classes) != (classifier.image_shape, classifier.classes):
         raise LockstepError(
             f"the data have {len(classes)} classes and images of {[*shape]}, and "
-            f"{classifier.origin} has "
-            f"{len(classifier.classes)} ({', '.join(classifier.classes[:5])}, ...) and "
-            f"{[*classifier.image_shape]}: "
-            f"give images of the same classes as {option('data')}",
+            f"{classifier.origin} has {len(classifier.classes)} "
+            f"({', '.join(classifier.classes[:5])}, ...) and {[*classifier.image_shape]}: give "
+            f"images of the same classes as {option('data')}",
             DATA,
         )
     images, labels = dataset.pixels(slice(None)).numpy(), dataset.labels.numpy()
@@ -187,9 +184,8 @@ def export(
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the ONNX file gives probabilities that differ by up to {difference:.2g} from "
-            f"Lockstep's, and "
-            f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may "
-            f"compute it correctly",
+            f"Lockstep's, and {TOLERANCE:g} is allowed: it is not written. Another version of its "
+            "runtime may compute it correctly",
             CRASH,
         )
     deliver(file, content)

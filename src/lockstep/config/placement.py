@@ -29,8 +29,7 @@ def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError(
             "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep "
-            "computes on no other "
-            "kind of GPU, such as Apple's (mps)"
+            "computes on no other kind of GPU, such as Apple's (mps)"
         )
     return value
 
@@ -91,8 +90,7 @@ class Placement(Settings):
         60.0,
         ge=1,
         description="Seconds without progress after which a run counts as hung. Start, first step, "
-        "evaluation and "
-        "saving may take ten times as long.",
+        "evaluation and saving may take ten times as long.",
     )
 
     @property
@@ -123,8 +121,7 @@ def gpus_here(placement: Placement) -> list[int]:
         why = f" ({problem})" if (problem := hardware.gpu_problem()) else ""
         raise LockstepError(
             f"{option('device', placement.device)}: torch sees no CUDA GPU here{why}. Use "
-            f"{option('device', 'cpu')}, "
-            f"or auto",
+            f"{option('device', 'cpu')}, or auto",
             ENVIRONMENT,
         )
     if missing := [number for number in placement.gpus or () if number >= count]:
@@ -141,10 +138,8 @@ def check(recipe: "Recipe", placement: Placement) -> None:
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
             f"{placement.processes} processes for {recipe.towers} towers: each process needs at "
-            f"least one tower. "
-            f"Choose {option('processes', 1)} to {recipe.towers}, or more {option('towers')} "
-            f"(which makes another "
-            f"recipe)"
+            f"least one tower. Choose {option('processes', 1)} to {recipe.towers}, or more "
+            f"{option('towers')} (which makes another recipe)"
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(

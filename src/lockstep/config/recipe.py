@@ -116,8 +116,7 @@ class Recipe(Settings):
     fit: Literal["crop", "pad", "squash"] = Field(
         "crop",
         description="How an image of a folder becomes a square: crop keeps the square in the "
-        "middle, pad adds grey "
-        "margins, squash changes the proportions.",
+        "middle, pad adds grey margins, squash changes the proportions.",
     )
     test_share: float = Field(
         0.2,
@@ -137,8 +136,7 @@ class Recipe(Settings):
     layout: Literal["folders", "table"] | None = Field(
         None,
         description="What names the classes of a folder that can be read in two ways: folders "
-        "(each one in it is a "
-        "class, with all images in it), or table.",
+        "(each one in it is a class, with all images in it), or table.",
     )
     label_column: str | None = Field(
         None,
@@ -215,8 +213,7 @@ class Recipe(Settings):
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. "
-        "default stands for "
-        "all others of two or more dimensions (Muon: exactly two).",
+        "default stands for all others of two or more dimensions (Muon: exactly two).",
     )
     head: str | None = Field(
         None,
@@ -228,16 +225,14 @@ class Recipe(Settings):
     balanced: bool = Field(
         False,
         description="Train for tests in which all classes are equally frequent, whatever their "
-        "shares of the training "
-        "images: the loss adds the logarithm of its class's share to each logit. False: for the "
-        "same shares.",
+        "shares of the training images: the loss adds the logarithm of its class's share to each "
+        "logit. False: for the same shares.",
     )
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
         {},
         description="Name of a layer or parameter -> factor on its learning rate; the longest name "
-        "counts. Parameters "
-        "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their "
-        "running averages.",
+        "counts. Parameters and buffers of a layer with the factor 0 stay as they are, and its "
+        "norm layers use their running averages.",
     )
     ema: EMA | None = Field(None, description="Exponential moving average of the parameters.")
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -247,8 +242,7 @@ class Recipe(Settings):
     arithmetic: Literal["native", "portable"] = Field(
         "native",
         description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. "
-        "portable: the same "
-        "bits on every kind of CPU tried, in float32 (docs/portable.md).",
+        "portable: the same bits on every kind of CPU tried, in float32 (docs/portable.md).",
     )
     threads_per_tower: int = Field(
         1,
@@ -278,8 +272,7 @@ class Recipe(Settings):
         if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
             raise ValueError(
                 f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train "
-                f"sets both: leave "
-                f"them out"
+                "sets both: leave them out"
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError(
@@ -321,8 +314,7 @@ class Recipe(Settings):
         if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
                 f"precision {self.precision} is for native arithmetic, as its bits depend on the "
-                f"machine: leave it "
-                f"out, or set arithmetic=native ({option('portable', False)})"
+                f"machine: leave it out, or set arithmetic=native ({option('portable', False)})"
             )
         if self.head is not None:
             self._check_head()
@@ -335,16 +327,14 @@ class Recipe(Settings):
         if self.progressive:
             raise ValueError(
                 f"progressive changes what the layers before the head {self.head} compute, and "
-                f"that is computed once: "
-                f"leave it out, or train these layers too, with head=none"
+                "that is computed once: leave it out, or train these layers too, with head=none"
             )
         views = self.augmentation.views
         if views is None:
             raise ValueError(
                 f"augmentation {self.augmentation.kind} has more views of an image than itself and "
-                f"its mirror image, "
-                f"and with a head each view is computed once: set augmentation=plain, or "
-                f"flip-translate with pixels=0"
+                "its mirror image, and with a head each view is computed once: set "
+                "augmentation=plain, or flip-translate with pixels=0"
             )
         if self.test_views != "one" and (self.test_views, views) != ("flip", 2):
             raise ValueError(
@@ -397,8 +387,7 @@ class Recipe(Settings):
         if code and not trusted:
             raise LockstepError(
                 f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, "
-                f"or you trust it, add "
-                f"{option('trust_code', True)}"
+                f"or you trust it, add {option('trust_code', True)}"
             )
 
     def resuming(self, run: Path) -> str:

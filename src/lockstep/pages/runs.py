@@ -11,9 +11,8 @@ from lockstep.text import duration, gpu_text, loss_text, plural
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
 _SURE = (
-    "Answers are sure from the probability at which enough answers on held-out training "
-    "images "
-    "are right."
+    "Answers are sure from the probability at which enough answers on held-out training images are "
+    "right."
 )
 _NOT_SURE = (
     "Which answers are sure is known only of a complete run of a linear head with 50 "
@@ -24,9 +23,8 @@ _EVIDENCE = (
     "parts of its logit)."
 )
 _NO_EVIDENCE = (
-    "Which pixels decided is known only of a linear head on averages over places, as "
-    "in "
-    "recipe photos."
+    "Which pixels decided is known only of a linear head on averages over places, as in recipe "
+    "photos."
 )
 
 
