@@ -30,14 +30,14 @@ from lockstep.text import size
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
-METADATA = "lockstep"  # the name of the facts in an exported file
+METADATA = "lockstep"  # the name of the metadata in an exported file
 
 _EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
-def exported(classifier: Classifier, facts: Record) -> bytes:
-    """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its
+def exported(classifier: Classifier, metadata: Record) -> bytes:
+    """Return the bytes of a file that holds the graph of `classifier`, with `metadata` as its
     metadata.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
@@ -49,7 +49,7 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
         )
     least, outliers = classifier.confidence.sure_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
-    facts = facts | {
+    metadata = metadata | {
         "decoding": classifier.decoding,
         "sure_from": None if least is None else finite(least.tolist()),
         "like_from": outliers and float(outliers.threshold),
@@ -71,7 +71,7 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
         )
         assert made is not None
         proto = made.model_proto  # made anew at each access
-        for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
+        for name, value in {METADATA: metadata, "classes": metadata["classes"]}.items():
             proto.metadata_props.add(key=name, value=json.dumps(value))
         return bytes(proto.SerializeToString())
 
@@ -118,6 +118,20 @@ def in_float32(classifier: Classifier) -> Compute:
             return logits.softmax(1).numpy()
 
     return run
+
+
+def in_batches(
+    compute: Compute, images: NDArray[np.uint8], size: int, advance: Callable[[int], None]
+) -> NDArray[Any]:
+    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each
+    batch.
+    """
+    parts = []
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        parts.append(compute(batch))
+        advance(len(batch))
+    return np.concatenate(parts)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import StateFile, read, step_of
+from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
@@ -66,7 +66,7 @@ class Classifier:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
         self.weights_sha256 = file.metadata.get("weights_sha256")
-        self._tensors, facts = divided(file.tensors)
+        self._tensors, known = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -78,7 +78,7 @@ class Classifier:
         self._network.module.eval()
         try:
             features = self._backbone.shape[-1] // 4 if self._backbone else 0
-            self.confidence = Confidence(facts, features, len(self.classes), sure, recipe.balanced)
+            self.confidence = Confidence(known, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
 
@@ -249,20 +249,40 @@ class Classifier:
 
 def load(
     source: str | Path | Run,
-    checkpoint: int | Literal["best"] | None = None,
+    checkpoint: str | int | None = None,
     trust_code: bool = False,
     device: str = "auto",
     sure: float = 0.95,
 ) -> Classifier:
-    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`.
+    """Return the classifier of a run or a file, to use in this process.
 
-    Raises: LockstepError.
+        classifier = lockstep.load("runs/first")
+        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
+        classifier = lockstep.load(run, checkpoint="best")
+        print(classifier.classes, classifier.predict("cat.jpg").label)
+
+    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
+    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
+    deterministic, and without TF32. The flags of your program are as before when it returns.
+    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
+    predict` sets, may change low-order bits of probabilities.
+
+    Args:
+        source: a run, its folder, the file of one of its checkpoints, or a model file.
+        checkpoint: "best", or a number of steps; None for the newest.
+        trust_code: True to execute the run's own model.
+        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
+        sure: share of the sure answers that shall be right, by training images that were held out.
+
+    Raises:
+        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
+            does not have, a model whose code was not allowed, a device that is not here.
     """
     if not 0 < sure < 1:
         raise LockstepError(
             f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99"
         )
-    recipe, file = weights_of(source, checkpoint)
+    recipe, file = weights_of(source, step_or_best(checkpoint))
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with _memory_named():

@@ -128,7 +128,7 @@ class _Service:
         self._large = Decoder(**options, **_LARGE)
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         self._template = template("lockstep.classify")
-        self._facts = {
+        self._about = {
             "name": name,
             "weights": classifier.origin.name,
             "classes": classifier.classes,
@@ -156,14 +156,14 @@ class _Service:
             body_limit=BODY_LIMIT,
             tells=self._classifier.confidence.sure_from is not None,
             marks=MARKS,
-            **self._facts,
+            **self._about,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health: what is served."""
         self._require_own(request)
-        return JSONResponse({"status": "ok", **self._facts})
+        return JSONResponse({"status": "ok", **self._about})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network

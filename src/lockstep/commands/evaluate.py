@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands.of_run import evaluated_split, existing, fields_of_run, step_or_best
+from lockstep.commands.of_run import evaluated_split, existing, fields_of_run
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
@@ -19,7 +19,7 @@ from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import DamagedFileError, checkpoints_in
+from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
 from lockstep.text import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen

@@ -50,26 +50,26 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
 
 
 def headline(run: Run, record: Record | None) -> Headline:
-    """Return the accuracy with its interval, and the facts that identify a run."""
+    """Return the accuracy with its interval, and the details that identify a run."""
     recipe, result = run.recipe(), run.result()
-    facts = [("Recipe", recipe.name), ("Model", recipe.model)]
+    details = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
-        facts.append(
+        details.append(
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}")
         )
     if recipe.left_out:
-        facts.append(("Left out", plural(len(recipe.left_out), "image")))
+        details.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
-        facts.insert(0, ("Loss", loss_text(record["loss"])))
+        details.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
         images = f"of {record['examples']:,} {record['split']} images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
     else:
-        return Headline("-", "No accuracy is recorded yet.", facts)
+        return Headline("-", "No accuracy is recorded yet.", details)
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
-    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", facts)
+    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", details)
 
 
 def training(run: Run) -> Section:
@@ -187,7 +187,7 @@ def provenance(run: Run) -> Section:
         run.result(),
         run.path,
     )
-    facts = {
+    details = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
         **{
@@ -204,7 +204,7 @@ def provenance(run: Run) -> Section:
             for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()
         },
     }
-    rows = [[name, value] for name, value in facts.items() if value]
+    rows = [[name, value] for name, value in details.items() if value]
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
     texts = [
         f"The first command trains it again, {same}. The second computes its last steps again and "

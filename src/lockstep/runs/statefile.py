@@ -20,9 +20,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import (
     Fence,
     Record,
@@ -81,6 +81,19 @@ def step_of(path: Path) -> int | None:
 def file_name(step: int) -> str:
     """Return the name of the checkpoint after `step` updates."""
     return f"step-{step:09d}{SUFFIX}"
+
+
+def step_or_best(checkpoint: str | int | None) -> int | Literal["best"] | None:
+    """Return the step that `checkpoint` names, "best", or None for the newest one."""
+    if checkpoint is None or checkpoint == "best":
+        return checkpoint  # type: ignore[return-value]  # mypy does not narrow a str by ==
+    text = str(checkpoint)
+    if not text.isdecimal():
+        raise LockstepError(
+            f"{option('checkpoint')} {text!r}: give best, or the number of steps of a checkpoint, "
+            f"as in 1000"
+        )
+    return int(text)
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
