@@ -33,8 +33,7 @@ EXCEPTIONS = {
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
-    # help texts of the shorthands; `toml` is for `show`
-    "config/recipe.py": {"--batch", "--no-portable", "--json"},
+    "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
