@@ -86,11 +86,11 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 
     Raises: LockstepError if it cannot classify pictures.
     """
-    for prediction in classifier.predict([Image.new("RGB", (64, 64))]):
-        if prediction.error:
-            raise LockstepError(
-                f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
-            )
+    (prediction,) = classifier.predict([Image.new("RGB", (64, 64))])
+    if prediction.error:
+        raise LockstepError(
+            f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
+        )
     service = _Service(classifier, name, host)
     return Starlette(
         routes=[
