@@ -17,6 +17,7 @@ from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
+from lockstep.schema import entries_of
 
 NAMES = {
     "dataset": [*DATASETS, IMAGE_FOLDER],
@@ -107,10 +108,10 @@ def value(parameter: Any) -> str:
 
 def settings() -> Iterator[Row]:
     """Yield the row of each setting of a recipe: its default, and its description."""
-    for name, field in Recipe.model_fields.items():
+    for name, text in entries_of(Recipe, "Attributes").items():
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
         shown = f"`{name}`, `--{name.replace('_', '-')}`" if name in Recipe.options else f"`{name}`"
-        yield shown, default(name), f"{field.description}{names}"
+        yield shown, default(name), f"{text}{names}"
 
 
 def default(name: str) -> str:

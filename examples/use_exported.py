@@ -554,14 +554,14 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        facts: its metadata: the classes, how images become pixels, and from which values on an
+        metadata: the classes, how images become pixels, and from which values on an
             answer is sure or like.
     """
 
     def __init__(self, file: str) -> None:
         """Load the file. Raises: what onnxruntime raises."""
         self._session = onnxruntime.InferenceSession(file)
-        self.facts = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
+        self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
     def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
         """Return the class of an image file, its probability, and "sure", "unsure" or "unlike";
@@ -569,19 +569,19 @@ class Exported:
 
         Raises: LockstepError if it cannot be read.
         """
-        pixels = decode_image(image, **self.facts["decoding"])
+        pixels = decode_image(image, **self.metadata["decoding"])
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         best = int(row.argmax())
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
-        sure_from = self.facts["sure_from"]
+        sure_from = self.metadata["sure_from"]
         answer = None
-        if similarity and similarity[0] < self.facts["like_from"]:
+        if similarity and similarity[0] < self.metadata["like_from"]:
             answer = "unlike"
         elif sure_from:
             sure = sure_from[best] is not None and row[best] >= sure_from[best]
             answer = "sure" if sure else "unsure"
-        return self.facts["classes"][best], float(row[best]), answer
+        return self.metadata["classes"][best], float(row[best]), answer
 
 
 def main(file: str, *images: str) -> int:

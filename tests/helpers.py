@@ -19,7 +19,7 @@ from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.model import build_model
+from lockstep.core.build import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower

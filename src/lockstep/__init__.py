@@ -20,13 +20,12 @@ TYPE_CHECKING = False  # The module typing would be imported before the program 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.classify.predict import Classifier as Classifier, Prediction as Prediction
+    from lockstep.classify.predict import Classifier as Classifier, load as load
     from lockstep.commands.evaluate import (
         EvaluationRecord as EvaluationRecord,
         evaluate as evaluate,
     )
     from lockstep.commands.export import ExportRecord as ExportRecord, export as export
-    from lockstep.commands.predict import load as load
     from lockstep.commands.report import Report as Report, report as report
     from lockstep.commands.train import train as train
     from lockstep.config.placement import Placement as Placement
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from lockstep.core.tower import Tower as Tower
     from lockstep.data.dataset import Dataset as Dataset, Plan as Plan
     from lockstep.errors import LockstepError as LockstepError
+    from lockstep.pages.prediction import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
     from lockstep.runs.run import Run as Run
 
@@ -48,10 +48,9 @@ if sys.platform == "win32":
 # module -> its public names. It is imported when one is first used, so that --help does not wait
 # for torch.
 _NAMES = {
-    "classify.predict": ("Classifier", "Prediction"),
+    "classify.predict": ("Classifier", "load"),
     "commands.evaluate": ("EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
-    "commands.predict": ("load",),
     "commands.report": ("Report", "report"),
     "commands.train": ("train",),
     "config.placement": ("Placement",),
@@ -61,6 +60,7 @@ _NAMES = {
     "core.tower": ("Tower",),
     "data.dataset": ("Dataset", "Plan"),
     "errors": ("LockstepError",),
+    "pages.prediction": ("Prediction",),
     "recipes": ("RECIPES",),
     "runs.run": ("Run",),
 }

@@ -6,7 +6,9 @@ build it.
 """
 
 import importlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar, get_args
@@ -23,9 +25,8 @@ class Settings(BaseModel):
     """A frozen group of settings. An unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    shorthands: ClassVar[
-        dict[str, tuple[type, str]]
-    ] = {}  # name of no field that sets another one -> type and help
+    # names of no field that set another one -> their types
+    shorthands: ClassVar[dict[str, type]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -118,7 +119,8 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
-    problem = item["msg"].removeprefix("Value error, ")
+    # Our own validators raise ValueErrors; the other sentences are pydantic's.
+    problem = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
     return (
         f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
     )
@@ -141,6 +143,15 @@ def _allowed_names(
     ]
     chosen = classes[0] if len(classes) == 1 else registry_of(annotation)[fields[group]["kind"]]
     return [f"{group}.{name}" for name in chosen.model_fields]
+
+
+def entries_of(thing: object, section: str) -> dict[str, str]:
+    """Return the entries of a section of a docstring: name -> text. They are the help of options
+    and the manual's tables.
+    """
+    _, _, text = (inspect.getdoc(thing) or "").partition(f"\n\n{section}:\n")
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text.partition("\n\n")[0], re.M)
+    return {name: " ".join(entry.split()) for name, entry in entries}
 
 
 def load_object(path: str) -> Any:

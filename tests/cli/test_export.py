@@ -201,15 +201,15 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
     found = example["Exported"](str(written[1]))
     picture = next(odd_pictures())
     label, probability, answer = found.predict(picture)
-    assert (answer, found.facts["sure_from"], found.facts["like_from"]) == (None, None, None)
-    index = found.facts["classes"].index(label)
+    assert (answer, found.metadata["sure_from"], found.facts["like_from"]) == (None, None, None)
+    index = found.metadata["classes"].index(label)
     for least, expected in (
         (probability, "sure"),
         (probability + 1e-6, "unsure"),
         (None, "unsure"),
     ):
-        found.facts["sure_from"] = [0.0] * 10
-        found.facts["sure_from"][index] = least
+        found.metadata["sure_from"] = [0.0] * 10
+        found.metadata["sure_from"][index] = least
         assert found.predict(picture)[2] == expected
 
 

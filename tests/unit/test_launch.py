@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from tests.helpers import lockstep_error
@@ -19,7 +20,7 @@ from tests.helpers import lockstep_error
 from lockstep import hardware
 from lockstep.config.placement import Placement
 from lockstep.core.monitor import SLOW, Beat
-from lockstep.errors import CRASH, ENVIRONMENT, STOP_SIGNALS
+from lockstep.errors import CRASH, DATA, ENVIRONMENT, STOP_SIGNALS
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
 from lockstep.launch import supervisor
 from lockstep.launch.relay import Relay
@@ -28,7 +29,7 @@ from lockstep.launch.submit import capacity
 from lockstep.launch.supervisor import End, Supervisor, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
-from lockstep.runs.statefile import file_name
+from lockstep.runs.statefile import DamagedFileError, file_name
 from lockstep.schema import validated
 
 
@@ -338,6 +339,12 @@ def test_restarts_count_since_the_last_saved_progress(started):
 def test_restarts_without_progress_end(started):
     with lockstep_error(r"^killed\. Continue with: lockstep train .*run --resume$"):
         [*restarts_until_it_ends(started("pass"), [5] * 4)]
+
+
+def test_the_launcher_raises_the_error_of_a_worker_with_the_damaged_file(started):
+    with pytest.raises(DamagedFileError, match=r"^x is damaged$") as error:
+        started("pass")._prepare_restart(End(DATA, "x is damaged", known=True, damaged="x"))
+    assert (error.value.path, error.value.code) == (Path("x"), DATA)
 
 
 def test_a_restart_needs_the_init_file_only_without_a_checkpoint(started, tmp_path):

@@ -32,8 +32,7 @@ EXCEPTIONS = {
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
-    # help texts of the shorthands; `toml` is for `show`
-    "config/recipe.py": {"--batch", "--no-portable", "--json"},
+    "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
@@ -85,6 +84,89 @@ def test_no_option_is_named_before_the_reader_is_known():
             id(call) for function in functions for part in function.body for call in calls(part)
         }
         assert [call.lineno for call in calls(tree) if id(call) not in late] == [], path
+
+
+# Files that read the sentences of libraries, which have no type or value for what they say.
+OF_LIBRARIES = {
+    "core/group.py": "Gloo: a lost connection is a RuntimeError",
+    "core/model.py": "Python: a wrong argument is a TypeError",
+    "hardware.py": "torch: too little memory on a CPU is a RuntimeError",
+    "jobs/probe.py": "torch: too few values for batch norm are a ValueError",
+    "pictures/decode.py": "Pillow: a truncated file is an OSError or SyntaxError",
+    "runs/statefile.py": "safetensors: the number of a system error",
+}
+READERS = {
+    "startswith",
+    "endswith",
+    "removeprefix",
+    "find",
+    "count",
+    "search",
+    "match",
+    "fullmatch",
+}
+
+
+def sentences(tree):
+    """Return a function that says whether an expression is, or contains, the text of an error."""
+    errors = {"error"} | {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name
+    }
+    aliases = set()
+
+    def reads(part):
+        for node in ast.walk(part):
+            match node:
+                case ast.Call(func=ast.Name("str"), args=[ast.Name(name)]) if name in errors:
+                    return True
+                case ast.Name(name) if name in aliases:
+                    return True
+                case ast.Attribute(value=ast.Name(name), attr="args" | "msg") if name in errors:
+                    return True
+                case ast.Subscript(slice=ast.Constant("msg")):
+                    return True
+        return False
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            calls = [call for call in ast.walk(node.value) if isinstance(call, ast.Call)]
+            if any(ast.unparse(call.func) == "str" and reads(call) for call in calls):
+                aliases.add(node.targets[0].id)
+    return reads
+
+
+def decisions(tree):
+    """Yield the expressions of a module that search or compare the text of an error."""
+    reads = sentences(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare() if reads(node):
+                yield node
+            case ast.Call(func=ast.Attribute(value, attr)) if attr in READERS and any(
+                map(reads, [value, *node.args])
+            ):
+                yield node
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("if str(error).startswith(path): pass", 1),
+        ("text = str(error)\nif 'x' in text: pass", 1),
+        ("try: f()\nexcept ValueError as problem:\n  re.search('x', str(problem))", 1),
+        ("problem = item['msg'].removeprefix('Value error, ')", 1),
+        ("raise LockstepError(f'{path}: {error}')", 0),
+        ("if error.code == 3: pass", 0),
+    ],
+)
+def test_a_decision_by_the_text_of_an_error_is_found(source, count):
+    assert len([*decisions(ast.parse(source))]) == count
+
+
+def test_no_decision_reads_the_text_of_an_error():
+    """A sentence is for people. Types and values decide: `DamagedFileError.path`."""
+    found = {path for path, tree in TREES.items() if any(decisions(tree))}
+    assert found == OF_LIBRARIES.keys()
 
 
 def test_every_option_in_a_message_is_an_argument_in_python():

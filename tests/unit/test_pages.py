@@ -68,9 +68,9 @@ def test_the_job_counts_as_eval_and_finds_the_worst_mistakes(judged):
     assert record["mistakes"]
     wrong = record["examples"] - record["correct"]
     assert len(record["mistakes"]) == min(24, wrong)
-    certainties = [one["top"][0][1] for one in record["mistakes"]]
+    certainties = [one["probability"] for one in record["mistakes"]]
     assert certainties == sorted(certainties, reverse=True)
-    assert all(one["top"][0][0] != one["label"] for one in record["mistakes"])
+    assert all(one["predicted"] != one["label"] for one in record["mistakes"])
 
 
 def test_calibration_error_is_mean_distance_to_accuracy():
@@ -101,7 +101,8 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_numbers(judged, html, monk
     assert len(shown) == min(5, confused) > 0
     assert "Which pixels decided is known only of a linear head" in page.text
     assert "Which answers are sure is known only of a complete run of a linear head" in page.text
-    explained = [{**one, "evidence": "data:image/png;base64,"} for one in record["mistakes"]]
+    lit = {"evidence": "data:image/png;base64,"}
+    explained = [{**one, "pictures": one["pictures"] | lit} for one in record["mistakes"]]
     sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9]}]
     monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
     page = Page(runs.page(Run(path), {**record, "mistakes": explained, "sure": sure}))

@@ -12,7 +12,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import USAGE, LockstepError, printable
 from lockstep.optim import SGD
 from lockstep.recipes import get_recipe
-from lockstep.schema import load_object, validated
+from lockstep.schema import entries_of, load_object, validated
 
 TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
 DIGITS = get_recipe("digits").model_dump(mode="json")
@@ -168,6 +168,13 @@ def test_differences_are_listed_by_setting():
         "optimizer.momentum: 0.0 -> 0.5",
         "seed: 0 -> 3",
     ]
+
+
+def test_every_setting_has_an_entry_in_the_docstring_of_its_class():
+    """Help texts and the manual are made of these."""
+    assert [*entries_of(Recipe, "Attributes")] == [*Recipe.model_fields]
+    assert [*entries_of(Recipe, "Shorthands")] == [*Recipe.shorthands]
+    assert {*entries_of(Placement, "Attributes"), "init"} == {*Placement.model_fields}
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():

@@ -28,9 +28,9 @@ class Decoder:
     that took more.
     """
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         """Take the arguments of `answers` by name."""
-        self._facts = json.dumps(facts)
+        self._arguments = json.dumps(arguments)
         self._link: Connection | None = None
 
     def pixels(self, picture: bytes) -> NDArray[np.uint8] | None:
@@ -67,7 +67,7 @@ class Decoder:
                     "-m",
                     "lockstep.classify.decoder",
                     str(other.fileno()),
-                    self._facts,
+                    self._arguments,
                 ],
                 pass_fds=[other.fileno()],
                 start_new_session=True,  # A terminal's Ctrl-C is for the program that asks.

@@ -30,14 +30,14 @@ from lockstep.text import size
 Compute = Callable[[NDArray[np.uint8]], NDArray[np.floating]]
 
 MAX_BYTES = 1 << 31  # of an ONNX file, a limit of its format
-METADATA = "lockstep"  # the name of the facts in an exported file
+METADATA = "lockstep"  # the name of the metadata in an exported file
 
 _EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
-def exported(classifier: Classifier, facts: Record) -> bytes:
-    """Return the bytes of a file that holds the graph of `classifier`, with `facts` as its
+def exported(classifier: Classifier, metadata: Record) -> bytes:
+    """Return the bytes of a file that holds the graph of `classifier`, with `metadata` as its
     metadata.
 
     Raises: LockstepError if the network cannot be exported, or is too large.
@@ -49,7 +49,7 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
         )
     least, outliers = classifier.confidence.sure_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
-    facts = facts | {
+    metadata = metadata | {
         "decoding": classifier.decoding,
         "sure_from": None if least is None else finite(least.tolist()),
         "like_from": outliers and float(outliers.threshold),
@@ -57,7 +57,7 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
     dynamic = {0: torch.export.Dim.DYNAMIC}
     example = (torch.zeros(_EXAMPLE, *classifier.image_shape, dtype=torch.uint8),)
-    with _quiet(), torch.no_grad(), _refused(classifier):
+    with torch.no_grad(), _exporting(classifier):
         # else constants that are computed once are the exporter's fake tensors from here on
         graph(*example)
         program = torch.export.export(graph, example, dynamic_shapes=(dynamic,))
@@ -71,7 +71,7 @@ def exported(classifier: Classifier, facts: Record) -> bytes:
         )
         assert made is not None
         proto = made.model_proto  # made anew at each access
-        for name, value in {METADATA: facts, "classes": facts["classes"]}.items():
+        for name, value in {METADATA: metadata, "classes": metadata["classes"]}.items():
             proto.metadata_props.add(key=name, value=json.dumps(value))
         return bytes(proto.SerializeToString())
 
@@ -108,59 +108,59 @@ def in_float32(classifier: Classifier) -> Compute:
     """Return the function that Lockstep computes in an exported file's precision, of images of the
     network's size.
     """
-    recipe, module = graph_recipe(classifier.recipe), classifier.module
+    graph = Graph(classifier.recipe, classifier.module).eval()
 
-    def run(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        with torch.no_grad():
-            logits, _ = classify(
-                recipe, module, torch.from_numpy(images), torch.ones(len(images), dtype=torch.bool)
-            )
-            return logits.softmax(1).numpy()
+    @torch.no_grad()
+    def compute(images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        probabilities: NDArray[np.float32] = graph(torch.from_numpy(images)).numpy()
+        return probabilities
 
-    return run
+    return compute
+
+
+def in_batches(
+    compute: Compute, images: NDArray[np.uint8], size: int, advance: Callable[[int], None]
+) -> NDArray[Any]:
+    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each
+    batch.
+    """
+    parts = []
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        parts.append(compute(batch))
+        advance(len(batch))
+    return np.concatenate(parts)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's notes, which are for those who write it."""
+def _exporting(classifier: Classifier) -> Iterator[None]:
+    """Silence the exporter's notes, which are for those who write it. Turn what it raises into a
+    LockstepError that names the operator, or else torch's reason.
+    """
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _refused(classifier: Classifier) -> Iterator[None]:
-    """Turn what the exporter raises into a LockstepError that names the operator, or else torch's
-    reason.
-    """
-    try:
-        yield
     except LockstepError:
         raise
     except Exception as error:
-        causes = [error]
-        while (cause := causes[-1].__cause__) is not None:
-            causes.append(cause)  # type: ignore[arg-type]
-        texts = [str(one) for one in causes]
-        operator = next(
-            (found[1] for text in texts for found in [_OPERATOR.search(text)] if found), None
-        )
-        reason = (
-            f"operator {operator}"
-            if operator
-            else next(filter(None, texts[-1].splitlines()), repr(error))
-        )
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__:
+            causes.append(cause)
+        texts = [str(cause) for cause in causes]
+        operator = _OPERATOR.search("\n".join(texts))
+        reason = next(filter(None, texts[-1].splitlines()), repr(error))
+        if operator:
+            reason = f"operator {operator[1]}"
         raise LockstepError(
             f"model {classifier.recipe.model} cannot be exported: {reason}. Use operators that "
-            f"torch.export knows, "
-            "without branches on values, or use model.safetensors",
+            "torch.export knows, without branches on values, or use model.safetensors",
             DATA,
         ) from None
+    finally:
+        logger.setLevel(level)
 
 
 class Graph(nn.Module):

@@ -24,8 +24,7 @@ from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
 _ALLOWED = (
     "give a path, a file that is open in mode 'rb', its bytes, a Pillow image, or an array or "
-    "tensor uint8 [H, W] or "
-    "[H, W, C]"
+    "tensor uint8 [H, W] or [H, W, C]"
 )
 Sources: TypeAlias = Source | Iterable[Source]
 

@@ -5,7 +5,7 @@ evaluation does.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -20,72 +20,23 @@ from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluation import classify
+from lockstep.core.evaluation import classify, probabilities_of
 from lockstep.core.model import Model
 from lockstep.core.state import classifier_weights, weights_sha256
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
-from lockstep.head.confidence import Answer, Confidence
+from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
 from lockstep.messages import logger
+from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import StateFile, read, step_of
+from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The class of one image.
-
-    Attributes:
-        source: the path of the file; for an image in memory its number among the sources, from 0.
-        label, index: the name of the most probable class, and its number. None if the image cannot
-            be read.
-        probability: its probability, in [0, 1], by the softmax of the logits. None if the image
-            cannot be read.
-        top: the most probable classes as (label, probability), the most probable first; as many as
-            were asked for.
-        answer: "unlike" if the image is less like the training images than 99 % of held-out images
-            are; else "sure" if answers of this class and probability, or a higher one, are right as
-            often as the classifier was asked for, by training images that were held out, and
-            "unsure" if not. With `balanced` in the recipe, that holds where all classes are equally
-            frequent, else where they are as frequent as in training. None if the image cannot be
-            read, or the classifier has no facts for it: these are in the model files of recipes
-            with a linear `head`.
-        error: why the image cannot be read, or None.
-        evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
-            grid over the middle square. With the bias of the class, the parts add up to the logit.
-            None if it was not asked for, or the network is not a linear head on averages over
-            places.
-    """
-
-    source: Path | int
-    label: str | None = None
-    index: int | None = None
-    probability: float | None = None
-    top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
-    answer: Answer | None = None
-    error: str | None = None
-    evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
-
-    def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object, without `evidence`. Its keys are always the
-        same.
-        """
-        record = {
-            **vars(self),
-            "source": str(self.source),
-            "top": [
-                {"label": label, "probability": probability} for label, probability in self.top
-            ],
-        }
-        del record["evidence"]
-        return record
 
 
 class Classifier:
@@ -115,7 +66,7 @@ class Classifier:
         self.recipe, self.device, self.origin = recipe, device, file.path
         self.classes, self.image_shape = _classes_and_shape(file)
         self.weights_sha256 = file.metadata.get("weights_sha256")
-        self._tensors, facts = divided(file.tensors)
+        self._tensors, known = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -127,7 +78,7 @@ class Classifier:
         self._network.module.eval()
         try:
             features = self._backbone.shape[-1] // 4 if self._backbone else 0
-            self.confidence = Confidence(facts, features, len(self.classes), sure, recipe.balanced)
+            self.confidence = Confidence(known, features, len(self.classes), sure, recipe.balanced)
         except ValueError as error:
             raise _damaged(file, error) from None
 
@@ -228,32 +179,21 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        parts = None
+        evidence_map = None
         with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
             inputs = self._inputs(pixels)
-            row = _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0])[0]
-            if row.isnan().any():
-                return Prediction(name, error="the network's output is not finite")
-            # Among equal probabilities the first class counts, as in evaluation.
-            shares, labels = (
-                part[:top].tolist() for part in row.sort(descending=True, stable=True)
-            )
+            row = self._probabilities(inputs)
+            prediction = Prediction.of(name, row[0], self.classes, top)
+            if prediction.index is None:
+                return prediction
             if evidence and self._backbone is not None:
-                parts = class_activation_map(
-                    self._backbone, self._network, torch.from_numpy(pixels)[None], labels[0]
+                evidence_map = class_activation_map(
+                    self._backbone, self._network, torch.from_numpy(pixels)[None], prediction.index
                 )
-        ranked = tuple(
-            (self.classes[label], share) for label, share in zip(labels, shares, strict=True)
-        )
-        (answer,) = self.confidence(inputs, row[None])
-        return Prediction(
-            name,
-            self.classes[labels[0]],
-            labels[0],
-            shares[0],
-            ranked,
-            answer,
-            evidence=None if parts is None else parts.numpy(),
+        return replace(
+            prediction,
+            answer=self.confidence(inputs, row)[0],
+            evidence=None if evidence_map is None else evidence_map.numpy(),
         )
 
     @torch.no_grad()
@@ -265,7 +205,11 @@ class Classifier:
         """
         with numerics.own_flags(self.recipe.exact):
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
-            return _softmax(classify(self.recipe, self._network, inputs.to(self.device))[0]).numpy()
+            return self._probabilities(inputs).numpy()
+
+    def _probabilities(self, inputs: Tensor) -> Tensor:
+        logits, _ = classify(self.recipe, self._network, inputs.to(self.device))
+        return probabilities_of(logits).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a
@@ -305,20 +249,40 @@ class Classifier:
 
 def load(
     source: str | Path | Run,
-    checkpoint: int | Literal["best"] | None = None,
+    checkpoint: str | int | None = None,
     trust_code: bool = False,
     device: str = "auto",
     sure: float = 0.95,
 ) -> Classifier:
-    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`.
+    """Return the classifier of a run or a file, to use in this process.
 
-    Raises: LockstepError.
+        classifier = lockstep.load("runs/first")
+        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
+        classifier = lockstep.load(run, checkpoint="best")
+        print(classifier.classes, classifier.predict("cat.jpg").label)
+
+    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
+    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
+    deterministic, and without TF32. The flags of your program are as before when it returns.
+    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
+    predict` sets, may change low-order bits of probabilities.
+
+    Args:
+        source: a run, its folder, the file of one of its checkpoints, or a model file.
+        checkpoint: "best", or a number of steps; None for the newest.
+        trust_code: True to execute the run's own model.
+        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
+        sure: share of the sure answers that shall be right, by training images that were held out.
+
+    Raises:
+        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
+            does not have, a model whose code was not allowed, a device that is not here.
     """
     if not 0 < sure < 1:
         raise LockstepError(
             f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99"
         )
-    recipe, file = weights_of(source, checkpoint)
+    recipe, file = weights_of(source, step_or_best(checkpoint))
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with _memory_named():
@@ -338,18 +302,6 @@ def load(
             f"({'; '.join(map(str, changed))})"
         )
     return classifier
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Return the probabilities, float64 [n, classes] on the CPU; NaN where logits are not
-    finite.
-    """
-    return (
-        logits.double()
-        .softmax(1)
-        .masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
-        .cpu()
-    )
 
 
 @contextmanager

@@ -30,10 +30,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep import numerics
 from lockstep.classify.decoder import Decoder
-from lockstep.classify.predict import Classifier, Prediction
+from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.launch.signals import StopRequest, handled_by
-from lockstep.pages.page import address, spotlit, template
+from lockstep.pages.page import address, template
+from lockstep.pages.prediction import MARKS, Prediction
 from lockstep.text import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -69,8 +70,7 @@ _OWN = (
 # it.
 _POLICY = (
     "default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; img-src blob: data:; "
-    "connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = [
     ("Cache-Control", "no-store"),
@@ -86,11 +86,11 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
 
     Raises: LockstepError if it cannot classify pictures.
     """
-    for prediction in classifier.predict([Image.new("RGB", (64, 64))]):
-        if prediction.error:
-            raise LockstepError(
-                f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
-            )
+    (prediction,) = classifier.predict([Image.new("RGB", (64, 64))])
+    if prediction.error:
+        raise LockstepError(
+            f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
+        )
     service = _Service(classifier, name, host)
     return Starlette(
         routes=[
@@ -128,7 +128,7 @@ class _Service:
         self._large = Decoder(**options, **_LARGE)
         _, *self._seen_px = classifier.recipe.augmentation.shape(*classifier.image_shape)
         self._template = template("lockstep.classify")
-        self._facts = {
+        self._about = {
             "name": name,
             "weights": classifier.origin.name,
             "classes": classifier.classes,
@@ -155,14 +155,15 @@ class _Service:
             seen_px=self._seen_px,
             body_limit=BODY_LIMIT,
             tells=self._classifier.confidence.sure_from is not None,
-            **self._facts,
+            marks=MARKS,
+            **self._about,
         )
         return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY.format(nonce)})
 
     async def health(self, request: Request) -> Response:
         """Answer GET /health: what is served."""
         self._require_own(request)
-        return JSONResponse({"status": "ok", **self._facts})
+        return JSONResponse({"status": "ok", **self._about})
 
     async def predict(self, request: Request) -> Response:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network
@@ -306,20 +307,15 @@ class _Service:
         self, wanted: list[str], prediction: Prediction, pixels: Pixels | None
     ) -> dict[str, str | None]:
         """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
-        parts = prediction.evidence
-        pictures = {
-            "input": pixels,
-            "evidence": None if pixels is None or parts is None else spotlit(pixels, parts),
-        }
-        return {
-            name: None if (picture := pictures[name]) is None else self._png(picture)
-            for name in wanted
-        }
-
-    def _png(self, pixels: Pixels) -> str:
+        shown = dict.fromkeys(wanted)
+        if pixels is None:
+            return shown
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        return address(pixels[top : top + height, left : left + width], "PNG")
+        for name, picture in prediction.pictures(pixels).items():
+            if name in shown and picture is not None:
+                shown[name] = address(picture[top : top + height, left : left + width], "PNG")
+        return shown
 
 
 class _Connection(H11Protocol):

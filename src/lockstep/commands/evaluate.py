@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands.of_run import evaluated_split, existing, fields_of_run, step_or_best
+from lockstep.commands.of_run import evaluated_split, fields_of_run
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
@@ -19,7 +19,7 @@ from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import checkpoints_in
+from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
 from lockstep.text import counted, loss_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
@@ -143,45 +143,36 @@ def evaluate(
     if not watch and (once or interval is not None):
         raise LockstepError(
             f"{option('once', True) if once else option('interval')} needs "
-            f"{option('watch', True)}: add it, or leave "
-            f"out the option"
+            f"{option('watch', True)}: add it, or leave out the option"
         )
     if watch and checkpoint is not None:
         raise LockstepError(
             f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates "
-            f"each: leave one of "
-            f"them out"
+            "each: leave one of them out"
         )
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
-    chosen = step_or_best(checkpoint)
-
-    def spec() -> EvaluateSpec:
-        fields = fields_of_run(
-            run,
-            trust_code,
-            data=data,
-            device=device,
-            processes=1 if watch and processes is None else processes,
-        )
-        return EvaluateSpec(
+    step = step_or_best(checkpoint)
+    seconds = 5.0 if interval is None else interval
+    if watch:
+        require_alone("evaluate")
+        if not 0 < seconds < math.inf:
+            raise LockstepError(f"{option('interval')}: got {interval}: give seconds, more than 0")
+        if not (once or isinstance(run, Run)):
+            wait_for_run(given(run), seconds, quiet)
+        processes = 1 if processes is None else processes
+    with muted(quiet and not watch):
+        fields = fields_of_run(run, trust_code, data=data, device=device, processes=processes)
+        spec = EvaluateSpec(
             **fields,
             split=split or evaluated_split(**fields),
             weights=weights,
             examples=examples,
-            checkpoint=chosen,
+            checkpoint=step,
         )
-
-    if not watch:
-        with muted(quiet):
-            return EvaluationRecord(**record_of(spec(), quiet))
-    require_alone("evaluate")
-    interval = 5.0 if interval is None else interval
-    if not 0 < interval < math.inf:
-        raise LockstepError(f"{option('interval')}: got {interval}: give seconds, more than 0")
-    if not (once or isinstance(run, Run)):
-        wait_for_run(given(run), interval, quiet)
-    return watched(spec(), interval, once, quiet)
+        if not watch:
+            return EvaluationRecord(**record_of(spec, quiet))
+    return watched(spec, seconds, once, quiet)
 
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
@@ -209,32 +200,31 @@ def watched(
     while True:
         # The result is read before the folder: if it exists, the checkpoints found afterwards are
         # the last ones.
-        ended, paths = existing(run.path).complete, checkpoints_in(run.checkpoints)
+        ended, paths = Run.open(run.path).complete, checkpoints_in(run.checkpoints)
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
             raise run.no_checkpoint()
         new = [step for step in (sound[-1:] if once else sound) if step not in log.done]
+        if not new and (once or ended):
+            break
         if new:
+            path = paths[new[0]]
             try:
                 record = record_of(spec.replace(checkpoint=new[0]), quiet)
             except LockstepError as error:
-                if paths[new[0]].exists():  # else training has deleted it
-                    if not str(error).startswith(str(paths[new[0]])):
+                if path.exists():  # else training has deleted it
+                    if not isinstance(error, DamagedFileError) or error.path != path:
                         raise
                     damaged.add(new[0])
                     warn(f"{error}: skipped")
                 continue
             log.add(record, time.time())
             yield WatchedRecord(**record)
-        if once or (ended and not new):
-            break
-        if new:
             continue
         if not (waiting or (paths and run.is_held())):
             warn(
                 f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
-                f"{option('once', True)} to "
-                f"stop here"
+                f"{option('once', True)} to stop here"
             )
             waiting = True
         time.sleep(interval)

@@ -1,26 +1,20 @@
 """lockstep.export, and `lockstep export`."""
 
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lockstep import numerics
-from lockstep.commands.of_run import step_or_best
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver
 from lockstep.messages import logger, progress
 from lockstep.text import size
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 TOLERANCE = 1e-3  # largest difference between two probabilities
 # that a runtime is given at a time: it takes new memory for each large batch
@@ -62,11 +56,9 @@ class ExportRecord:
                 f"  file        {printable(self.file)}, {size(self.bytes)}",
                 f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
                 f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; "
-                f"lockstep eval: "
-                f"{self.accuracy_lockstep:.2%}",
+                f"lockstep eval: {self.accuracy_lockstep:.2%}",
                 f"  difference  {self.otherwise:,} images classified otherwise; probabilities "
-                f"differ by up to "
-                f"{self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
+                f"differ by up to {self.difference:.1e} in float32 (allowed: {TOLERANCE:g})",
                 *(
                     [f"  sha256      {self.weights_sha256} (of the run, as train prints it)"]
                     if self.weights_sha256
@@ -124,11 +116,8 @@ def export(
             written then.
     """
     named = Path(str(path_of(source))).resolve()
-    file = (
-        Path(output)
-        if output is not None
-        else Path(f"{named.stem if named.is_file() else named.name}.onnx")
-    )
+    name = named.stem if named.is_file() else named.name
+    file = Path(f"{name}.onnx" if output is None else output)
     if file.suffix.lower() != ".onnx":
         raise LockstepError(
             f"{file}: programs know a format by the name of its file: give one that ends in .onnx"
@@ -138,14 +127,16 @@ def export(
     require_extra("export", ("onnx", "onnxscript", "onnxruntime"))
     if in_shell():
         numerics.prepare(1)  # before torch is imported; `load` sets the number of threads
-    from lockstep.classify.export import exported, in_float32, loaded, script
+    import numpy as np
+
+    from lockstep.classify.export import exported, in_batches, in_float32, loaded, script
     from lockstep.classify.predict import load, run_of
     from lockstep.jobs.splits import read_splits, splits_of
 
     text = script().encode()
     if not (beside.is_file() and beside.read_bytes() == text):
         require_writable(beside, force)
-    classifier = load(source, step_or_best(checkpoint), trust_code, "cpu", sure)
+    classifier = load(source, checkpoint, trust_code, "cpu", sure)
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
     recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run:
@@ -161,71 +152,50 @@ def export(
     if (shape, classes) != (classifier.image_shape, classifier.classes):
         raise LockstepError(
             f"the data have {len(classes)} classes and images of {[*shape]}, and "
-            f"{classifier.origin} has "
-            f"{len(classifier.classes)} ({', '.join(classifier.classes[:5])}, ...) and "
-            f"{[*classifier.image_shape]}: "
-            f"give images of the same classes as {option('data')}",
+            f"{classifier.origin} has {len(classifier.classes)} "
+            f"({', '.join(classifier.classes[:5])}, ...) and {[*classifier.image_shape]}: give "
+            f"images of the same classes as {option('data')}",
             DATA,
         )
     images, labels = dataset.pixels(slice(None)).numpy(), dataset.labels.numpy()
-    facts = {
+    metadata = {
         "recipe": recipe.model_dump(mode="json"),
         "recipe_digest": recipe.digest(),
-        "classes": list(classifier.classes),
-        "image_shape": list(classifier.image_shape),
+        "classes": list(classes),
+        "image_shape": list(shape),
         "weights_sha256": classifier.weights_sha256,
-        "versions": {n: version(n) for n in ("lockstep", "torch")},
+        "versions": {package: version(package) for package in ("lockstep", "torch")},
     }
     with progress("making the file", 1, at_once=True):
-        content = exported(classifier, facts)
+        content = exported(classifier, metadata)
     batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with progress(what, 3 * len(images), at_once=True) as advance:
-        found = in_batches(loaded(content), images, batch, advance)
-        own = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
-        difference = abs(found - in_batches(in_float32(classifier), images, batch, advance)).max()
+        of_file = in_batches(loaded(content), images, batch, advance)
+        of_lockstep = in_batches(classifier.probabilities, images, recipe.eval_batch, advance)
+        in_its_precision = in_batches(in_float32(classifier), images, batch, advance)
+    difference = abs(of_file - in_its_precision).max()
     if not difference <= TOLERANCE:
         raise LockstepError(
             f"the ONNX file gives probabilities that differ by up to {difference:.2g} from "
-            f"Lockstep's, and "
-            f"{TOLERANCE:g} is allowed: it is not written. Another version of its runtime may "
-            f"compute it correctly",
+            f"Lockstep's, and {TOLERANCE:g} is allowed: it is not written. Another version of its "
+            "runtime may compute it correctly",
             CRASH,
         )
     deliver(file, content)
     deliver(beside, text)
-    own_chosen = own.argmax(1)
-    own_chosen[
-        own.max(1) != own.max(1)
-    ] = -1  # An output that is not finite counts as wrong, as in an evaluation.
-    chosen = found.argmax(1)
+    predicted = of_file.argmax(1)
+    # An output that is not finite counts as wrong, as in an evaluation.
+    expected = np.where(np.isnan(of_lockstep[:, 0]), -1, of_lockstep.argmax(1))
     return ExportRecord(
-        str(file),
-        len(content),
-        str(beside),
-        classifier.weights_sha256,
-        split,
-        len(images),
-        float((chosen == labels).mean()),
-        float((own_chosen == labels).mean()),
-        int((chosen != own_chosen).sum()),
-        float(difference),
+        file=str(file),
+        bytes=len(content),
+        script=str(beside),
+        weights_sha256=classifier.weights_sha256,
+        split=split,
+        examples=len(images),
+        accuracy=float((predicted == labels).mean()),
+        accuracy_lockstep=float((expected == labels).mean()),
+        otherwise=int((predicted != expected).sum()),
+        difference=float(difference),
     )
-
-
-def in_batches(
-    compute: Callable[[Any], Any],
-    images: "NDArray[np.uint8]",
-    size: int,
-    advance: Callable[[int], None],
-) -> "NDArray[Any]":
-    """Return what `compute` returns for `images`, `size` at a time. Tell `advance` of each
-    batch.
-    """
-    import numpy as np  # here, because most commands need no numpy
-
-    parts = []
-    for start in range(0, len(images), size):
-        parts.append(compute(batch := images[start : start + size]))
-        advance(len(batch))
-    return np.concatenate(parts)

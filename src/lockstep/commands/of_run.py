@@ -1,13 +1,12 @@
 """From the options of a command on an existing run to the fields of its spec."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lockstep.commands.to_placement import data_of, placed, placement_of
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
-from lockstep.errors import LockstepError, option
 from lockstep.messages import logger
 from lockstep.runs.run import Run
 from lockstep.text import few
@@ -65,16 +64,3 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
         f"{seen}{lacking}"
     )
     return ALL
-
-
-def step_or_best(checkpoint: str | int | None) -> int | Literal["best"] | None:
-    """Return the step that `checkpoint` names, "best", or None for the newest one."""
-    if checkpoint is None or checkpoint == "best":
-        return checkpoint  # type: ignore[return-value]  # mypy does not narrow a str by ==
-    text = str(checkpoint)
-    if not text.isdecimal():
-        raise LockstepError(
-            f"{option('checkpoint')} {text!r}: give best, or the number of steps of a checkpoint, "
-            f"as in 1000"
-        )
-    return int(text)

@@ -1,14 +1,13 @@
-"""lockstep.load, and `lockstep predict`."""
+"""`lockstep predict`."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep import numerics
-from lockstep.commands.of_run import step_or_best
 from lockstep.commands.shell import Checkpoint, Source
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import given
@@ -17,58 +16,14 @@ if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
-_ANSWERS = {
-    None: "",
-    "sure": "  (sure)",
-    "unsure": "  (unsure)",
-    "unlike": "  (unlike the training images)",
-}
-
-
-def load(
-    source: Source,
-    checkpoint: Checkpoint = None,
-    trust_code: bool = False,
-    device: str = "auto",
-    sure: float = 0.95,
-) -> "Classifier":
-    """Return the classifier of a run or a file, to use in this process.
-
-        classifier = lockstep.load("runs/first")
-        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
-        classifier = lockstep.load(run, checkpoint="best")
-        print(classifier.classes, classifier.predict("cat.jpg").label)
-
-    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
-    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
-    deterministic, and without TF32. The flags of your program are as before when it returns.
-    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
-    predict` sets, may change low-order bits of probabilities.
-
-    Args:
-        source: a run, its folder, the file of one of its checkpoints, or a model file.
-        checkpoint: "best", or a number of steps; None for the newest.
-        trust_code: True to execute the run's own model.
-        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
-        sure: share of the sure answers that shall be right, by training images that were held out.
-
-    Raises:
-        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
-            does not have, a model whose code was not allowed, a device that is not here.
-    """
-    from lockstep.classify import predict as classifier  # imports torch
-
-    return classifier.load(source, step_or_best(checkpoint), trust_code, device, sure)
-
-
-def load_in_own_program(
-    source: Source, checkpoint: Checkpoint, trust_code: bool, device: str, sure: float
-) -> "Classifier":
-    """Return what `load` returns. Set the recipe's flags and number of threads, before and after
-    torch is imported.
+def load_in_own_program(*arguments: Any) -> "Classifier":
+    """Return what `load` returns for the `arguments`. Set the recipe's flags and number of threads,
+    before and after torch is imported.
     """
     numerics.prepare(1)
-    classifier = load(source, checkpoint, trust_code, device, sure)
+    from lockstep.classify.predict import load  # imports torch
+
+    classifier = load(*arguments)
     numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
     return classifier
 
@@ -117,14 +72,9 @@ def predict(
         count += 1
         yield prediction.record()
         if prediction.error is None:
-            ranked = ", ".join(
-                f"{label} {probability:.2%}" for label, probability in prediction.top
-            )
-            yield f"{prediction.source}  {ranked}{_ANSWERS[prediction.answer]}"
+            yield prediction.text()
         else:
             unreadable += 1
-            print(
-                printable(f"{prediction.source}: {prediction.error}"), file=sys.stderr, flush=True
-            )
+            print(printable(prediction.text()), file=sys.stderr, flush=True)
     if unreadable:
         raise LockstepError(f"{unreadable} of {count} images could not be classified", DATA)

@@ -29,9 +29,8 @@ def recipes() -> Iterator[str | Record]:
         brief = measured.removeprefix("Measured: ").partition(". ")[0]
         yield from [f"{name}: {brief}", f"  {summary}"]
     yield (
-        f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images "
-        f"of "
-        f"your own"
+        f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of "
+        "your own"
     )
 
 

@@ -7,7 +7,6 @@ Placement that `shell` names. It returns what it found, and `present` prints tha
 import inspect
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from lockstep.files import Record, discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.runs.run import Run
+from lockstep.schema import entries_of
 
 STARTED = time.time()  # when the program started: `total_s` of a result counts from here
 
@@ -44,6 +44,9 @@ _JSON = typer.Option(
     "--json", help="Print the result as JSON on stdout, a record a line, and nothing else there."
 )
 
+_OF_RECIPE = entries_of(Recipe, "Attributes") | entries_of(Recipe, "Shorthands")
+_OF_PLACEMENT = entries_of(Placement, "Attributes")
+
 # Whether the shell asked for JSON; None in a Python program that calls the function of a command.
 _as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
 
@@ -57,18 +60,13 @@ def shell(
     Options of the recipe come first, those of the placement last. All are None unless they are
     given, so that the fields alone state the defaults.
     """
-    text, _, described = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    text, _, _ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
+    texts = entries_of(function, "Args")
     own = [
         parameter
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields
     ]
-    texts = {
-        name: " ".join(entry.split())
-        for name, entry in re.findall(
-            r"^    (\w+): (.+(?:\n {8}.+)*)", described.partition("\n\n")[0], re.M
-        )
-    }
     parameters = [_of_function(parameter, texts) for parameter in own]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
@@ -107,32 +105,20 @@ def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> insp
 
 def _of_recipe(name: str) -> inspect.Parameter:
     """Return the option of a setting of the recipe, or of a shorthand."""
-    if name in Recipe.shorthands:
-        kind, text = Recipe.shorthands[name]
-    else:
-        field = Recipe.model_fields[name]
-        kind, text = _plain(field.annotation), str(field.description)
-    flag = f"{_flag(name)}/--no-{name}" if kind is bool else _flag(name)
-    return _parameter(name, kind, typer.Option(flag, help=text), default=None)
+    annotation = Recipe.shorthands.get(name) or _plain(Recipe.model_fields[name].annotation)
+    flag = f"{_flag(name)}/--no-{name}" if annotation is bool else _flag(name)
+    return _parameter(name, annotation, typer.Option(flag, help=_OF_RECIPE[name]), default=None)
 
 
 def _of_placement(name: str) -> inspect.Parameter:
     """Return the option of a field: its bound and description, and its default in the help."""
-    field = Placement.model_fields[name]
+    field, text = Placement.model_fields[name], _OF_PLACEMENT[name]
     bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
-    text = str(field.description)
     if field.default not in (None, False):
-        text += (
-            f" Default: {field.default:g}."
-            if isinstance(field.default, float)
-            else f" Default: {field.default}."
-        )
-    return _parameter(
-        name,
-        _plain(field.annotation),
-        typer.Option(_flag(name), min=bound, help=text),
-        default=None,
-    )
+        number = isinstance(field.default, float)
+        text += f" Default: {format(field.default, 'g') if number else field.default}."
+    info = typer.Option(_flag(name), min=bound, help=text)
+    return _parameter(name, _plain(field.annotation), info, default=None)
 
 
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep import files
-from lockstep.commands.to_placement import Fields, data_of
+from lockstep.commands.to_placement import Fields, What, data_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
@@ -49,17 +49,9 @@ class Subject:
     notes: list[str]
     details: list[str] = field(default_factory=list)
 
-    def data_folder(self) -> Path | None:
-        """Return the data folder of the command, else that of the run it names, unless that had
-        another dataset.
-        """
-        if self.run is None or self.recipe.dataset != self.run.recipe().dataset:
-            return self.data
-        return data_of(self.run, self.data)
-
 
 def subject_of(
-    what: str | Path | Recipe | Run | None,
+    what: What,
     changes: Fields,
     data: Path | None = None,
     trust_code: bool = False,
@@ -115,9 +107,7 @@ def subject_of(
     return Subject(recipe, run, data, changes if fits else None, named, notes, details)
 
 
-def kind_of(
-    what: str | Path | Recipe | Run | None, changes: Fields, data: Path | None
-) -> tuple[Kind, Path]:
+def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]:
     """Return which kind of thing the user named, and its path if it has one. A path with nothing
     there is an error.
     """

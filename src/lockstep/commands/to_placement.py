@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lockstep import files
 from lockstep.config.placement import Placement, device_for
@@ -15,6 +15,7 @@ from lockstep.runs.run import Run
 from lockstep.schema import validated
 
 Fields = Mapping[str, Any]  # the values of settings or options, by name
+What: TypeAlias = str | Path | Recipe | Run | None  # an argument that names what is trained
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.subject import Subject, subject_of
-from lockstep.commands.to_placement import Fields
+from lockstep.commands.to_placement import Fields, What
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
@@ -17,7 +17,6 @@ from lockstep.errors import LockstepError, option, unknown
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
-from lockstep.runs.run import Run
 
 
 def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def _importable(name: str, value: Any) -> Any:
 
 def with_stored_data(
     data: Mapping[str, Any],
-    what: str | Path | Recipe | Run | None,
+    what: What,
     changes: dict[str, Any],
     init: Path | None,
 ) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.commands.subject import Subject, subject_of
-from lockstep.commands.to_placement import Fields, data_of, placed
+from lockstep.commands.to_placement import Fields, What, data_of, placed
 from lockstep.commands.to_recipe import fitted, with_initial_weights
 from lockstep.config.overrides import parse
 from lockstep.config.placement import Placement
@@ -75,7 +75,7 @@ def folder_for(
 
 
 def train_spec(
-    what: str | Path | Recipe | Run | None,
+    what: What,
     changes: Fields,
     placement: Placement,
     world: World,
@@ -117,7 +117,11 @@ def train_spec(
             )
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None or Run(path).result() is None:  # A complete run needs no data.
-        data = subject.data_folder() if stated is None else data_of(Run(path), subject.data)
+        data, parent = subject.data, subject.run
+        if stated is not None:
+            data = data_of(Run(path), data)
+        elif parent and subject.recipe.dataset == parent.recipe().dataset:
+            data = data_of(parent, data)
         placement = placed(recipe, placement.replace(data=data), path)
     return TrainSpec(
         recipe=recipe,

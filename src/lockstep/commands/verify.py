@@ -61,7 +61,7 @@ def verify(
     if not fields["recipe"].exact:
         raise LockstepError(
             f"{run} has exact = false in its recipe, so a second computation has other bits: only "
-            f"exact runs can be verified"
+            "exact runs can be verified"
         )
     record = record_of(VerifySpec(**fields, start=start))
     yield record

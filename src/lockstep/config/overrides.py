@@ -125,8 +125,7 @@ def _drop_settings_of_another_model(
     if texts:
         note(
             f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. "
-            f"{option('settings')} "
-            f"gives others"
+            f"{option('settings')} gives others"
         )
 
 

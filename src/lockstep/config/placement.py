@@ -29,8 +29,7 @@ def _device(value: Any) -> Any:
     if not isinstance(value, str) or not _DEVICE.fullmatch(value):
         raise ValueError(
             "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep "
-            "computes on no other "
-            "kind of GPU, such as Apple's (mps)"
+            "computes on no other kind of GPU, such as Apple's (mps)"
         )
     return value
 
@@ -40,60 +39,40 @@ class Placement(Settings):
     records.
 
     Options of the command line, and the manual's tables of them, are made from these fields.
+
+    Attributes:
+        data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download.
+        processes: Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a
+            native head.
+        device: cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if
+            there are any.
+        reduction: How towers are added: tree, or allreduce (not exact).
+        graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits.
+        log_every: Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds.
+        save_every: Steps between two checkpoints.
+        save_every_s: Seconds of training that a crash may cost at most; 0 saves by steps only.
+        eval_every: Steps between two evaluations. Default: only at the end.
+        summary_every: Steps between two TensorBoard summaries; 0 writes none.
+        keep: Latest checkpoints to keep, besides the best.
+        max_restarts: How often all processes are started again after one has failed.
+        timeout: Seconds without progress after which a run counts as hung. Start, first step,
+            evaluation and saving may take ten times as long.
     """
 
-    data: Path | None = Field(
-        None,
-        description="Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a "
-        "download.",
-    )
+    data: Path | None = None
     init: Path | None = None  # the file whose SHA-256 the recipe has
-    processes: int | None = Field(
-        None,
-        ge=1,
-        description="Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 "
-        "for a native head.",
-    )
-    device: Annotated[str, BeforeValidator(_device)] = Field(
-        "auto",
-        description="cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs "
-        "if there are any.",
-    )
-    reduction: Literal["tree", "allreduce"] = Field(
-        "tree", description="How towers are added: tree, or allreduce (not exact)."
-    )
-    graphs: bool = Field(
-        True, description="On a GPU, launch a tower as one CUDA graph where that keeps its bits."
-    )
-    log_every: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between two lines. Default: 10 in log.txt; else a line every 10 "
-        "seconds.",
-    )
-    save_every: int = Field(1000, ge=1, description="Steps between two checkpoints.")
-    save_every_s: float = Field(
-        30.0,
-        ge=0,
-        description="Seconds of training that a crash may cost at most; 0 saves by steps only.",
-    )
-    eval_every: int | None = Field(
-        None, ge=1, description="Steps between two evaluations. Default: only at the end."
-    )
-    summary_every: int = Field(
-        100, ge=0, description="Steps between two TensorBoard summaries; 0 writes none."
-    )
-    keep: int = Field(5, ge=1, description="Latest checkpoints to keep, besides the best.")
-    max_restarts: int = Field(
-        3, ge=0, description="How often all processes are started again after one has failed."
-    )
-    timeout: float = Field(
-        60.0,
-        ge=1,
-        description="Seconds without progress after which a run counts as hung. Start, first step, "
-        "evaluation and "
-        "saving may take ten times as long.",
-    )
+    processes: int | None = Field(None, ge=1)
+    device: Annotated[str, BeforeValidator(_device)] = "auto"
+    reduction: Literal["tree", "allreduce"] = "tree"
+    graphs: bool = True
+    log_every: int | None = Field(None, ge=1)
+    save_every: int = Field(1000, ge=1)
+    save_every_s: float = Field(30.0, ge=0)
+    eval_every: int | None = Field(None, ge=1)
+    summary_every: int = Field(100, ge=0)
+    keep: int = Field(5, ge=1)
+    max_restarts: int = Field(3, ge=0)
+    timeout: float = Field(60.0, ge=1)
 
     @property
     def gpus(self) -> list[int] | None:
@@ -123,8 +102,7 @@ def gpus_here(placement: Placement) -> list[int]:
         why = f" ({problem})" if (problem := hardware.gpu_problem()) else ""
         raise LockstepError(
             f"{option('device', placement.device)}: torch sees no CUDA GPU here{why}. Use "
-            f"{option('device', 'cpu')}, "
-            f"or auto",
+            f"{option('device', 'cpu')}, or auto",
             ENVIRONMENT,
         )
     if missing := [number for number in placement.gpus or () if number >= count]:
@@ -141,10 +119,8 @@ def check(recipe: "Recipe", placement: Placement) -> None:
     if placement.processes is not None and placement.processes > recipe.towers:
         raise LockstepError(
             f"{placement.processes} processes for {recipe.towers} towers: each process needs at "
-            f"least one tower. "
-            f"Choose {option('processes', 1)} to {recipe.towers}, or more {option('towers')} "
-            f"(which makes another "
-            f"recipe)"
+            f"least one tower. Choose {option('processes', 1)} to {recipe.towers}, or more "
+            f"{option('towers')} (which makes another recipe)"
         )
     if placement.reduction == "allreduce" and recipe.exact:
         raise LockstepError(

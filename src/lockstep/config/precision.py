@@ -21,18 +21,18 @@ def resolve(recipe: Recipe, device: str) -> tuple[Recipe, str | None]:
     if recipe.arithmetic == "portable":
         return recipe.replace(precision="float32"), None
     on_gpu = device != "cpu" and hardware.gpus() > 0
-    units, unit = (_gpu_units(), "GPU") if on_gpu else (cpu_units(), "CPU")
+    unit, units = ("GPU", _gpu_units()) if on_gpu else ("CPU", cpu_units())
     # Intel's multiply half as many numbers a second as those for float32 (Xeon without AMX), AMD's
     # twice as many.
-    if units == _AVX512 and hardware.cpuinfo("vendor_id") != "AuthenticAMD":
-        precision, why = "float32", f"this {unit} is slower with its units for bfloat16: {units}"
-    elif units:
-        precision, why = "bfloat16", f"this {unit} has units for it: {units}"
-    else:
-        precision, why = "float32", f"this {unit} has no units for bfloat16"
+    slower = units == _AVX512 and hardware.cpuinfo("vendor_id") != "AuthenticAMD"
+    precision = "bfloat16" if units and not slower else "float32"
+    why = f"has units for it: {units}" if units else "has no units for bfloat16"
+    if slower:
+        why = f"is slower with its units for bfloat16: {units}"
     return (
         recipe.replace(precision=precision),
-        f"precision {precision}, because {why}; choose another with {option('precision')}",
+        f"precision {precision}, because this {unit} {why}; choose another with "
+        f"{option('precision')}",
     )
 
 

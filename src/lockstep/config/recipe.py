@@ -68,16 +68,75 @@ class Recipe(Settings):
     torch.
 
     The command line's options are made from the fields in `options`, and from the shorthands.
+
+    Attributes:
+        name: The recipe's name, for new runs.
+        dataset: A built-in dataset, folder for the images in --data, or your own as
+            package.module:function.
+        dataset_sha256: SHA-256 of the data that a Python program gave.
+        image_px: Side in pixels to which images of a folder or own images are brought.
+        grey: Bring the images of a folder to one channel.
+        fit: How an image of a folder becomes a square: crop keeps the square in the middle, pad
+            adds grey margins, squash changes the proportions.
+        test_share: Share of a folder without a test part that becomes it, by a hash of each file.
+        group: Regular expression on the path of an image in its folder. Images for which its first
+            group in parentheses, or else all it matches, is the same stay on one side of every
+            division.
+        layout: What names the classes of a folder that can be read in two ways: folders (each one
+            in it is a class, with all images in it), or table.
+        label_column: Column of a folder's table with the classes. Default: label, class, category
+            or target.
+        group_column: Column with the groups, as in --group. Default: group.
+        split_column: Column with train, val or test. Default: split.
+        left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
+        held_out: Training images that are left out and evaluated in place of the test images, so
+            that settings can be chosen without looking at those. The choice is the same for every
+            seed.
+        model: A built-in model, or your own as package.module:function.
+        model_options: Keyword arguments of the model's function; see its docstring.
+        init_sha256: SHA-256 of the file of weights that the run starts from. The placement names
+            the file.
+        augmentation: How images become network input.
+        progressive: Smaller images in the first part of training.
+        label_smoothing: Share of each target that is spread over all classes, in training.
+        test_views: Views whose logits are averaged in evaluation: the image; with its mirror image;
+            both also moved by one pixel; moved only for the least sure quarter of each eval_batch.
+        towers: Towers (logical replicas). Keeps the tower batch.
+        batch: Images per step, over all towers.
+        steps: Length of the run; or give --epochs.
+        epochs: Length of the run; or give --steps.
+        min_steps: The least number of steps of a run whose length is in epochs.
+        optimizer: The update rule.
+        lr: Base learning rate.
+        schedule: The factor on the learning rate at each step.
+        weight_decay: Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW.
+            default stands for all others of two or more dimensions (Muon: exactly two).
+        head: Name of the last layer, to train it alone, in float32, on features: the layers before
+            it compute each image and its mirror image once, with the weights of init_sha256
+            (head/features.py).
+        balanced: Train for tests in which all classes are equally frequent, whatever their shares
+            of the training images: the loss adds the logarithm of its class's share to each logit.
+            False: for the same shares.
+        lr_factors: Name of a layer or parameter -> factor on its learning rate; the longest name
+            counts. Parameters and buffers of a layer with the factor 0 stay as they are, and its
+            norm layers use their running averages.
+        ema: Exponential moving average of the parameters.
+        precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
+        arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
+            portable: the same bits on every kind of CPU tried, in float32 (docs/portable.md).
+        threads_per_tower: CPU threads of a tower; another number has other low-order bits.
+        eval_batch: Images in one forward pass of an evaluation.
+        seed: Seed of initial weights, order, augmentation and dropout.
+        exact: False gives up bit-identical results, and allows reductions and kernels that change
+            bits.
+
+    Shorthands:
+        tower_batch: Images per step for each tower; or give --batch.
+        portable: Compute the same bits on every kind of CPU tried, in float32, at about twice the
+            time; or --no-portable.
     """
 
-    shorthands: ClassVar[dict[str, tuple[type, str]]] = {
-        "tower_batch": (int, "Images per step for each tower; or give --batch."),
-        "portable": (
-            bool,
-            "Compute the same bits on every kind of CPU tried, in float32, at about twice the "
-            "time; or --no-portable.",
-        ),
-    }
+    shorthands: ClassVar[dict[str, type]] = {"tower_batch": int, "portable": bool}
     options: ClassVar[tuple[str, ...]] = (
         "towers",
         "batch",
@@ -94,179 +153,46 @@ class Recipe(Settings):
         "portable",
     )
 
-    name: Annotated[str, AfterValidator(plain_name)] = Field(
-        description="The recipe's name, for new runs."
-    )
-    dataset: str = Field(
-        description="A built-in dataset, folder for the images in --data, or your own as "
-        "package.module:function."
-    )
-    dataset_sha256: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{64}$",
-        description="SHA-256 of the data that a Python program gave.",
-    )
-    image_px: int | None = Field(
-        None,
-        ge=MIN_IMAGE_PX,
-        le=256,
-        description="Side in pixels to which images of a folder or own images are brought.",
-    )
-    grey: bool = Field(False, description="Bring the images of a folder to one channel.")
-    fit: Literal["crop", "pad", "squash"] = Field(
-        "crop",
-        description="How an image of a folder becomes a square: crop keeps the square in the "
-        "middle, pad adds grey "
-        "margins, squash changes the proportions.",
-    )
-    test_share: float = Field(
-        0.2,
-        gt=0,
-        lt=1,
-        description="Share of a folder without a test part that becomes it, by a hash of each "
-        "file.",
-    )
-    group: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1000,
-        description="Regular expression on the path of an image in its folder. Images for which "
-        "its first group in "
-        "parentheses, or else all it matches, is the same stay on one side of every division.",
-    )
-    layout: Literal["folders", "table"] | None = Field(
-        None,
-        description="What names the classes of a folder that can be read in two ways: folders "
-        "(each one in it is a "
-        "class, with all images in it), or table.",
-    )
-    label_column: str | None = Field(
-        None,
-        description="Column of a folder's table with the classes. Default: label, class, category "
-        "or target.",
-    )
-    group_column: str | None = Field(
-        None, description="Column with the groups, as in --group. Default: group."
-    )
-    split_column: str | None = Field(
-        None, description="Column with train, val or test. Default: split."
-    )
-    left_out: tuple[str, ...] = Field(
-        (),
-        description="Paths of images in the folder that are not used. --skip-damaged sets it.",
-    )
-    held_out: int = Field(
-        0,
-        ge=0,
-        description="Training images that are left out and evaluated in place of the test images, "
-        "so that settings can "
-        "be chosen without looking at those. The choice is the same for every seed.",
-    )
-    model: str = Field(description="A built-in model, or your own as package.module:function.")
-    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field(
-        {}, description="Keyword arguments of the model's function; see its docstring."
-    )
-    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None,
-        description="SHA-256 of the file of weights that the run starts from. The placement names "
-        "the file.",
-    )
-    augmentation: Annotated[
-        Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))
-    ] = Field(description="How images become network input.")
-    progressive: Progressive | None = Field(
-        None, description="Smaller images in the first part of training."
-    )
-    label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of each target that is spread over all classes, in training.",
-    )
-    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = Field(
-        "one",
-        description="Views whose logits are averaged in evaluation: the image; with its mirror "
-        "image; both also moved "
-        "by one pixel; moved only for the least sure quarter of each eval_batch.",
-    )
-    towers: int = Field(
-        1, ge=1, le=MAX_TOWERS, description="Towers (logical replicas). Keeps the tower batch."
-    )
-    batch: int = Field(ge=1, le=MAX_BATCH, description="Images per step, over all towers.")
-    steps: int | None = Field(
-        None, ge=1, le=MAX_STEPS, description="Length of the run; or give --epochs."
-    )
-    epochs: float | None = Field(
-        None, gt=0, le=MAX_STEPS, description="Length of the run; or give --steps."
-    )
-    min_steps: int = Field(
-        1,
-        ge=1,
-        le=MAX_STEPS,
-        description="The least number of steps of a run whose length is in epochs.",
-    )
-    optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))] = Field(
-        description="The update rule."
-    )
-    lr: float = Field(gt=0, description="Base learning rate.")
-    schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))] = Field(
-        description="The factor on the learning rate at each step."
-    )
-    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        {},
-        description="Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW. "
-        "default stands for "
-        "all others of two or more dimensions (Muon: exactly two).",
-    )
-    head: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the last layer, to train it alone, in float32, on features: the "
-        "layers before it compute "
-        "each image and its mirror image once, with the weights of init_sha256 (head/features.py).",
-    )
-    balanced: bool = Field(
-        False,
-        description="Train for tests in which all classes are equally frequent, whatever their "
-        "shares of the training "
-        "images: the loss adds the logarithm of its class's share to each logit. False: for the "
-        "same shares.",
-    )
-    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        {},
-        description="Name of a layer or parameter -> factor on its learning rate; the longest name "
-        "counts. Parameters "
-        "and buffers of a layer with the factor 0 stay as they are, and its norm layers use their "
-        "running averages.",
-    )
-    ema: EMA | None = Field(None, description="Exponential moving average of the parameters.")
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "float32",
-        description="float32, bfloat16, float16, or auto: chosen by the hardware for a new run.",
-    )
-    arithmetic: Literal["native", "portable"] = Field(
-        "native",
-        description="native: the fastest kernels, whose low-order bits depend on the kind of CPU. "
-        "portable: the same "
-        "bits on every kind of CPU tried, in float32 (docs/portable.md).",
-    )
-    threads_per_tower: int = Field(
-        1,
-        ge=1,
-        le=MAX_THREADS,
-        description="CPU threads of a tower; another number has other low-order bits.",
-    )
-    eval_batch: int = Field(
-        500, ge=1, le=MAX_EVAL_BATCH, description="Images in one forward pass of an evaluation."
-    )
-    seed: int = Field(
-        0, ge=0, lt=2**63, description="Seed of initial weights, order, augmentation and dropout."
-    )
-    exact: bool = Field(
-        True,
-        description="False gives up bit-identical results, and allows reductions and kernels that "
-        "change bits.",
-    )
+    name: Annotated[str, AfterValidator(plain_name)]
+    dataset: str
+    dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=256)
+    grey: bool = False
+    fit: Literal["crop", "pad", "squash"] = "crop"
+    test_share: float = Field(0.2, gt=0, lt=1)
+    group: str | None = Field(None, min_length=1, max_length=1000)
+    layout: Literal["folders", "table"] | None = None
+    label_column: str | None = None
+    group_column: str | None = None
+    split_column: str | None = None
+    left_out: tuple[str, ...] = ()
+    held_out: int = Field(0, ge=0)
+    model: str
+    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field({})
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
+    progressive: Progressive | None = None
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
+    towers: int = Field(1, ge=1, le=MAX_TOWERS)
+    batch: int = Field(ge=1, le=MAX_BATCH)
+    steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    epochs: float | None = Field(None, gt=0, le=MAX_STEPS)
+    min_steps: int = Field(1, ge=1, le=MAX_STEPS)
+    optimizer: Annotated[Optimizer, BeforeValidator(choose("optimizer", OPTIMIZERS))]
+    lr: float = Field(gt=0)
+    schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
+    weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    head: str | None = Field(None, min_length=1)
+    balanced: bool = False
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    ema: EMA | None = None
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    arithmetic: Literal["native", "portable"] = "native"
+    threads_per_tower: int = Field(1, ge=1, le=MAX_THREADS)
+    eval_batch: int = Field(500, ge=1, le=MAX_EVAL_BATCH)
+    seed: int = Field(0, ge=0, lt=2**63)
+    exact: bool = True
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
@@ -278,8 +204,7 @@ class Recipe(Settings):
         if (self.dataset == MEMORY) != (self.dataset_sha256 is not None):
             raise ValueError(
                 f"dataset {MEMORY} and dataset_sha256 belong together, and data= of lockstep.train "
-                f"sets both: leave "
-                f"them out"
+                "sets both: leave them out"
             )
         if self.dataset == IMAGE_FOLDER and self.image_px is None:
             raise ValueError(
@@ -321,8 +246,7 @@ class Recipe(Settings):
         if self.arithmetic == "portable" and self.precision not in ("auto", "float32"):
             raise ValueError(
                 f"precision {self.precision} is for native arithmetic, as its bits depend on the "
-                f"machine: leave it "
-                f"out, or set arithmetic=native ({option('portable', False)})"
+                f"machine: leave it out, or set arithmetic=native ({option('portable', False)})"
             )
         if self.head is not None:
             self._check_head()
@@ -335,16 +259,14 @@ class Recipe(Settings):
         if self.progressive:
             raise ValueError(
                 f"progressive changes what the layers before the head {self.head} compute, and "
-                f"that is computed once: "
-                f"leave it out, or train these layers too, with head=none"
+                "that is computed once: leave it out, or train these layers too, with head=none"
             )
         views = self.augmentation.views
         if views is None:
             raise ValueError(
                 f"augmentation {self.augmentation.kind} has more views of an image than itself and "
-                f"its mirror image, "
-                f"and with a head each view is computed once: set augmentation=plain, or "
-                f"flip-translate with pixels=0"
+                "its mirror image, and with a head each view is computed once: set "
+                "augmentation=plain, or flip-translate with pixels=0"
             )
         if self.test_views != "one" and (self.test_views, views) != ("flip", 2):
             raise ValueError(
@@ -397,8 +319,7 @@ class Recipe(Settings):
         if code and not trusted:
             raise LockstepError(
                 f"{source} uses {listed(code)}, and loading it executes its code. If it is yours, "
-                f"or you trust it, add "
-                f"{option('trust_code', True)}"
+                f"or you trust it, add {option('trust_code', True)}"
             )
 
     def resuming(self, run: Path) -> str:

@@ -175,6 +175,12 @@ def _moved(network: Forward, images: Tensor) -> Tensor:
     return sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[return-value]
 
 
+def probabilities_of(logits: Tensor) -> Tensor:
+    """Return the probabilities, float64 [n, classes]; NaN where logits are not finite."""
+    unclassified = ~logits.isfinite().all(1, keepdim=True)
+    return logits.double().softmax(1).masked_fill(unclassified, torch.nan)
+
+
 def predicted(logits: Tensor, classes: int) -> Tensor:
     """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite
     or predicts none.

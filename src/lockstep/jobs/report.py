@@ -2,9 +2,12 @@
 mistakes.
 """
 
+from dataclasses import replace
+from pathlib import Path
+
 from torch import Tensor
 
-from lockstep.core.evaluation import predicted
+from lockstep.core.evaluation import predicted, probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
@@ -15,7 +18,8 @@ from lockstep.jobs.evaluate import judge, replica_of
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
-from lockstep.pages.page import address, spotlit
+from lockstep.pages.page import address
+from lockstep.pages.prediction import Prediction
 from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
@@ -37,9 +41,8 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     if not ctx.first or logits is None:
         return None
     labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
-    # The logits are not finite: no class has a probability.
-    unclassified = classes == logits.shape[1]
-    probabilities = logits.double().softmax(1).masked_fill(unclassified[:, None], 0.0)
+    probabilities = probabilities_of(logits)
+    counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images, names = replica.splits[spec.split], list[str]()
     if spec.recipe.dataset == IMAGE_FOLDER:
         found = spec.recipe.survey(
@@ -49,10 +52,10 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
     try:
-        sure = [sure_answers(replica, tensors, dataset, probabilities, share) for share in _SURE]
+        sure = [sure_answers(replica, tensors, dataset, counted, share) for share in _SURE]
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
-    first = probabilities.amax(1)
+    first = counted.amax(1)
     correct = classes == labels
     mistakes = (
         first.masked_fill(correct, -1.0)
@@ -84,22 +87,24 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
 def _shown(
     replica: Replica, images: Dataset, probabilities: Tensor, row: int, names: list[str]
 ) -> Record:
-    """Return an image as the page shows it: its name, its label, its two most probable classes, if
-    any, its picture.
-
-    "evidence" is the picture with light on what speaks for the most probable class, or None.
+    """Return an image as the page shows it: its name, its label, the class that was found, its two
+    most probable classes, and its pictures.
     """
-    top = probabilities[row].topk(min(2, probabilities.shape[1]))
-    likely = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+    name = Path(names[row]) if names else row
+    prediction = Prediction.of(name, probabilities[row], images.classes, 2)
     image = images.pixels(slice(row, row + 1)).cpu()
-    pixels, parts = image[0].numpy(), None
-    if replica.backbone is not None:
+    if replica.backbone is not None and prediction.index is not None:
         # by the weights that were evaluated last
-        parts = class_activation_map(replica.backbone, replica.network, image, int(top.indices[0]))
+        parts = class_activation_map(replica.backbone, replica.network, image, prediction.index)
+        prediction = replace(prediction, evidence=None if parts is None else parts.numpy())
+    pictures = prediction.pictures(image[0].numpy())
     return {
         "name": names[row] if names else f"image {row:,}",
         "label": images.classes[int(images.labels[row])],
-        "top": [(images.classes[index], value) for value, index in likely if top.values[0]],
-        "picture": address(pixels),
-        "evidence": None if parts is None else address(spotlit(pixels, parts.numpy())),
+        "predicted": prediction.label,
+        "probability": prediction.probability,
+        "ranked": prediction.ranked(1),
+        "pictures": {
+            what: None if pixels is None else address(pixels) for what, pixels in pictures.items()
+        },
     }

@@ -30,6 +30,7 @@ from lockstep.launch.signals import StopRequest, masked, stopped_by
 from lockstep.launch.world import RENDEZVOUS, World
 from lockstep.messages import logger
 from lockstep.runs.run import Run
+from lockstep.runs.statefile import DamagedFileError
 
 _POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
 # If a look took longer, this program was stopped, and its workers may have been too.
@@ -91,7 +92,8 @@ class End(NamedTuple):
 
     code: the exit code; below 0 the signal that killed it. message: the error, or "". known: True
     for an error that the user must fix, so that a restart does not help. lost: True if it has only
-    lost the other processes. time: when that was.
+    lost the other processes. time: when that was. damaged: the state file that cannot be read, if
+    that is the error, or "".
     """
 
     code: int
@@ -99,6 +101,7 @@ class End(NamedTuple):
     known: bool = False
     lost: bool = False
     time: float = 0.0
+    damaged: str = ""
 
 
 @dataclass
@@ -319,6 +322,8 @@ class Supervisor:
         there must be none.
         """
         spec, run = self.spec, begun(self.spec, self._received)
+        if failure.damaged:
+            raise DamagedFileError(failure.message, Path(failure.damaged))
         if failure.known:
             raise LockstepError(failure.message, failure.code)
         message, limit = failure.message.rstrip(), spec.placement.max_restarts

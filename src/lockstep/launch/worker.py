@@ -25,6 +25,7 @@ from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
 from lockstep.messages import handled, on_stderr
+from lockstep.runs.statefile import DamagedFileError
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +159,8 @@ def main() -> None:
         end = End(int(stopped.code or 0))
     except LockstepError as error:
         lost = isinstance(error, PeerLostError)
-        end = End(error.code, str(error), known=not lost, lost=lost, time=time.time())
+        damaged = str(error.path) if isinstance(error, DamagedFileError) else ""
+        end = End(error.code, str(error), not lost, lost, time.time(), damaged)
     except Exception:
         end = End(
             CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time()

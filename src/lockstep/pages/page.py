@@ -63,13 +63,13 @@ class Section(NamedTuple):
 
 
 class Headline(NamedTuple):
-    """What a page says first: a figure such as "99.15 %", a sentence about it, and facts (name,
+    """What a page says first: a figure such as "99.15 %", a sentence about it, and details (name,
     value).
     """
 
     figure: str
     text: str
-    facts: Sequence[tuple[str, str]] = ()
+    details: Sequence[tuple[str, str]] = ()
 
 
 def render(

@@ -11,9 +11,8 @@ from lockstep.text import duration, gpu_text, loss_text, plural
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
 _SURE = (
-    "Answers are sure from the probability at which enough answers on held-out training "
-    "images "
-    "are right."
+    "Answers are sure from the probability at which enough answers on held-out training images are "
+    "right."
 )
 _NOT_SURE = (
     "Which answers are sure is known only of a complete run of a linear head with 50 "
@@ -24,9 +23,8 @@ _EVIDENCE = (
     "parts of its logit)."
 )
 _NO_EVIDENCE = (
-    "Which pixels decided is known only of a linear head on averages over places, as "
-    "in "
-    "recipe photos."
+    "Which pixels decided is known only of a linear head on averages over places, as in recipe "
+    "photos."
 )
 
 
@@ -52,26 +50,26 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
 
 
 def headline(run: Run, record: Record | None) -> Headline:
-    """Return the accuracy with its interval, and the facts that identify a run."""
+    """Return the accuracy with its interval, and the details that identify a run."""
     recipe, result = run.recipe(), run.result()
-    facts = [("Recipe", recipe.name), ("Model", recipe.model)]
+    details = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
-        facts.append(
+        details.append(
             ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}")
         )
     if recipe.left_out:
-        facts.append(("Left out", plural(len(recipe.left_out), "image")))
+        details.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
-        facts.insert(0, ("Loss", loss_text(record["loss"])))
+        details.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
         images = f"of {record['examples']:,} {record['split']} images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
     else:
-        return Headline("-", "No accuracy is recorded yet.", facts)
+        return Headline("-", "No accuracy is recorded yet.", details)
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
-    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", facts)
+    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", details)
 
 
 def training(run: Run) -> Section:
@@ -156,7 +154,7 @@ def pictures(record: Record) -> list[Section]:
     """Return the worst mistakes as pictures, if there are any."""
     if not record["mistakes"]:
         return []
-    explained = any(one["evidence"] for one in record["mistakes"])
+    explained = any(mistake["pictures"]["evidence"] for mistake in record["mistakes"])
     return [
         Section(
             "Worst mistakes",
@@ -164,20 +162,18 @@ def pictures(record: Record) -> list[Section]:
                 "Misclassified images, the most certain first.",
                 _EVIDENCE if explained else _NO_EVIDENCE,
             ],
-            pictures=[_picture(one) for one in record["mistakes"]],
+            pictures=[_picture(mistake) for mistake in record["mistakes"]],
         )
     ]
 
 
-def _picture(one: Record) -> Picture:
-    found = one["top"][0][0] if one["top"] else "no class"
-    ranked = [f"{name} {share:.1%}" for name, share in one["top"]]
-    text = f"{one['name']}, labelled {one['label']}, classified as {found}"
+def _picture(mistake: Record) -> Picture:
+    name, label, pictures = mistake["name"], mistake["label"], mistake["pictures"]
     return Picture(
-        one["picture"],
-        text,
-        [f"labelled {one['label']}", *ranked, one["name"]],
-        one["evidence"] or "",
+        pictures["input"],
+        f"{name}, labelled {label}, classified as {mistake['predicted'] or 'no class'}",
+        [f"labelled {label}", *mistake["ranked"], name],
+        pictures["evidence"] or "",
     )
 
 
@@ -191,7 +187,7 @@ def provenance(run: Run) -> Section:
         run.result(),
         run.path,
     )
-    facts = {
+    details = {
         "recipe": f"{recipe.name}, digest {recipe.digest()}",
         "weights": f"sha256 {result['weights_sha256']}" if result else "",
         **{
@@ -208,7 +204,7 @@ def provenance(run: Run) -> Section:
             for name, value in dotted(recipe.model_dump(mode="json", exclude_none=True)).items()
         },
     }
-    rows = [[name, value] for name, value in facts.items() if value]
+    rows = [[name, value] for name, value in details.items() if value]
     same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
     texts = [
         f"The first command trains it again, {same}. The second computes its last steps again and "

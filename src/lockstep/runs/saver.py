@@ -12,7 +12,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Fence, Record, make_folder, no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
-from lockstep.runs.statefile import DamagedError, Tensors, checkpoints_in, file_name
+from lockstep.runs.statefile import DamagedFileError, Tensors, checkpoints_in, file_name
 
 
 @dataclass
@@ -175,7 +175,7 @@ def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> Non
                         statefile.read(path)
                     verified.add(path)
                     kept += 1
-                except DamagedError:
+                except DamagedFileError:
                     _set_aside(path)
         elif step != best:
             # A file that cannot be deleted costs disk space, not the run.

@@ -19,9 +19,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import (
     Fence,
     Record,
@@ -48,11 +48,12 @@ _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library 
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 
 
-class DamagedError(LockstepError):
-    """A state file that cannot be read: it is damaged, or another program's."""
+class DamagedFileError(LockstepError):
+    """The state file at `path` cannot be read: it is damaged, or another program's."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, path: Path) -> None:
         super().__init__(message, DATA)
+        self.path = path
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,19 @@ def step_of(path: Path) -> int | None:
 def file_name(step: int) -> str:
     """Return the name of the checkpoint after `step` updates."""
     return f"step-{step:09d}{SUFFIX}"
+
+
+def step_or_best(checkpoint: str | int | None) -> int | Literal["best"] | None:
+    """Return the step that `checkpoint` names, "best", or None for the newest one."""
+    if checkpoint is None or checkpoint == "best":
+        return checkpoint  # type: ignore[return-value]  # mypy does not narrow a str by ==
+    text = str(checkpoint)
+    if not text.isdecimal():
+        raise LockstepError(
+            f"{option('checkpoint')} {text!r}: give best, or the number of steps of a checkpoint, "
+            f"as in 1000"
+        )
+    return int(text)
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
@@ -110,7 +124,7 @@ def metadata_if_valid(path: Path) -> Record:
     """Return the metadata of a state file; {} if it is damaged or does not exist."""
     try:
         return metadata_of(path)
-    except (DamagedError, FileNotFoundError):
+    except (DamagedFileError, FileNotFoundError):
         return {}
 
 
@@ -119,7 +133,7 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
 
     `content` is that of the file, if the caller has read it.
     With `foreign`, a safetensors file of another program is read too; it has no metadata.
-    Raises: DamagedError if it is damaged or not a state file, FileNotFoundError if it does not
+    Raises: DamagedFileError if it is damaged or not a state file, FileNotFoundError if it does not
     exist, LockstepError if this user may not read it.
     """
     try:
@@ -147,11 +161,12 @@ def _frozen_beside(path: Path) -> "dict[str, Tensor]":
     """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they
     may not be missing.
     """
+    frozen = path.with_name(_FROZEN_FILE)
     try:
-        return read(path.with_name(_FROZEN_FILE)).tensors
+        return read(frozen).tensors
     except FileNotFoundError as error:
-        raise DamagedError(
-            f"{error}, so {path.name} has no layers before its head: copy both"
+        raise DamagedFileError(
+            f"{error}, so {path.name} has no layers before its head: copy both", frozen
         ) from None
 
 
@@ -163,7 +178,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     """
     make_folder(folder)
     path = folder / _FROZEN_FILE
-    with contextlib.suppress(DamagedError, FileNotFoundError):
+    with contextlib.suppress(DamagedFileError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
             return
     write(path, copied(tensors), {}, fence)
@@ -183,7 +198,7 @@ def latest(folder: Path) -> StateFile | None:
             return read(paths[-1])
         except FileNotFoundError:
             continue
-        except DamagedError as error:
+        except DamagedFileError as error:
             logger.warning(f"{error}: trying the one before it")
             damaged.add(paths[-1])
     if damaged:
@@ -223,7 +238,7 @@ def _damaged(path: Path, error: Exception) -> Exception:
     if not os.path.lexists(path):
         return FileNotFoundError(f"{path} does not exist")
     require_permission(path, error)
-    return DamagedError(f"{path} is damaged, or not a file that Lockstep wrote ({error})")
+    return DamagedFileError(f"{path} is damaged, or not a file that Lockstep wrote ({error})", path)
 
 
 def read_tensors(file: Path | bytes) -> "dict[str, Tensor]":
