@@ -295,7 +295,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
                 where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px"
             )
         # Prediction turns images upright too. So the network must be trained on upright ones.
-        image = upright(image, image)
+        image = np.array(upright(image, image))
     array: Bytes = image[..., None] if image.ndim == 2 else image
     if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
         _refuse(
