@@ -69,6 +69,9 @@ def fetch(source: Source, folder: Path) -> bool:
                 unfinished.mkdir()
                 for archive in source.archives:
                     _transfer(archive, unfinished)
+                paths, lacking = catalog.searched(source, unfinished)
+                if not paths:
+                    raise LockstepError(f"the download is not whole: {lacking}", DATA)
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
