@@ -122,11 +122,10 @@ def read_bytes(path: Path, most: int) -> bytes:
         return file.read()
 
 
-"""From an image file, or an image in memory, to the network's pixels: the one preprocessing of
-pictures.
+"""The decoder: from an image file, or an image in memory, to the network's pixels.
 
-Training, evaluation and prediction call `decode_image`, so an image has the same pixels in all of
-them. Pillow is imported on first use, because it is not needed to print a help text.
+It is the one preprocessing of pictures: training, evaluation and prediction call `decode_image`, so
+an image has the same pixels in all of them. `pixels.py` keeps what training needs. Pillow is imported on first use, because it is not needed to print a help text.
 """
 
 import contextlib
@@ -258,16 +257,18 @@ def decode_image(
     if isinstance(source, Path | str):
         source = read_image(Path(source))
     if isinstance(source, bytes):
-        pixels = _decode(source, image_px, fit)[0]
+        with _opened(source) as image:
+            square = _square(image, image_px, fit, draft=True)
     else:
         with _one_error_type():
-            pixels = _square(
-                _from_array(source) if isinstance(source, np.ndarray) else source, image_px, fit
-            )
-    return np.array(_from_array(pixels).convert("L"))[..., None] if grey else pixels
+            image = _from_array(source) if isinstance(source, np.ndarray) else source
+            square = _square(image, image_px, fit)
+    if grey:
+        return np.array(square.convert("L"))[..., None]
+    return np.array(square)
 
 
-def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
+def upright(pixels: "Image", image: "Image") -> "Image":
     """Return the `pixels` of a loaded `image`, turned by its EXIF orientation. Unreadable EXIF data
     counts as none.
     """
@@ -276,7 +277,7 @@ def upright(pixels: "Image", image: "Image") -> NDArray[np.uint8]:
     plain = Image.fromarray(np.array(pixels))
     with contextlib.suppress(Exception):
         plain.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION)
-    return np.array(ImageOps.exif_transpose(plain))
+    return ImageOps.exif_transpose(plain)
 
 
 class Metadata(NamedTuple):
@@ -308,17 +309,24 @@ def inspect_image(data: bytes) -> Metadata:
     """
     from PIL import Image
 
-    pixels, format, (width, height) = _decode(data, 32, "crop")
-    small = _from_array(pixels).convert("L")
-    right, below = (
-        np.asarray(small.resize(size, Image.Resampling.BOX)) for size in ((9, 8), (8, 9))
+    with _opened(data) as image:
+        format = "JPEG" if image.format == "MPO" else str(image.format)
+        width, height = image.size
+        square = _square(image, 32, "crop", draft=True)
+    pixels = np.array(square)
+    luminance = square.convert("L")
+    right = np.asarray(luminance.resize((9, 8), Image.Resampling.BOX))
+    below = np.asarray(luminance.resize((8, 9), Image.Resampling.BOX))
+    dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]])
+    sha256 = hashlib.sha256(pixels.data).hexdigest()
+    return Metadata(
+        format,
+        width,
+        height,
+        grey=bool((pixels == pixels[..., :1]).all()),
+        dhash=dhash.tobytes().hex(),
+        pixels_sha256="" if (pixels == pixels[0, 0]).all() else sha256[:32],
     )
-    dhash = np.packbits([right[:, 1:] > right[:, :-1], below[1:] > below[:-1]]).tobytes().hex()
-    grey = bool((pixels == pixels[..., :1]).all())
-    pixels_sha256 = (
-        "" if (pixels == pixels[0, 0]).all() else hashlib.sha256(pixels.data).hexdigest()[:32]
-    )
-    return Metadata(format, width, height, grey, dhash, pixels_sha256)
 
 
 def stored_pixels(data: bytes, limit: int) -> int:
@@ -366,16 +374,6 @@ def _no_memory() -> LockstepError:
     return LockstepError(
         "not enough memory to decode an image: end other programs, or raise the limit", ENVIRONMENT
     )
-
-
-def _decode(data: bytes, image_px: int, fit: Fit) -> tuple[NDArray[np.uint8], str, tuple[int, int]]:
-    """Return the pixels, the format and the stored size of a file's bytes. Raises:
-    UnreadableImageError.
-    """
-    with _opened(data) as image:
-        format, size = "JPEG" if image.format == "MPO" else str(image.format), image.size
-        pixels = _square(image, image_px, fit, draft=True)
-    return pixels, format, size
 
 
 @contextlib.contextmanager
@@ -445,35 +443,35 @@ def _what(head: bytes) -> str:
     return _NO_IMAGE
 
 
-def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> NDArray[np.uint8]:
-    """Return the pixels of an open image. `draft` allows to decode a JPEG at a smaller size, which
-    changes `image`.
+def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> "Image":
+    """Return an open image as RGB of `image_px` a side. `draft` allows to decode a JPEG at a
+    smaller size, which changes `image`.
     """
     from PIL import Image
 
     _require_size(image, PIXEL_LIMIT)
     coarse = int(_REDUCING_GAP * image_px)
-    shrinks = draft and min(image.size) >= 2 * coarse
-    scaled = image.draft(None, (coarse, coarse)) if shrinks else None
+    scaled = None
+    if draft and min(image.size) >= 2 * coarse:
+        scaled = image.draft(None, (coarse, coarse))
     image.load()  # which applies the orientation of a TIFF
     width, height = scaled[1][2:] if scaled else image.size  # The size of a draft is rounded up.
-    side = min(width, height)
-    box = (
-        (width - side) / 2,
-        (height - side) / 2,
-        (width + side) / 2,
-        (height + side) / 2,
-    )
-    # The margins of fit=pad; at least one pixel of the image remains.
-    free = image_px / 2 if fit == "pad" else 0
-    across, down = (
-        min(round(free - free * part / max(width, height)), (image_px - 1) // 2)
-        for part in (width, height)
-    )
+    box = (0.0, 0.0, width, height)
+    across = down = 0  # the margins of fit=pad; at least one pixel of the image remains
+    if fit == "crop":
+        side = min(width, height)
+        left = (width - side) / 2
+        top = (height - side) / 2
+        box = (left, top, left + side, top + side)
+    elif fit == "pad":
+        across, down = (
+            min(round(image_px / 2 - image_px / 2 * part / max(width, height)), (image_px - 1) // 2)
+            for part in (width, height)
+        )
     small = _eight_bit(image).resize(
         (image_px - 2 * across, image_px - 2 * down),
         Image.Resampling.BICUBIC,
-        box if fit == "crop" else (0, 0, width, height),
+        box,
         reducing_gap=_REDUCING_GAP,
     )
     if small.mode in ("LA", "RGBA"):
@@ -537,9 +535,9 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
             f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] "
             f"or [H, W, 4]"
         )
-    return Image.fromarray(
-        np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array)
-    )
+    if channels == 1:
+        array = array.reshape(array.shape[:2])
+    return Image.fromarray(np.ascontiguousarray(array))
 
 
 import json

@@ -133,7 +133,11 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
         pass
     assert state.step == last
     evaluation = evaluate(
-        model.network, state.ema or state.parameters, state.buffers, dataset.first(50), group
+        model.network,
+        state.ema or state.parameters,
+        state.buffers,
+        dataset.select(np.arange(50)),
+        group,
     )
     return Trained(state, evaluation)
 

@@ -131,7 +131,7 @@ def _below(place: Path) -> Iterator[Item]:
             if (
                 enter
                 or is_image(str(inner))
-                or inner.suffix.lower().removeprefix(".") in UNSUPPORTED
+                or UNSUPPORTED.fullmatch(inner.suffix.lower().removeprefix("."))
             ):
                 waiting.append((inner, (*above, own)))
 

@@ -79,8 +79,11 @@ def store(data: object, image_px: int | None) -> str:
     Raises: LockstepError that names the split, what we got and what is allowed.
     """
     if not isinstance(data, Mapping):
-        example = '{"train": (images, labels), "test": ...}'
-        _refuse("data", f"got a {type(data).__name__}, expected a dict such as {example}")
+        _refuse(
+            "data",
+            f"got a {type(data).__name__}, expected a dict such as "
+            '{"train": (images, labels), "test": ...}',
+        )
     names = [name for name in data if name != _CLASSES]
     for name in names:
         if not isinstance(name, str) or not _SPLIT_NAME.fullmatch(name) or name == "held-out":
@@ -89,45 +92,39 @@ def store(data: object, image_px: int | None) -> str:
                 f"{name!r} cannot be the name of a split: use train, test, validation or the like",
             )
     if "train" not in names:
-        _refuse(
-            "data",
-            f"has no split train, only {', '.join(names) or 'none'}: name the training examples "
-            f"train",
-        )
+        splits = ", ".join(names) or "none"
+        _refuse("data", f"has no split train, only {splits}: name the training examples train")
     shape: Any = ()
-    splits: dict[str, dict[str, Any]] = {}
+    labels_of = {name: list[int]() for name in names}
+    ids_of = {name: list[str]() for name in names}
     for name in names:
-        ids, labels = list[str](), list[int]()
+        labels = labels_of[name]
         examples = _examples(name, data[name], image_px)
         while chunk := list(islice(examples, 1 + _CHUNK_BYTES // prod(shape) if shape else 1)):
-            for row, (image, _) in enumerate(chunk, len(labels)):
-                shape = shape or image.shape
+            images = [np.ascontiguousarray(image) for image, _ in chunk]
+            shape = shape or images[0].shape
+            for row, image in enumerate(images, len(labels)):
                 if image.shape != shape:
-                    sizes = (
-                        f"the image has shape {list(image.shape)}, those before it {list(shape)}"
-                    )
                     _refuse(
                         f"{name}, example {row}",
-                        f"{sizes}: give images of one size, or set image_px",
+                        f"the image has shape {list(image.shape)}, those before it {list(shape)}: "
+                        f"give images of one size, or set image_px",
                     )
-            images = [np.ascontiguousarray(image) for image, _ in chunk]
-            own = [hashlib.sha256(image.data).digest() for image in images]
-            RowCache(_GIVEN, shape).find_or_make(
-                own, images.__getitem__, "the images of the dataset"
-            )
-            ids += [each.hex() for each in own]
+            ids = [hashlib.sha256(image.data).digest() for image in images]
+            cache = RowCache(_GIVEN, shape)
+            cache.find_or_make(ids, images.__getitem__, "the images of the dataset")
+            ids_of[name] += [row_id.hex() for row_id in ids]
             labels += [label for _, label in chunk]
         if not labels:
             _refuse(name, "is empty: give at least one example")
-        splits[name] = {"labels": labels, "ids": ids}
-    facts = {
+    metadata = {
         "shape": shape,
-        "classes": _classes(data, {name: split["labels"] for name, split in splits.items()}),
-        "splits": splits,
+        "classes": _classes(data, labels_of),
+        "splits": {name: {"labels": labels_of[name], "ids": ids_of[name]} for name in names},
     }
-    sha256 = _sha256(facts)
+    sha256 = _sha256(metadata)
     if not _path(sha256).exists():
-        files.replace(_path(sha256), json.dumps(facts).encode())
+        files.replace(_path(sha256), json.dumps(metadata).encode())
     return sha256
 
 
@@ -140,8 +137,8 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
         f"the dataset that was given as data= is no longer in {path.parent}: give data= again", DATA
     )
     try:
-        facts = json.loads(path.read_bytes())
-        if _sha256(facts) != sha256:
+        metadata = json.loads(path.read_bytes())
+        if _sha256(metadata) != sha256:
             raise ValueError("it is not what was written")
     except FileNotFoundError:
         raise gone from None
@@ -149,15 +146,21 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
         raise LockstepError(
             f"{path} is damaged ({error}): delete it, and give data= again", DATA
         ) from None
-    datasets, stored = {}, RowCache(_GIVEN, tuple(facts["shape"]))
-    for name, split in facts["splits"].items():
-        rows = stored.find([bytes.fromhex(each) for each in split["ids"]])
+    shape = metadata["shape"]
+    cache = RowCache(_GIVEN, tuple(shape))
+    datasets = {}
+    for name, split in metadata["splits"].items():
+        rows = cache.find([bytes.fromhex(row_id) for row_id in split["ids"]])
         if (rows < 0).any():
             raise gone
-        labels = torch.tensor(split["labels"], dtype=torch.int64)
-        digest = hashlib.sha256(json.dumps([facts["shape"], split]).encode()).hexdigest()
         datasets[name] = Dataset(
-            stored.images, labels, tuple(facts["classes"]), digest, rows, True, row_ids=stored.ids
+            cache.images,
+            torch.tensor(split["labels"]),
+            tuple(metadata["classes"]),
+            hashlib.sha256(json.dumps([shape, split]).encode()).hexdigest(),
+            rows,
+            mapped=True,
+            row_ids=cache.ids,
         )
     return datasets
 
@@ -166,9 +169,9 @@ def _path(sha256: str) -> Path:
     return folder() / f"{_GIVEN}-{sha256}.json"
 
 
-def _sha256(facts: object) -> str:
+def _sha256(metadata: object) -> str:
     """Return the SHA-256 of a dataset, which does not depend on the order of its splits."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> list[str]:
@@ -178,14 +181,10 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
     Raises: LockstepError if a label has no class, or a split states other classes than the training
     examples.
     """
-    stated = {
-        split: names
-        for split in labels
-        if (names := getattr(data[split], _CLASSES, None)) is not None
-    }
-    names = data.get(_CLASSES, stated.get("train"))
+    stated = {split: getattr(data[split], _CLASSES, None) for split in labels}
+    names = data.get(_CLASSES, stated["train"])
     if names is None:
-        names = list(map(str, range(min(max(labels["train"]) + 1, _MAX_UNNAMED))))
+        names = [str(label) for label in range(min(max(labels["train"]) + 1, _MAX_UNNAMED))]
     if (
         not isinstance(names, Sequence)
         or isinstance(names, str)
@@ -199,21 +198,27 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
         _refuse(
             _CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once"
         )
-    for split, own in stated.items():
+    for split, split_names in stated.items():
+        if split_names is None or stated["train"] is None:
+            continue
         # A dataset of folders numbers the classes that it has itself. So a label has another
         # meaning in a split that lacks a class, and no label shows it.
-        if other := first_other_class(own, stated.get("train", own)):
+        other = first_other_class(split_names, stated["train"])
+        if other:
             _refuse(
                 split,
                 f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split "
-                f"the classes of train "
-                f"in the same order, or pairs (image, label) with the labels of train",
+                f"the classes of train in the same order, or pairs (image, label) with the labels "
+                f"of train",
             )
     for split, values in labels.items():
-        wrong = next((row for row, label in enumerate(values) if not 0 <= label < len(names)), None)
-        if wrong is not None:
-            allowed = f"allowed are 0 to {len(names) - 1}, as there are {len(names)} classes"
-            _refuse(f"{split}, example {wrong}", f"label {values[wrong]}, {allowed}")
+        for row, label in enumerate(values):
+            if not 0 <= label < len(names):
+                _refuse(
+                    f"{split}, example {row}",
+                    f"label {label}, allowed are 0 to {len(names) - 1}, as there are {len(names)} "
+                    f"classes",
+                )
     return list(names)
 
 
@@ -222,7 +227,7 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
     wrong one.
     """
     if isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0]):
-        images, labels = _array(examples[0]), _array(examples[1])
+        images, labels = map(_array, examples)
         if images.ndim not in (3, 4):
             _refuse(
                 name,
@@ -237,16 +242,20 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
         examples = zip(images, labels.tolist(), strict=True)
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
-        expected = "expected (images, labels) as two arrays, or a sequence of pairs (image, label)"
-        _refuse(name, f"got a {type(examples).__name__}, {expected}")
+        _refuse(
+            name,
+            f"got a {type(examples).__name__}, expected (images, labels) as two arrays, or a "
+            f"sequence of pairs (image, label)",
+        )
     # Some datasets have a length and do not end an iteration.
-    ended = islice(examples, len(examples) if hasattr(examples, "__len__") else None)
+    length = len(examples) if hasattr(examples, "__len__") else None
     try:
-        for i, example in enumerate(ended):
-            where = f"{name}, example {i}"
+        for row, example in enumerate(islice(examples, length)):
+            where = f"{name}, example {row}"
             if not isinstance(example, tuple | list) or len(example) != 2:
                 _refuse(where, f"got a {type(example).__name__}, expected a pair (image, label)")
-            yield _pixels(where, example[0], image_px), _label(where, example[1])
+            image, label = example
+            yield _pixels(where, image, image_px), _label(where, label)
     except OSError as error:
         _refuse(name, f"an example cannot be read: {error}")
 
@@ -265,11 +274,11 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     if _is_array(image):
         image = _array(image)
         if image.dtype != np.uint8:
-            hint = (
-                "leave out ToTensor and the normalisation, which belongs to the recipe's "
-                "augmentation"
+            _refuse(
+                where,
+                f"got {image.dtype}, expected uint8, 0 to 255: leave out ToTensor and the "
+                f"normalisation, which belongs to the recipe's augmentation",
             )
-            _refuse(where, f"got {image.dtype}, expected uint8, 0 to 255: {hint}")
     elif not isinstance(image, Image.Image):
         _refuse(
             where,
@@ -286,7 +295,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
                 where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px"
             )
         # Prediction turns images upright too. So the network must be trained on upright ones.
-        image = upright(image, image)
+        image = np.array(upright(image, image))
     array: Bytes = image[..., None] if image.ndim == 2 else image
     if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
         _refuse(

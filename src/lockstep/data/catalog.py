@@ -116,8 +116,7 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     question = near(folder) if folder else ""
     raise LockstepError(
         f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} "
-        f"or in LOCKSTEP_DATA, "
-        f"or download it: {fetch}",
+        f"or in LOCKSTEP_DATA, or download it: {fetch}",
         DATA,
     )
 

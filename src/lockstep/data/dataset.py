@@ -70,12 +70,12 @@ class Plan:
     ) -> "Plan":
         """Return the plan of `step` for a dataset of `examples` examples."""
         position = np.arange(step * batch, (step + 1) * batch)
-        epochs, offsets = position // examples, position % examples
-        chosen = np.empty(batch, np.int64)
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        epochs, offsets = np.divmod(position, examples)
+        rows = np.empty(batch, np.int64)
+        for epoch in np.unique(epochs).tolist():
             inside = epochs == epoch
-            chosen[inside] = _order(seed, epoch, examples)[offsets[inside]]
-        return Plan(seed, epochs.reshape(towers, -1), chosen.reshape(towers, -1), pipeline, size_px)
+            rows[inside] = _order(seed, epoch, examples)[offsets[inside]]
+        return Plan(seed, epochs.reshape(towers, -1), rows.reshape(towers, -1), pipeline, size_px)
 
     def first(self, count: int) -> "Plan":
         """Return a plan of one tower with the first `count` examples of this plan's first tower
@@ -101,7 +101,7 @@ class Shard(NamedTuple):
     priors: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Labelled images of one size. The labels are on the dataset's device.
 
@@ -131,7 +131,8 @@ class Dataset:
         images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]
     ) -> "Dataset":
         """Return the dataset of the arrays `images` [N, H, W, C] and `labels` [N]."""
-        images, labels = np.ascontiguousarray(images), labels.astype(np.int64)
+        images = np.ascontiguousarray(images)
+        labels = labels.astype(np.int64)
         assert images.dtype == np.uint8
         assert images.ndim == 4
         assert labels.shape == images.shape[:1]
@@ -142,13 +143,6 @@ class Dataset:
             torch.from_numpy(images), torch.from_numpy(labels), classes, digest.hexdigest()
         )
 
-    def __repr__(self) -> str:
-        shape = [*self.images.shape[1:]]
-        return (
-            f"<Dataset: {len(self)} images {shape}, {len(self.classes)} classes, sha256 "
-            f"{self.sha256[:12]}>"
-        )
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -157,28 +151,23 @@ class Dataset:
         CPU.
         """
         if self.row_ids is None:
-            return [
-                hashlib.sha256(self.pixels(slice(i, i + 1)).numpy().data).digest()
-                for i in range(len(self))
-            ]
-        return [
-            self.row_ids[row]
-            for row in (range(len(self)) if self.rows is None else self.rows.tolist())
-        ]
+            images = (self.pixels(slice(row, row + 1)).numpy() for row in range(len(self)))
+            return [hashlib.sha256(image.data).digest() for image in images]
+        if self.rows is None:
+            return [*self.row_ids]
+        return [self.row_ids[row] for row in self.rows.tolist()]
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the same dataset on another device. A large file that is mapped stays on the
         CPU.
         """
         labels = self.labels.to(device)
-        if device.type == "cpu" or (
-            self.mapped and len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES
-        ):
+        large = self.mapped and len(self) * self.images[0].nbytes > _MAX_COPIED_BYTES
+        if large or device.type == "cpu":
             return replace(self, labels=labels)
         # Its own images only: others may have rows of the same file.
-        return replace(
-            self, images=self.pixels(slice(None)).to(device), labels=labels, rows=None, mapped=False
-        )
+        images = self.pixels(slice(None)).to(device)
+        return replace(self, images=images, labels=labels, rows=None, mapped=False)
 
     @cached_property
     def priors(self) -> Tensor | None:
@@ -206,14 +195,9 @@ class Dataset:
             images = self.images[rows]
         else:
             images = self.images.index_select(0, rows.to(self.images.device))
-        same = images.device == self.labels.device
-        return (
-            images if same else to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
-        )
-
-    def first(self, count: int) -> "Dataset":
-        """Return the first `count` examples, in file order. The dataset must be on the CPU."""
-        return self.select(np.arange(min(count, len(self))))
+        if images.device == self.labels.device:
+            return images
+        return to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
 
     def spread(self, count: int) -> "Dataset":
         """Return `count` examples at even distances, in file order. The dataset must be on the
@@ -232,30 +216,32 @@ class Dataset:
         Raises: LockstepError if no group would remain.
         """
         place = rng.permutation(0, "held-out", 0, len(self)).argsort()
-        units = (
-            np.unique(self.ids(), return_inverse=True)[1]
-            if self.groups is None
-            else self.groups.numpy()
-        )
-        first = np.full(units.max() + 1, len(self))  # the place of the first example of the unit
-        np.minimum.at(first, units, place)
-        place = first[units]
-        chosen = place <= np.sort(place)[count - 1]
-        if chosen.all():
+        if self.groups is None:
+            _, groups = np.unique(self.ids(), return_inverse=True)
+        else:
+            groups = self.groups.numpy()
+        first = np.full(groups.max() + 1, len(self))  # the place of the group's first example
+        np.minimum.at(first, groups, place)
+        place = first[groups]
+        held_out = place <= np.sort(place)[count - 1]
+        if held_out.all():
             raise LockstepError(
                 f"held_out {count} takes all groups of the training images, and copies are a "
                 f"group: hold out fewer"
             )
-        kept, held = (self.select(np.flatnonzero(rows)) for rows in (~chosen, chosen))
-        return kept, held
+        return self.select(np.flatnonzero(~held_out)), self.select(np.flatnonzero(held_out))
 
     def select(self, rows: NDArray[np.int64]) -> "Dataset":
         """Return the examples of `rows`. The dataset must be on the CPU. Pixels are not copied."""
-        chosen = torch.from_numpy(rows)
         digest = hashlib.sha256(f"{self.sha256} rows".encode() + rows.tobytes()).hexdigest()
-        images = chosen if self.rows is None else self.rows[chosen]
-        groups = None if self.groups is None else self.groups[chosen]
-        return replace(self, labels=self.labels[chosen], sha256=digest, rows=images, groups=groups)
+        examples = torch.from_numpy(rows)
+        return replace(
+            self,
+            labels=self.labels[examples],
+            sha256=digest,
+            rows=examples if self.rows is None else self.rows[examples],
+            groups=None if self.groups is None else self.groups[examples],
+        )
 
     def shard(self, plan: Plan, tower: int) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
@@ -263,22 +249,19 @@ class Dataset:
         The result depends only on (plan, tower), so every process gets the same bits.
         Raises: IndexError if the plan has no such tower.
         """
-        keys, pipeline = plan.keys(tower), plan.pipeline
-        values = to_device(
-            {"examples": keys.examples} | pipeline.augmentation.draw(keys, self.images),
-            self.labels.device,
-        )
+        keys = plan.keys(tower)
+        pipeline = plan.pipeline
+        random = pipeline.augmentation.draw(keys, self.images)
+        values = to_device({"examples": keys.examples} | random, self.labels.device)
         examples = values["examples"]
-        images = self.pixels(
-            examples if self.images.device == examples.device else torch.from_numpy(keys.examples)
-        )
+        on_device = self.images.device == examples.device
+        images = self.pixels(examples if on_device else torch.from_numpy(keys.examples))
         with arithmetic(pipeline.arithmetic):
             images = pipeline.augmentation.train(images, values)
             if plan.size_px:
                 images = resize(images, plan.size_px)
-            return Shard(
-                tower, images, self.labels[examples], self.priors if pipeline.balanced else None
-            )
+        priors = self.priors if pipeline.balanced else None
+        return Shard(tower, images, self.labels[examples], priors)
 
 
 # a batch spans at most two epochs, unless the dataset is smaller than a batch

@@ -55,8 +55,7 @@ def fetch(source: Source, folder: Path) -> bool:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LockstepError(
             f"{folder} is not empty, and does not have all files of dataset {source.name}: move it "
-            f"away, or choose "
-            f"another folder with {option('data')}",
+            f"away, or choose another folder with {option('data')}",
             DATA,
         )
     unfinished = folder.with_name(f".{folder.name}-partial")
@@ -88,9 +87,8 @@ def fetch(source: Source, folder: Path) -> bool:
         )
         raise LockstepError(
             f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs "
-            f"{size(needed)}. "
-            f"LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another folder. "
-            f"{_by_hand(source, folder)}",
+            f"{size(needed)}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another "
+            f"folder. {_by_hand(source, folder)}",
             ENVIRONMENT,
         ) from None
     return True
@@ -107,8 +105,12 @@ def _transfer(archive: Archive, folder: Path) -> None:
     import requests
 
     pooch.get_logger().setLevel(logging.ERROR)
-    failures, mirror = [], os.environ.get("LOCKSTEP_MIRROR", "").rstrip("/")
-    for base in (*([f"{mirror}/"] if mirror else []), *archive.bases):
+    failures = []
+    bases = archive.bases
+    mirror = os.environ.get("LOCKSTEP_MIRROR")
+    if mirror:
+        bases = (mirror.rstrip("/") + "/", *bases)
+    for base in bases:
         logger.warning(
             f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}"
         )
@@ -155,7 +157,6 @@ def _by_hand(source: Source, folder: Path) -> str:
     files = ", ".join(archive.name for archive in source.archives)
     return (
         f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the "
-        f"files into {folder}, "
-        f"or any folder that you then give as {option('data', 'DIR')}. The recipe 'digits' needs "
-        f"no download"
+        f"files into {folder}, or any folder that you then give as {option('data', 'DIR')}. The "
+        f"recipe 'digits' needs no download"
     )

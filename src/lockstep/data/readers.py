@@ -38,7 +38,7 @@ _CIFAR10_CLASSES = (
     "ship",
     "truck",
 )
-_CIFAR_RECORD_BYTES = 1 + 3 * 32 * 32
+_CIFAR_RECORD = np.dtype([("label", np.uint8), ("planes", np.uint8, (3, 32, 32))])
 _NUMERALS = tuple("0123456789")
 _MNIST_VALIDATION = (
     5_000  # the validation split is this many images from the start of the training files
@@ -82,31 +82,35 @@ def read_cifar(paths: list[Path], *, records: int) -> Dataset:
 
     Raises: LockstepError that names the file if its size is wrong or a label is out of range.
     """
-    size = records * _CIFAR_RECORD_BYTES
-    images = np.empty((records * len(paths), 32, 32, 3), np.uint8)
-    labels = np.empty(records * len(paths), np.int64)
+    size = records * _CIFAR_RECORD.itemsize
+    images = np.empty((len(paths), records, 32, 32, 3), np.uint8)
+    labels = np.empty((len(paths), records), np.int64)
     try:
-        for i, path in enumerate(paths):
-            if (got := path.stat().st_size) != size:
-                problem = f"{got} bytes, expected {size} ({records} records)"
+        for file, path in enumerate(paths):
+            got = path.stat().st_size
+            if got != size:
                 raise LockstepError(
-                    f"{path}: {problem}: the file is truncated or not in CIFAR binary format", DATA
+                    f"{path}: {got} bytes, expected {size} ({records} records): the file is "
+                    f"truncated or not in CIFAR binary format",
+                    DATA,
                 )
-            part = slice(i * records, (i + 1) * records)
-            data = np.fromfile(path, np.uint8, size).reshape(records, _CIFAR_RECORD_BYTES)
-            labels[part] = data[:, 0]
-            if (largest := labels[part].max()) >= len(_CIFAR10_CLASSES):
-                record = int(labels[part].argmax())
-                raise LockstepError(
-                    f"{path}: label {largest} in record {record}, allowed 0 to 9", DATA
-                )
-            planes = data[:, 1:].reshape(records, 3, 32, 32)
+            data = np.fromfile(path, _CIFAR_RECORD, records)
+            labels[file] = data["label"]
+            _require_labels(path, data["label"])
             # copying one channel at a time takes half as long as transposing all three
             for channel in range(3):
-                images[part, :, :, channel] = planes[:, channel]
+                images[file, ..., channel] = data["planes"][:, channel]
     except (OSError, ValueError) as error:  # An OSError names the file.
         raise LockstepError(f"CIFAR cannot be read: {error}", DATA) from None
-    return Dataset.of(images, labels, _CIFAR10_CLASSES)
+    return Dataset.of(images.reshape(-1, 32, 32, 3), labels.ravel(), _CIFAR10_CLASSES)
+
+
+def _require_labels(path: Path, labels: NDArray[np.uint8]) -> None:
+    """Raise a LockstepError if one of the `labels` in the file is not in 0 to 9."""
+    if labels.max() > 9:
+        raise LockstepError(
+            f"{path}: label {labels.max()} in record {labels.argmax()}, allowed 0 to 9", DATA
+        )
 
 
 def load_mnist(folder: Path | None) -> dict[str, Dataset]:
@@ -131,11 +135,7 @@ def read_mnist(
     """
     images = _idx(images_path, (count, 28, 28))
     labels = _idx(labels_path, (count,))
-    if labels.max() > 9:
-        record = int(labels.argmax())
-        raise LockstepError(
-            f"{labels_path}: label {labels.max()} in record {record}, allowed 0 to 9", DATA
-        )
+    _require_labels(labels_path, labels)
     return images[..., None], labels
 
 
@@ -157,6 +157,8 @@ def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         raise LockstepError(f"{path}: its idx header is {header}, expected {expected}", DATA)
     body = np.frombuffer(data, np.uint8, offset=length)
     if body.size != count:
-        values = f"{body.size} values, expected {count}"
-        raise LockstepError(f"{path}: {values}: the file is truncated, or another one", DATA)
+        raise LockstepError(
+            f"{path}: {body.size} values, expected {count}: the file is truncated, or another one",
+            DATA,
+        )
     return body.reshape(shape).copy()  # a writable copy, because torch warns about read-only arrays

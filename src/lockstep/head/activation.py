@@ -26,14 +26,14 @@ def class_activation_map(
     linear, or its features are no means over places.
     """
     head = network.module.get_submodule(str(network.recipe.head))
-    if type(head) is not nn.Linear or (places := last_places(backbone, image)) is None:
+    places = last_places(backbone, image) if type(head) is nn.Linear else None
+    if places is None:
         return None
-    parts = (
-        torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double())
-        / places[0, 0].numel()
-    )
-    views = [parts[0]] if network.recipe.test_views == "one" else [parts[0], parts[1].flip(-1)]
-    return torch.stack(views).mean(0).cpu()
+    parts = torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double())
+    parts /= places[0, 0].numel()
+    if network.recipe.test_views == "one":
+        return parts[0].cpu()
+    return ((parts[0] + parts[1].flip(-1)) / 2).cpu()
 
 
 @torch.no_grad()
@@ -46,13 +46,14 @@ def last_places(backbone: Backbone, image: Tensor) -> Tensor | None:
     if not isinstance(backbone.network.module, torch.fx.GraphModule):
         return None
     with arithmetic(backbone.network.recipe.arithmetic):
-        graph, views = _LastPlaces(backbone.network.module), backbone.every_view(image)
-        features = graph.run(views.to(backbone.network.dtype)).float()
+        graph = _LastPlaces(backbone.network.module)
+        features = graph.run(backbone.every_view(image).to(backbone.network.dtype)).float()
     last = graph.last
     if last is None or last.shape[1] != features.shape[1]:
         return None
+    last = last.float()
     # The mean is rounded to the network's precision.
-    return last.float() if torch.allclose(last.float().mean((2, 3)), features, 0.01, 1e-3) else None
+    return last if torch.allclose(last.mean((2, 3)), features, 0.01, 1e-3) else None
 
 
 class _LastPlaces(torch.fx.Interpreter):
@@ -65,10 +66,6 @@ class _LastPlaces(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> object:
         """Compute one node."""
         output = super().run_node(n)
-        if (
-            isinstance(output, Tensor)
-            and output.ndim == 4
-            and output.shape[2] * output.shape[3] > 1
-        ):
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2:].numel() > 1:
             self.last = output
         return output

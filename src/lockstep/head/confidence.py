@@ -1,5 +1,5 @@
 """Confidence: from which probability on a linear head is right as often as asked for, by training
-images that it left out.
+images that it left out. `outliers.py` tells images that are unlike all training images.
 
 A head is trained as the recipe says, without a fifth of the training images, and then classifies
 these. This is done for as many fifths as have 1,000 images together, for all at once; each class
@@ -40,18 +40,17 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
     """
-    names = [f"{bound.recipe.head}.{kind}" for kind in ("weight", "bias")]
+    names = [f"{bound.recipe.head}.weight", f"{bound.recipe.head}.bias"]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
     if len(train_set) < LEAST_IMAGES or not linear:
         return {}
-    labels = train_set.labels
-    counts = labels.bincount(minlength=len(train_set.classes))
-    folds = -(-_ENOUGH * FOLDS // max(1, len(counts) * int(counts.min())))
+    classes = len(train_set.classes)
+    smallest = int(train_set.labels.bincount(minlength=classes).min())
+    folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
     rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
-    found = probabilities.max(1)
-    return {
-        ANSWERS: torch.stack([labels[rows].float(), found.indices.float(), found.values], 1).cpu()
-    }
+    best = probabilities.max(1)
+    labels = train_set.labels[rows].float()
+    return {ANSWERS: torch.stack([labels, best.indices.float(), best.values], 1).cpu()}
 
 
 def held_out(
@@ -67,17 +66,16 @@ def held_out(
     recipe = bound.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
     rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
-    found = []
+    used = 1 if recipe.test_views == "one" else 2
+    probabilities = []
     with arithmetic(recipe.arithmetic):
-        heads = (
-            _trained(bound, state, train_set, fold_of, folds)
-            .parameters_of(recipe.own_weights)
-            .values()
-        )
-        for row, weight, bias in zip(rows, *(part.chunk(folds) for part in heads), strict=True):
-            views = every_view(train_set.pixels(row))[:, : 1 if recipe.test_views == "one" else 2]
-            found.append(functional.linear(views.mean(1), weight, bias).softmax(1))
-    return torch.cat(rows), torch.cat(found).nan_to_num(0.0)
+        heads = _trained(bound, state, train_set, fold_of, folds)
+        weights, biases = heads.parameters_of(recipe.own_weights).values()
+        heads_of = zip(rows, weights.chunk(folds), biases.chunk(folds), strict=True)
+        for fold_rows, weight, bias in heads_of:
+            features = every_view(train_set.pixels(fold_rows))[:, :used].mean(1)
+            probabilities.append(functional.linear(features, weight, bias).softmax(1))
+    return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
 def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> Tensor:
@@ -92,22 +90,20 @@ def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> T
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
     most = torch.tensor([classes, classes, 1.001])
-    if (
-        answers.dtype != torch.float32
-        or answers.shape[1:] != (3,)
-        or not ((answers >= 0) & (answers < most)).all()
-    ):
+    sound = answers.dtype == torch.float32 and answers.shape[1:] == (3,)
+    if not sound or not ((answers >= 0) & (answers < most)).all():
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
-    labels, found = answers[:, :2].long().unbind(1)
+    labels, predicted = answers[:, :2].long().unbind(1)
     counts = labels.bincount(minlength=classes).double()
-    weights = (
-        counts.mean() / counts[labels] if balanced else torch.ones(len(labels), dtype=torch.float64)
-    )
+    weights = torch.ones(len(labels), dtype=torch.float64)
+    if balanced:
+        weights = counts.mean() / counts[labels]
     every = _least(answers, weights, share, more=max([1.0, *weights.tolist()]))
     least = torch.full([classes], every, dtype=torch.float64)
     for label in (counts < counts.mean() / 2).nonzero().flatten().tolist():
-        own = found == label
-        least[label] = max(every, _least(answers[own], weights[own], share, more=1.0))
+        of_class = predicted == label
+        threshold = _least(answers[of_class], weights[of_class], share, more=1.0)
+        least[label] = max(every, threshold)
     return least
 
 
@@ -118,9 +114,9 @@ def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float
     `weights` say how much an answer counts. One wrong answer `more` is counted, with this weight.
     """
     probabilities, order = answers[:, 2].sort(descending=True, stable=True)
-    labels, found, _ = answers[order].unbind(1)
+    labels, predicted, _ = answers[order].unbind(1)
     every = weights[order].cumsum(0) + more
-    wrong = (weights[order] * (labels != found)).cumsum(0) + more
+    wrong = (weights[order] * (labels != predicted)).cumsum(0) + more
     # Answers of one probability are sure together, so a threshold counts all of them.
     last = probabilities.diff(append=torch.zeros(1)) < 0
     fits = last & (probabilities >= _LEAST) & (wrong <= (1 - share) * every * (1 + 1e-9))
@@ -149,71 +145,74 @@ class Confidence:
 
         Raises: ValueError if they are not sound.
         """
-        others = dict(tensors)
-        answers = others.pop(ANSWERS, None)
-        self.sure_from = None if answers is None else thresholds(answers, classes, share, balanced)
-        self.outliers = Outliers(others, features) if others else None
+        self.sure_from = None
+        self.outliers = None
+        references = dict(tensors)
+        answers = references.pop(ANSWERS, None)
+        if answers is not None:
+            self.sure_from = thresholds(answers, classes, share, balanced)
+        if references:
+            self.outliers = Outliers(references, features)
 
     def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
-        """Return the mark of each image, None if the file cannot tell.
+        """Return what each image's answer is worth, None if the file cannot tell.
 
         `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
         the CPU.
         """
-        marks: list[Answer | None] = [None] * len(features)
+        answers: list[Answer | None] = [None] * len(features)
         if self.sure_from is not None:
-            found = probabilities.max(1)
-            marks = [
-                "sure" if one else "unsure" for one in found.values >= self.sure_from[found.indices]
-            ]
+            best = probabilities.max(1)
+            sure = best.values >= self.sure_from[best.indices]
+            answers = ["sure" if image else "unsure" for image in sure]
         if self.outliers is not None:
-            unlike = self.outliers(every_view(features)[:, 0])
-            marks = ["unlike" if one else mark for one, mark in zip(unlike, marks, strict=True)]
-        return marks
+            for row, unlike in enumerate(self.outliers(every_view(features)[:, 0])):
+                if unlike:
+                    answers[row] = "unlike"
+        return answers
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
     """Return the fold of each image, int64 [N]: an equal share of each class. Copies and groups
     stay together.
     """
-    labels, numbers = train_set.labels.cpu().numpy(), dict[bytes, int]()
-    units = train_set.groups
-    if units is None:
-        rows = (
-            train_set.pixels(slice(row, row + 1)).cpu().numpy() for row in range(len(train_set))
-        )
-        units = torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
-    _, firsts, unit_of = np.unique(units.numpy(), return_index=True, return_inverse=True)
-    folds = np.empty(len(firsts), np.int64)
-    folds[np.argsort(labels[firsts], kind="stable")] = np.arange(len(firsts)) % FOLDS
-    return torch.from_numpy(folds[unit_of])
+    groups = train_set.groups
+    if groups is None:
+        numbers = dict[bytes, int]()  # in the order of the images, on which the folds depend
+        images = (train_set.pixels(slice(i, i + 1)).cpu() for i in range(len(train_set)))
+        contents = (image.numpy().tobytes() for image in images)
+        groups = torch.tensor([numbers.setdefault(each, len(numbers)) for each in contents])
+    _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+    by_class = np.argsort(train_set.labels.cpu().numpy()[first_rows], kind="stable")
+    folds = np.empty(len(first_rows), np.int64)
+    folds[by_class] = np.arange(len(first_rows)) % FOLDS
+    return torch.from_numpy(folds[group_of])
 
 
+# Why not the loop of core/: it trains one network, in towers of equal size, and adds their vectors
+# across processes. Here up to five heads are trained at once on features that are in memory. They
+# are one linear layer, which sees the batches of the run's own plan once for all heads, and a mask
+# takes its fifth out of each head's loss: a tower has no such mask. The update is `State.apply`.
 def _trained(
     bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
-    without its images.
-
-    All begin with zeros and see the batches of the run, and each leaves its images out of them.
+    without its images. All begin with zeros.
     """
-    recipe, labels = bound.recipe, train_set.labels
+    recipe = bound.recipe
+    device = train_set.labels.device
     outputs = folds * len(train_set.classes)
     initial = {
-        name: p.new_zeros(outputs, *p.shape[1:]).requires_grad_()
-        for name, p in state.parameters.items()
+        name: parameter.new_zeros(outputs, *parameter.shape[1:]).requires_grad_()
+        for name, parameter in state.parameters.items()
     }
-    heads = State(recipe.replace(precision="float32"), initial, {}, labels.device)
-    none, priors = (
-        torch.zeros(0, device=labels.device),
-        train_set.priors if recipe.balanced else None,
-    )
+    heads = State(recipe.replace(precision="float32"), initial, {}, device)
+    no_buffers = torch.zeros(0, device=device)
+    priors = train_set.priors if recipe.balanced else None
     for step in range(bound.steps):
         plan = bound.plan(step)
-        rows, epochs = (
-            torch.from_numpy(part.reshape(-1)).to(labels.device)
-            for part in (plan.examples, plan.epochs)
-        )
+        rows = torch.from_numpy(plan.examples.ravel()).to(device)
+        epochs = torch.from_numpy(plan.epochs.ravel()).to(device)
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
         features = views[torch.arange(len(rows)), (rows + epochs) % views.shape[1]]
@@ -221,14 +220,13 @@ def _trained(
         logits = functional.linear(features, *layer).view(len(rows) * folds, -1)
         losses = functional.cross_entropy(
             logits if priors is None else logits + priors,
-            labels[rows].repeat_interleave(folds),
+            train_set.labels[rows].repeat_interleave(folds),
             reduction="none",
             label_smoothing=recipe.label_smoothing,
         )
-        kept = fold_of[rows, None] != torch.arange(folds, device=labels.device)
+        kept = fold_of[rows, None] != torch.arange(folds, device=device)
         loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
         gradients = torch.autograd.grad(loss, layer)
-        heads.apply(
-            torch.cat([part.flatten() for part in gradients]), none, bound.learning_rate(step)
-        )
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        heads.apply(flat, no_buffers, bound.learning_rate(step))
     return heads

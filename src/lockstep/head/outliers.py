@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from lockstep.data.dataset import Dataset
 
@@ -22,9 +23,8 @@ _PREFIX, _SURE = "unlike/", "sure/"  # of the names in a model file
 _REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
-_MOST_REFERENCES = (
-    500  # About 1 MB. Near duplicates among more of them make the threshold too strict.
-)
+# About 1 MB. Near duplicates among more of them make the threshold too strict.
+_MOST_REFERENCES = 500
 NEIGHBOUR, _SHARE = 3, 0.99
 
 
@@ -36,9 +36,8 @@ def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
     """
     if len(train_set) < LEAST_IMAGES:
         return {}
-    features = _unit(
-        every_view(train_set.pixels(_spread(len(train_set), _MOST_IMAGES)).cpu())[:, 0]
-    )
+    rows = _spread(len(train_set), _MOST_IMAGES)
+    features = normalize(every_view(train_set.pixels(rows).cpu())[:, 0].double())
     rows = _spread(len(features), _MOST_REFERENCES)
     references = features[rows].half()
     similarities = features @ references.double().T
@@ -50,8 +49,9 @@ def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Divide the `tensors` of a model file into those of the model, and those of this folder."""
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith((_PREFIX, _SURE))}
-    return {name: tensor for name, tensor in tensors.items() if name not in own}, own
+    of_model = dict(tensors)
+    names = [name for name in tensors if name.startswith((_PREFIX, _SURE))]
+    return of_model, {name: of_model.pop(name) for name in names}
 
 
 class Outliers:
@@ -61,26 +61,20 @@ class Outliers:
         """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError
         if it is not sound.
         """
-        found = {name: (tensor.dtype, tensor.ndim) for name, tensor in tensors.items()}
-        sound = found == {_REFERENCES: (torch.float16, 2), _THRESHOLD: (torch.float32, 0)}
-        if (
-            not sound
-            or len(tensors[_REFERENCES]) < NEIGHBOUR
-            or tensors[_REFERENCES].shape[1] != features
-        ):
+        kinds = {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
+        expected = {_REFERENCES: (torch.float16, (features,)), _THRESHOLD: (torch.float32, ())}
+        if kinds != expected or len(tensors[_REFERENCES]) < NEIGHBOUR or tensors[_THRESHOLD].ndim:
             raise ValueError(
                 f"its tensors {_PREFIX}* are not those of a model with {features} features"
             )
-        self.references, self.threshold = (
-            tensors[_REFERENCES].double(),
-            tensors[_THRESHOLD].double(),
-        )
+        self.references = tensors[_REFERENCES].double()
+        self.threshold = tensors[_THRESHOLD].double()
 
     def __call__(self, features: Tensor) -> list[bool]:
         """Return for each image whether it is unlike, by its `features`, float [n, D] on the
         CPU.
         """
-        similarities = _unit(features) @ self.references.T
+        similarities = normalize(features.double()) @ self.references.T
         return (similarities.topk(NEIGHBOUR).values[:, -1] < self.threshold).tolist()
 
 
@@ -94,8 +88,3 @@ def every_view(features: Tensor) -> Tensor:
 def _spread(length: int, count: int) -> Tensor:
     """Return at most `count` row numbers at even distances."""
     return torch.arange(min(count, length)) * length // min(count, length)
-
-
-def _unit(features: Tensor) -> Tensor:
-    """Return the features as float64 of length 1."""
-    return torch.nn.functional.normalize(features.double())

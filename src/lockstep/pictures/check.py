@@ -30,7 +30,7 @@ def record_of(survey: Survey) -> Record:
         for name in SPLITS
         if name in survey.splits
     }
-    readable = [photo for photo in scan.photos if not photo.cause]
+    sides = [photo.shorter_side for photo in scan.readable]
     return {
         "folder": str(scan.root),
         "images": len(scan.photos),
@@ -39,10 +39,8 @@ def record_of(survey: Survey) -> Record:
             name: {split: counts[name] for split, counts in splits.items()}
             for name in survey.classes
         },
-        "shorter_side": median([min(photo.width, photo.height) for photo in readable])
-        if readable
-        else None,
-        "formats": dict(sorted(Counter(photo.format for photo in readable).items())),
+        "shorter_side": median(sides) if sides else None,
+        "formats": dict(sorted(Counter(photo.format for photo in scan.readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": survey.duplicates(),
         "contradicting": survey.duplicates("class_name"),
@@ -63,21 +61,18 @@ def near_duplicates(survey: Survey) -> list[list[str]]:
     """
     pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
     large = [
-        [photo for photo in survey.splits[name] if min(photo.width, photo.height) >= _LEAST_PX]
+        [photo for photo in survey.splits.get(name, ()) if photo.shorter_side >= _LEAST_PX]
         for name in SPLITS
-        if name in survey.splits
     ]
-    for known, others in combinations(filter(None, large), 2):
-        dhashes = _dhashes(known)
-        for photo, dhash in zip(others, _dhashes(others), strict=True):
-            differing, either = (
-                np.bitwise_count(dhashes ^ dhash).sum(1),
-                np.bitwise_count(dhashes | dhash).sum(1),
-            )
+    for photos, others in combinations(filter(None, large), 2):
+        dhashes = _dhashes(photos)
+        for other, dhash in zip(others, _dhashes(others), strict=True):
+            differing = np.bitwise_count(dhashes ^ dhash).sum(1)
+            either = np.bitwise_count(dhashes | dhash).sum(1)
             shares = np.where(either < _PLAIN, 1.0, differing / either.clip(1))
-            nearest = known[shares.argmin()]
-            if shares.min() <= _ALIKE and nearest.sha256 != photo.sha256:
-                pairs[nearest.path, photo.path] = None
+            nearest = photos[shares.argmin()]
+            if shares.min() <= _ALIKE and nearest.sha256 != other.sha256:
+                pairs[nearest.path, other.path] = None
     return [*map(list, pairs)]
 
 
@@ -89,34 +84,28 @@ def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:
 
 def lines_of(record: Record) -> list[str]:
     """Return the record as the lines of a report."""
-    total = ", ".join(f"{number:,} {split}" for split, number in record["splits"].items())
-    lines = [
-        f"{record['folder']}: {record['images']:,} images" + (f" ({total})" if total else ""),
-        "",
-    ]
+    title = f"{record['folder']}: {record['images']:,} images"
+    if record["splits"]:
+        totals = [f"{number:,} {split}" for split, number in record["splits"].items()]
+        title += f" ({', '.join(totals)})"
+    lines = [title, ""]
     width = max([5, *map(len, record["classes"])])
     if record["classes"]:
-        lines.append(
-            f"  {'class':{width}}" + "".join(f"  {split:>10}" for split in record["splits"])
-        )
+        splits = [f"  {split:>10}" for split in record["splits"]]
+        lines.append(f"  {'class':{width}}{''.join(splits)}")
     for name, counts in record["classes"].items():
-        lines.append(f"  {name:{width}}" + "".join(f"  {number:10,}" for number in counts.values()))
-    lines += [
-        "",
-        "  formats     "
-        + ", ".join(f"{number:,} {name}" for name, number in record["formats"].items()),
-    ]
+        numbers = [f"  {number:10,}" for number in counts.values()]
+        lines.append(f"  {name:{width}}{''.join(numbers)}")
+    formats = [f"{number:,} {name}" for name, number in record["formats"].items()]
+    lines += ["", f"  formats     {', '.join(formats)}"]
     if record["shorter_side"]:
         lines.append(
             f"  size        {record['shorter_side']:g} pixels on the shorter side (median)"
         )
-    lines.append(
+    lines += [
         f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json "
-        f"lists all)"
-    )
-    lines.append(
+        f"lists all)",
         f"  alike       {len(record['near_duplicates']):,} (images that look like one of another "
-        f"split)"
-    )
-    lines += [f"note: {note}" for note in record["notes"]]
-    return lines
+        f"split)",
+    ]
+    return lines + [f"note: {note}" for note in record["notes"]]

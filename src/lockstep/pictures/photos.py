@@ -401,11 +401,10 @@ def read_photos(scan: Scan) -> list[Photo]:
         known = _load(path, scan.photos)
         unknown = [photo for photo in scan.photos if photo.path not in known]
 
-        def examine(rows: range) -> None:
-            for photo in unknown[rows.start : rows.stop]:
-                known[photo.path] = _examined(scan.root, photo)
+        def examine(photo: Photo) -> None:
+            known[photo.path] = _examined(scan.root, photo)
 
-        in_threads(doing, examine, len(unknown))
+        in_threads(doing, examine, unknown)
         if unknown:
             _save(path, known)
     return [known[photo.path] for photo in scan.photos]

@@ -1,5 +1,5 @@
-"""Pixels: images of one shape, or their features, as rows of a file that all processes of a host
-map.
+"""The cache of pixels: images of one shape, or their features, as rows of a file that all processes
+of a host map.
 
 Rows are only ever added, each once under its own id, so one picture more costs one row. The files
 are in the user's cache: NAME.rows has the rows, and NAME.ids an entry for each, its id and its
@@ -53,17 +53,19 @@ class RowCache:
         """Open the file of the rows (H, W, C) of `shape` that `key` decides. Without a file there
         are no rows.
         """
-        self._shape, self._row_bytes = shape, int(np.prod(shape))
+        self._shape = shape
+        self._row_bytes = int(np.prod(shape))
         self._path = folder() / f"{hashlib.sha256(f'{key} {shape}'.encode()).hexdigest()[:32]}.rows"
         self._open()
 
     def _open(self) -> None:
-        images, entries = np.empty((0, *self._shape), np.uint8), np.empty(0, _ENTRY)
+        images = np.empty((0, *self._shape), np.uint8)
+        entries = np.empty(0, _ENTRY)
         try:
             data = self._path.with_suffix(".ids").read_bytes()
-            if count := min(
-                len(data) // _ENTRY.itemsize, self._path.stat().st_size // self._row_bytes
-            ):
+            rows = self._path.stat().st_size // self._row_bytes
+            count = min(len(data) // _ENTRY.itemsize, rows)
+            if count:
                 entries = np.frombuffer(data, _ENTRY, count)
                 # "c" maps the pages privately: torch warns of arrays that cannot be written to.
                 images = np.memmap(self._path, np.uint8, "c", shape=(count, *self._shape))
@@ -75,35 +77,31 @@ class RowCache:
                 f"name another folder",
                 ENVIRONMENT,
             ) from None
-        self.images, self.ids, self._checksums = (
-            torch.from_numpy(images),
-            entries["id"].tolist(),
-            entries["checksum"],
-        )
+        self.images = torch.from_numpy(images)
+        self.ids = entries["id"].tolist()
+        self._checksums = entries["checksum"]
 
     def find(self, ids: Sequence[bytes], first: int = 0) -> Tensor:
         """Return the row of each of `ids`, int64 [N]; -1 if there is none from row `first` on, or
         it is damaged.
         """
-        last = {each: row for row, each in enumerate(self.ids[first:], first)}
-        rows = np.array([last.get(each, -1) for each in ids], np.int64)
+        row_of = {row_id: row for row, row_id in enumerate(self.ids[first:], first)}
+        rows = np.array([row_of.get(row_id, -1) for row_id in ids], np.int64)
         images = self.images.numpy()
 
-        def damaged(part: NDArray[np.int64]) -> list[bool]:
+        def are_damaged(part: NDArray[np.int64]) -> list[bool]:
             return [
                 row >= 0 and _checksum(self.ids[row], images[row]) != self._checksums[row]
                 for row in part.tolist()
             ]
 
+        parts = np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME)
         with ThreadPoolExecutor(hardware.cores()) as pool:
-            found = np.concatenate(
-                [*pool.map(damaged, np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME))]
-            )
-        if found.any():
-            logger.warning(
-                f"{self._path}: {plural(int(found.sum()), 'row')} damaged and made again"
-            )
-        return torch.from_numpy(np.where(found, -1, rows))
+            damaged = np.concatenate([*pool.map(are_damaged, parts)])
+        if damaged.any():
+            count = plural(int(damaged.sum()), "row")
+            logger.warning(f"{self._path}: {count} damaged and made again")
+        return torch.from_numpy(np.where(damaged, -1, rows))
 
     def find_or_make(self, ids: Sequence[bytes], make: Callable[[int], Bytes], what: str) -> Tensor:
         """Return the row of each of `ids`, int64 [N]. Rows that are missing are made and added.
@@ -114,56 +112,55 @@ class RowCache:
         Raises: LockstepError, also of `make`; the rows made before it are kept.
         """
         rows = self.find(ids)
-        if (rows < 0).any():
-            missing, seen = (
-                {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0},
-                len(self.ids),
-            )
-            with _writing(what, len(missing) * self._row_bytes):
-                self._open()
-                # Another program may have added them, while this one waited.
-                others = self.find([*missing], seen)
-                if new := [
-                    each for each, row in zip(missing.items(), others, strict=True) if row < 0
-                ]:
-                    self._add(new, make, what)
+        if (rows >= 0).all():
+            return rows
+        missing = {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0}
+        known = len(self.ids)
+        with _writing(what, len(missing) * self._row_bytes):
             self._open()
-            rows = self.find(ids)
-            if (rows < 0).any():
-                raise LockstepError(
-                    f"{self._path} does not keep what is written to it: check the disk", ENVIRONMENT
-                )
+            # Another program may have added them, while this one waited.
+            added = self.find([*missing], known)
+            new = [item for item, row in zip(missing.items(), added, strict=True) if row < 0]
+            if new:
+                self._add(new, make, what)
+        self._open()
+        rows = self.find(ids)
+        if (rows < 0).any():
+            raise LockstepError(
+                f"{self._path} does not keep what is written to it: check the disk", ENVIRONMENT
+            )
         return rows
 
     def _add(
         self, missing: Sequence[tuple[bytes, int]], make: Callable[[int], Bytes], what: str
     ) -> None:
         """Add the row of each (id, position). Raises: OSError; what `make` raises."""
-        first, row_bytes = len(self.ids), self._row_bytes
+        first = len(self.ids)
+        row_bytes = self._row_bytes
         with (
             os.fdopen(open_to_write(self._path), "rb") as rows,
             os.fdopen(open_to_write(self._path.with_suffix(".ids")), "rb") as entries,
         ):
 
-            def write(part: range) -> None:
-                for number in part:
-                    own, position = missing[number]
-                    row = np.ascontiguousarray(make(position))
-                    _write_at(rows, row.data.cast("B"), (first + number) * row_bytes)
-                    entry = np.array((own, _checksum(own, row)), _ENTRY).tobytes()
-                    _write_at(entries, memoryview(entry), (first + number) * _ENTRY.itemsize)
+            def write(number: int) -> None:
+                row_id, position = missing[number]
+                row = np.ascontiguousarray(make(position))
+                _write_at(rows, row.data.cast("B"), (first + number) * row_bytes)
+                entry = np.array((row_id, _checksum(row_id, row)), _ENTRY).tobytes()
+                _write_at(entries, memoryview(entry), (first + number) * _ENTRY.itemsize)
 
             try:
                 if hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
                     os.posix_fallocate(rows.fileno(), first * row_bytes, len(missing) * row_bytes)
-                in_threads(f"writing {what} to {self._path.parent}", write, len(missing))
+                doing = f"writing {what} to {self._path.parent}"
+                in_threads(doing, write, range(len(missing)))
             finally:
                 written = os.fstat(entries.fileno()).st_size // _ENTRY.itemsize
                 os.truncate(rows.fileno(), written * row_bytes)
 
 
-def _checksum(own: bytes, row: Bytes) -> int:
-    return zlib.crc32(row.data, zlib.crc32(own))
+def _checksum(row_id: bytes, row: Bytes) -> int:
+    return zlib.crc32(row.data, zlib.crc32(row_id))
 
 
 @contextmanager
@@ -178,13 +175,12 @@ def _writing(what: str, needed: int) -> Iterator[None]:
         with locked(folder() / ".lock", f"writing images to {folder()}"):
             yield
     except OSError as error:
-        problem = (
-            "the disk has no room for them" if no_room(error) else error.strerror or str(error)
-        )
+        problem = error.strerror or str(error)
+        if no_room(error):
+            problem = "the disk has no room for them"
         raise LockstepError(
             f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. Free "
-            f"some space, or let "
-            f"XDG_CACHE_HOME name a folder on another disk",
+            f"some space, or let XDG_CACHE_HOME name a folder on another disk",
             ENVIRONMENT,
         ) from None
 
@@ -192,4 +188,5 @@ def _writing(what: str, needed: int) -> Iterator[None]:
 def _write_at(file: IO[bytes], data: memoryview, position: int) -> None:
     while data:
         written = os.pwrite(file.fileno(), data, position)
-        data, position = data[written:], position + written
+        data = data[written:]
+        position += written

@@ -1,4 +1,5 @@
-"""The images of a folder, by split and class. Nothing is read but names, sizes and times.
+"""The scan of a folder of images: its files by split and class. Nothing is read but names, sizes,
+times, and tables of labels, by `table.py`. `photos.py` then reads the images.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may
 have other usual names, such as training_set or seg_test, and may hold a folder of the same name
@@ -36,73 +37,24 @@ SPLITS = ("train", "validation", "test")
 _SPLIT = re.compile(
     "(?<![a-z])(?i:(train(?:ing|val)?)|(val(?:id|idation)?)|(test(?:ing)?))(?i:set|data|images|imgs)?(?![a-z])"
 )
-SUFFIXES = {
-    "jpg",
-    "jpeg",
-    "jpe",
-    "jfif",
-    "png",
-    "webp",
-    "bmp",
-    "dib",
-    "gif",
-    "tif",
-    "tiff",
-    "heic",
-    "heif",
-    "hif",
-    "avif",
-    "ppm",
-    "pgm",
-    "pbm",
-    "pnm",
-}
+_IMAGES = re.compile(
+    "jpg|jpeg|jpe|jfif|png|webp|bmp|dib|gif|tif|tiff|heic|heif|hif|avif|ppm|pgm|pbm|pnm"
+)
 # Suffixes of images that cannot be read.
-UNSUPPORTED = {
-    "jxl",
-    "jp2",
-    "svg",
-    "psd",
-    "raw",
-    "dng",
-    "cr2",
-    "cr3",
-    "nef",
-    "arw",
-    "raf",
-    "orf",
-    "rw2",
-}
+UNSUPPORTED = re.compile("jxl|jp2|svg|psd|raw|dng|cr2|cr3|nef|arw|raf|orf|rw2")
 # How the files of images begin.
 _BEGINS = re.compile(
     rb"\xff\xd8\xff|\x89PNG|RIFF.{4}WEBP|BM.{4}\0{4}|GIF8|II\*\0|MM\0\*|.{4}ftyp(avif|mif1|he[iv])|P[1-6]\s",
     re.DOTALL,
 )
 _BEGIN_BYTES = 16
-# Files and folders of systems, in lower case. Names that begin with a dot are ignored too.
-_IGNORED = {
-    "__macosx",
-    "thumbs.db",
-    "ehthumbs.db",
-    "desktop.ini",
-    "$recycle.bin",
-    "recycler",
-    "recycled",
-    "found.000",
-    "system volume information",
-    "lost+found",
-    "network trash folder",
-    "temporary items",
-    "__pycache__",
-    "#recycle",
-    "#snapshot",
-    "@eadir",
-    "@recycle",
-    "@recently-snapshot",
-    "@tmp",
-    "@sharebin",
-    "icon\r",
-}
+# Hidden files, and files and folders of systems, in lower case.
+_FOREIGN = re.compile(
+    r"\..*|__macosx|thumbs\.db|ehthumbs\.db|desktop\.ini|\$recycle\.bin|recycler|recycled|found\.000"
+    r"|system volume information|lost\+found|network trash folder|temporary items|__pycache__"
+    r"|#recycle|#snapshot|@eadir|@recycle|@recently-snapshot|@tmp|@sharebin|icon\r",
+    re.DOTALL,
+)
 _WORD = "(?:masks?|gt|ground[ _-]?truths?|seg(?:mentations?)?|annotations?|labels?)"
 # What the path of a mask has besides that of its image: a folder, or a part of the name as in
 # 7_mask_1.png.
@@ -200,7 +152,7 @@ def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = Fals
         scan.folders = _split_folders(scan, partial)
         for split, path in scan.folders.items():
             _add_split(scan, split, path)
-        scan = _with_tables(scan, source, partial)
+        _add_tables(scan, source, partial)
     except OSError as error:
         raise LockstepError(
             f"{error.filename or root} cannot be read: {error.strerror}", DATA
@@ -214,9 +166,12 @@ def require_folder(path: Path) -> None:
     """Raise a LockstepError that says what `path` is unless it is a folder."""
     if path.is_dir():
         return
-    problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
-    if path.is_symlink() and not path.exists():
+    if path.exists():
+        problem = f"{path} is a file"
+    elif path.is_symlink():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
+    else:
+        problem = f"there is no folder {path}"
     raise LockstepError(
         f"{problem}: {near(path)}give a folder that holds a folder of images for each class", DATA
     )
@@ -231,41 +186,42 @@ def _split_folders(scan: Scan, partial: bool) -> dict[str, str]:
     other folders, one that is named like a split is a class too, if it has no folder's name in
     common with another one, and is not called "train".
     """
-    root, names = scan.root, _folders(scan.root)
-    by_split: dict[str, list[str]] = {}
+    names = _folders(scan.root)
+    by_split = defaultdict[str, list[str]](list)
     for name in names:
-        by_split.setdefault(_split_of(name), []).append(name)
-    others, named = by_split.pop("", []), [name for name in names if _split_of(name)]
-    paths = {name: _nested(root, name) if name in named else name for name in names if named}
-    inner = {name: set(_folders(root / path)) for name, path in paths.items()}
-    alike = [
-        name
-        for name in named
-        if any(inner[name] & inner[other] for other in names if other != name)
-        or (others and name.lower() == "train" and inner[name])
-    ]
-    if not named or (not alike and (others or (len(named) > 1 and len(by_split) == 1))):
+        by_split[_split_of(name)].append(name)
+    others = by_split.pop("", [])
+    named = [name for name in names if name not in others]
+    if not named:
+        return {"": ""}
+    paths = {name: _nested(scan.root, name) for name in named}
+    inner = {name: set(_folders(scan.root / paths.get(name, name))) for name in names}
+    alike = []
+    for name in named:
+        shared = any(inner[name] & inner[other] for other in names if other != name)
+        if shared or (others and name.lower() == "train" and inner[name]):
+            alike.append(name)
+    if not alike and (others or (len(named) > 1 and len(by_split) == 1)):
         return {"": ""}
     if others:
         scan.problems.append(
             f"the folder {alike[0]} is beside {listed(others[:5])}. If {alike[0]} is a split, move "
-            f"all away but the "
-            "splits; if it is a class, give it a name without the word of a split, or put its "
-            "images directly into it"
+            f"all away but the splits; if it is a class, give it a name without the word of a "
+            f"split, or put its images directly into it"
         )
-    scan.problems += [
-        f"{' and '.join(same)} are the same split: keep one of them"
-        for same in by_split.values()
-        if len(same) > 1
-    ]
+    for same in by_split.values():
+        if len(same) > 1:
+            scan.problems.append(f"{' and '.join(same)} are the same split: keep one of them")
     if "train" not in by_split and not partial:
         scan.problems.append(
             f"there is {listed(named)}, but no train: name the folder of the training images train"
         )
     if scan.problems:
         return {}
-    for folder in ["", *(name for name in named if paths[name] != name)]:
-        _add(scan, "", "", folder)
+    _add(scan, "", "", "")
+    for name, path in paths.items():
+        if path != name:
+            _add(scan, "", "", name)
     return {split: paths[same[0]] for split, same in by_split.items()}
 
 
@@ -282,9 +238,9 @@ def _nested(root: Path, name: str) -> str:
     Archives such as seg_train/seg_train/<class> have it, as their only folder.
     """
     inner = _folders(root / name)
-    return (
-        f"{name}/{inner[0]}" if len(inner) == 1 and _split_of(inner[0]) == _split_of(name) else name
-    )
+    if len(inner) == 1 and _split_of(inner[0]) == _split_of(name):
+        return f"{name}/{inner[0]}"
+    return name
 
 
 def _add_split(scan: Scan, split: str, path: str) -> None:
@@ -308,8 +264,8 @@ def _add_split(scan: Scan, split: str, path: str) -> None:
 
 
 def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
-    """Add the files in the folder `path` of the root, and those in the folders in it. Without a
-    class, add the first.
+    """Add the files in the folder `path` of the root, and, if they have a class, those in the
+    folders in it.
 
     A pipe counts as another file than an image: reading it would wait for its writer.
     """
@@ -325,104 +281,107 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
         below = os.path.relpath(folder, scan.root)
         scan.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
         for name in _visible(names):
-            own = os.path.normpath(f"{below}/{name}")
+            file = os.path.normpath(f"{below}/{name}")
             place = f"{folder}/{name}"
             stamps: tuple[int, ...] = ()
             regular = True  # A link to nowhere is listed all the same, so that its cause is shown.
             with suppress(OSError):
-                facts = os.stat(place)
-                regular = stat.S_ISREG(facts.st_mode)
-                stamps = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+                status = os.stat(place)
+                regular = stat.S_ISREG(status.st_mode)
+                stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if regular and is_image(place):
-                photos.append(Photo(own, split, class_name, "", stamps))
+                photos.append(Photo(file, split, class_name, "", stamps))
                 continue
             scan.others[_suffix(name)] += 1
             if _suffix(name) in TABLES:
-                scan.tables.append(own)
+                scan.tables.append(file)
     added = scan.photos if class_name else scan.unlabelled
     added += sorted(photos)
 
 
-def _with_tables(scan: Scan, source: LabelSource, partial: bool) -> Scan:
-    """Return what the tables say that name the images; `scan` if there are none, or they say the
-    same.
+def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
+    """Add what the tables say that name the images, unless the folders say the same.
 
     Tables and folders that name different classes are a problem, if `source` does not choose.
     """
-    own = {photo.path: photo.class_name for photo in (*scan.photos, *scan.unlabelled)}
-    by_folder = len({*own.values()} - {""}) > 1
+    class_of = {photo.path: photo.class_name for photo in (*scan.photos, *scan.unlabelled)}
+    by_folder = len({*class_of.values()} - {""}) > 1
     asked = source.layout == "table" or any(source[1:])
     beside = [f"../{path.name}" for path in scan.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
-    places = sorted(scan.tables or beside) if own else []
-    if not asked and (not places or (source.layout and (by_folder or not partial))):
-        return scan
+    paths = sorted(scan.tables or beside) if class_of else []
+    if not asked and (not paths or (source.layout and (by_folder or not partial))):
+        return
     by_folder = by_folder and source.layout != "table" and not source.label_column
-    index, tables, errors = PathIndex(scan.root, [*own]), list[Table](), list[str]()
-    otherwise = (
-        f"add {option('layout', 'folders')}"
-        if by_folder
-        else "give each class a folder with its images"
-    )
-    for path in places:
+    index = PathIndex(scan.root, [*class_of])
+    tables = list[Table]()
+    errors = list[str]()
+    for path in paths:
         try:
-            if table := read_table(path, index, source, by_folder):
+            table = read_table(path, index, source, by_folder)
+            if table:
                 tables.append(table)
         except LockstepError as error:
-            errors.append(f"{error}, or {otherwise}")
+            other = "give each class a folder with its images"
+            if by_folder:
+                other = f"add {option('layout', 'folders')}"
+            errors.append(f"{error}, or {other}")
     titles = listed([table.title for table in tables])
     if len({table.folder for table in tables}) < len(tables):
-        errors, tables = [f"{titles} are tables of labels: keep one, and move the others away"], []
+        errors = [f"{titles} are tables of labels: keep one, and move the others away"]
+        tables = []
     if asked and not (tables or errors or partial):
         errors = ["no CSV here names the images: add one with the columns file and label"]
     if not tables or (errors and by_folder):
         scan.problems += errors
-        return scan
-    rows, problems = matched(tables, index, [path for path in own if own[path] or not by_folder])
+        return
+    needed = [path for path, class_name in class_of.items() if class_name or not by_folder]
+    rows, problems = matched(tables, index, needed)
     if by_folder:
-        differing = [path for path, row in rows.items() if row.class_name != own[path]]
+        differing = [path for path, row in rows.items() if row.class_name != class_of[path]]
         if differing and source.layout is None:
             path = differing[0]
-            said, other = "names it too", option("label_column", "NAME")
-            if class_name := rows[path].class_name:
-                said, other = f"says {class_name}", option("layout", "table")
+            said = "names it too"
+            other = option("label_column", "NAME")
+            if rows[path].class_name:
+                said = f"says {rows[path].class_name}"
+                other = option("layout", "table")
             scan.problems.append(
-                f"{path} is {own[path] or 'in no class'} by its folder, and {titles} {said}: "
-                f"choose with "
-                f"{option('layout', 'folders')} or {other}"
+                f"{path} is {class_of[path] or 'in no class'} by its folder, and {titles} {said}: "
+                f"choose with {option('layout', 'folders')} or {other}"
             )
         if scan.problems or not any(row.split or row.group for row in rows.values()):
-            return scan
-        rows = {path: row._replace(class_name=own[path]) for path, row in rows.items() if own[path]}
-    return _labelled(scan, titles, rows, problems, partial)
+            return
+        rows = {
+            path: row._replace(class_name=class_of[path])
+            for path, row in rows.items()
+            if class_of[path]
+        }
+    _label(scan, titles, rows, problems, partial)
 
 
-def _labelled(
+def _label(
     scan: Scan, titles: str, rows: dict[str, Row], problems: list[str], partial: bool
-) -> Scan:
-    """Return the images with what their rows say. Folders may still be splits. Those without a row
-    are in no class.
+) -> None:
+    """Give the images what their rows say. Folders may still be splits. Those without a row are in
+    no class.
     """
     scan.table = titles
     scan.others -= Counter(map(_suffix, scan.tables))
-    unknown = sorted({row.split for row in rows.values() if row.split and not _split_of(row.split)})
-    scan.problems += [
-        *problems,
-        *noted(unknown, "name", f"of a split in {titles}", "call it train, val or test"),
-    ]
+    splits = {row.split for row in rows.values()} - {""}
+    unknown = sorted(split for split in splits if not _split_of(split))
+    scan.problems += problems
+    scan.problems += noted(unknown, "name", f"of a split in {titles}", "call it train, val or test")
     if scan.problems:
-        return scan
+        return
     photos = list[Photo]()
     unlabelled = list[Photo]()
     for photo in (*scan.photos, *scan.unlabelled):
-        if photo.path not in rows:
+        row = rows.get(photo.path)
+        if row is None:
             unlabelled.append(photo)
-            continue
-        _, class_name, split, group = rows[photo.path]
-        photos.append(
-            photo._replace(
-                split=_split_of(split) or photo.split, class_name=class_name, group=group
-            )
-        )
+        else:
+            split = _split_of(row.split) or photo.split
+            photos.append(photo._replace(split=split, class_name=row.class_name, group=row.group))
     # Some lie in no split's folder, so no folder is a split.
     if not all(photo.split for photo in photos):
         photos = [photo._replace(split="") for photo in photos]
@@ -437,47 +396,41 @@ def _labelled(
         scan.problems.append(
             f"{titles} has no split train: call the split of the training images train"
         )
-    return scan
 
 
 def _doubts(scan: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
     alike = defaultdict[str, list[str]](list)
-    for name in sorted({name for names in scan.classes.values() for name in names}):
-        alike[_BETWEEN.sub(" ", unicodedata.normalize("NFKC", name)).strip().casefold()].append(
-            repr(name)
-        )
-    layout = "table" if scan.table else "folders"
+    for name in sorted(set().union(*scan.classes.values())):
+        words = _BETWEEN.sub(" ", unicodedata.normalize("NFKC", name))
+        alike[words.strip().casefold()].append(repr(name))
+    apart = option("layout", "table" if scan.table else "folders")
     problems = [
         f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or "
-        f"add "
-        f"{option('layout', layout)} to keep them apart"
+        f"add {apart} to keep them apart"
         for same in alike.values()
         if len(same) > 1
     ]
     if scan.table:
         return problems
+    remedy = f"move it away, or add {apart} to count its images to the class around it"
     for split, root in scan.folders.items():
         parents = [
             photo.path[len(root) :].strip("/").split("/")[:-1]
             for photo in scan.photos
             if photo.split == split
         ]
-        classes = {outer for outer, *_ in parents}
+        classes = {parts[0] for parts in parents}
         inner = {
             "/".join(parts[:2])
             for parts in parents
             if len(parts) > 1 and parts[1] in classes - {parts[0]}
         }
-        remedy = (
-            f"move it away, or add {option('layout', 'folders')} to count its images to the "
-            f"class around it"
-        )
         problems += noted(
             sorted(inner), "folder", "within a class, with the name of another class", remedy
         )
     masks = _masks([photo.path for photo in scan.photos])
-    remedy = f"move the masks away, or add {option('layout', 'folders')} to train on them too"
+    remedy = f"move the masks away, or add {apart} to train on them too"
     return problems + noted(masks, "image", "named like masks of others", remedy)
 
 
@@ -485,16 +438,16 @@ def _masks(paths: Sequence[str]) -> list[str]:
     """Return which of `paths` are masks by their folder or name, and have their image among the
     others.
     """
-    masks = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
-    images = {Path(path).stem for path in paths if path not in masks}
-    return [path for path, own in masks.items() if Path(own).stem in images]
+    image_of = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
+    images = {Path(path).stem for path in paths if path not in image_of}
+    return [path for path, image in image_of.items() if Path(image).stem in images]
 
 
 def is_image(path: str) -> bool:
     """Return whether a file is an image by its suffix; by its first bytes if its name has none."""
     name = os.path.basename(path)
     if "." in name:
-        return _suffix(name) in SUFFIXES
+        return _IMAGES.fullmatch(_suffix(name)) is not None
     if os.path.isfile(path):  # not a pipe, which would wait for its writer
         with suppress(OSError), open(path, "rb") as file:
             return _BEGINS.match(file.read(_BEGIN_BYTES)) is not None
@@ -511,7 +464,7 @@ def _visible(names: list[str]) -> list[str]:
 
 def is_foreign(name: str) -> bool:
     """Return whether a file or folder belongs to a system, and not to the user's images."""
-    return name.startswith(".") or name.lower() in _IGNORED
+    return _FOREIGN.fullmatch(name.lower()) is not None
 
 
 def _suffix(name: str) -> str:

@@ -1,5 +1,5 @@
 """A table of labels: a CSV whose columns name the file and the class of each image, and perhaps its
-split and group.
+split and group. `scan.py` finds the tables, and gives the images what their rows say.
 
 Names of columns count without case, spaces, dashes and underscores. Commas, semicolons and tabs are
 read as delimiters.
@@ -33,7 +33,9 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
 
 
 class LabelSource(NamedTuple):
-    """How a folder is read that can be read in several ways; see the settings of `Recipe`."""
+    """Where the labels of a folder stand, if it can be read in several ways; see the settings of
+    `Recipe`.
+    """
 
     layout: str | None = None
     label_column: str | None = None
@@ -74,7 +76,8 @@ class PathIndex:
 
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
-        self.root, self._images = root.resolve(), len(paths)
+        self.root = root.resolve()
+        self._images = len(paths)
         self._ends = defaultdict[str, list[str]](list)
         for path in paths:
             end = unicodedata.normalize("NFC", f"/{self.root.name}/{path}")
@@ -92,7 +95,8 @@ class PathIndex:
         """
         cell = cell.replace("\\", "/")
         end = cell.lstrip("./")
-        if (direct := f"{folder}/{end}") in self._ends:
+        direct = f"{folder}/{end}"
+        if direct in self._ends:
             return self._ends[direct]
         while _ABSOLUTE.match(cell) and "/" in end and end not in self._ends:
             end = end.partition("/")[2]
@@ -130,9 +134,8 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         for place, title in enumerate(header):
             cells = [line[place] for _, line in sample if place < len(line)]
             # Numbers are often something else than names of files, unless the column is called so.
-            if index.are_in(cells, folder) and (
-                _plain(title) in _FILE or not all(map(str.isdigit, cells))
-            ):
+            numbers = all(map(str.isdigit, cells)) and _plain(title) not in _FILE
+            if not numbers and index.are_in(cells, folder):
                 naming.append(place)
         if not naming and (by_folder or path.startswith("../")):
             return None
@@ -173,28 +176,24 @@ def _places(
         ("split", ("split",), source.split_column),
         ("group", ("group",), source.group_column),
     ):
-        found = [
+        columns = [
             place
             for place, cell in enumerate(header)
             if (cell == stated if stated else _plain(cell) in words)
         ]
-        if what == "file" and len(found) != 1:
-            found = [place for place in naming if place in found] or found or naming
+        if what == "file" and len(columns) != 1:
+            columns = [place for place in naming if place in columns] or columns or naming
         needed = stated or what == "file" or (what == "class" and not by_folder)
-        if len(found) > 1 or (needed and not found):
+        if len(columns) > 1 or (needed and not columns):
             shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
-            several = f"{listed([repr(header[place]) for place in found])} may each name"
-            which = (
-                several if found else f"none called {stated!r} names" if stated else "none names"
-            )
-            other = (
-                ""
-                if what == "file"
-                else f", or give its name as {option(words[0] + '_column', 'NAME')}"
-            )
-            call = f"call one {listed(words[:5], 'or')}{other}"
+            which = f"none called {stated!r} names" if stated else "none names"
+            if columns:
+                which = f"{listed([repr(header[place]) for place in columns])} may each name"
+            call = f"call one {listed(words[:5], 'or')}"
+            if what != "file":
+                call += f", or give its name as {option(words[0] + '_column', 'NAME')}"
             raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
-        places.append(found[0] if found else None)
+        places.append(columns[0] if columns else None)
     return places
 
 
@@ -207,25 +206,24 @@ def matched(
 ) -> tuple[dict[str, Row], list[str]]:
     """Return the row of each of `paths`, and what does not fit, a sentence each."""
     rows: dict[str, Row] = {}
-    absent, doubtful, differing = list[str](), list[str](), list[str]()
+    absent = list[str]()
+    doubtful = list[str]()
+    differing = list[str]()
     for table in tables:
         for row in table.rows:
-            found = index.find(row.file, table.folder)
-            if len(found) != 1:
-                (doubtful if found else absent).append(row.file)
-            elif rows.setdefault(found[0], row) != row:
-                differing.append(found[0])
+            images = index.find(row.file, table.folder)
+            if not images:
+                absent.append(row.file)
+            elif len(images) > 1:
+                doubtful.append(row.file)
+            elif rows.setdefault(images[0], row) != row:
+                differing.append(images[0])
     title = listed([table.title for table in tables])
+    lacking = [path for path in paths if path not in rows]
+    several = f"of {title} with several images of that name"
     return rows, [
         *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
-        *noted(
-            doubtful, "row", f"of {title} with several images of that name", "give the path of each"
-        ),
-        *noted(
-            [path for path in paths if path not in rows],
-            "image",
-            f"without a row in {title}",
-            "add a row, or move the image away",
-        ),
+        *noted(doubtful, "row", several, "give the path of each"),
+        *noted(lacking, "image", f"without a row in {title}", "add a row, or move the image away"),
         *noted(differing, "image", f"with rows in {title} that differ", "keep one row of each"),
     ]

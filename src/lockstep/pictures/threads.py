@@ -1,29 +1,32 @@
-"""Work on rows of images, by one thread for each core."""
+"""Work on images, by one thread for each core."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from lockstep import hardware
 from lockstep.messages import progress
 
-_AT_A_TIME = 16  # rows that a thread takes, and finishes before a signal ends the program
+T = TypeVar("T")
+_AT_A_TIME = 16  # items that a thread takes, and finishes before a signal ends the program
 
 
-def in_threads(
-    description: str,
-    work: Callable[[range], None],
-    count: int,
-) -> None:
-    """Do `work` on the rows up to `count`, some at a time, by one thread for each core. Show the
-    progress.
+def in_threads(description: str, work: Callable[[T], object], items: Sequence[T]) -> None:
+    """Do `work` on each of `items`, some at a time, by one thread for each core. Show the progress.
 
     An error of `work`, or of a signal, is raised when the parts that have begun are done.
     """
-    parts = [range(first, min(first + _AT_A_TIME, count)) for first in range(0, count, _AT_A_TIME)]
+    parts = [items[first : first + _AT_A_TIME] for first in range(0, len(items), _AT_A_TIME)]
+
+    def work_on(part: Sequence[T]) -> int:
+        for item in part:
+            work(item)
+        return len(part)
+
     pool = ThreadPoolExecutor(hardware.cores())
     try:
-        with progress(description, count) as advance:
-            for part, _ in zip(parts, pool.map(work, parts), strict=True):
-                advance(len(part))
+        with progress(description, len(items)) as advance:
+            for done in pool.map(work_on, parts):
+                advance(done)
     finally:
         pool.shutdown(cancel_futures=True)
