@@ -89,7 +89,9 @@ def crossed(names: list[str]) -> str:
     cells: dict[str, dict[str, str]] = {}
     for name in names:
         for what, result, n, spread in load(name)["table"]["rows"]:
-            subject, quantity = DIVIDED.fullmatch(what).groups()
+            divided = DIVIDED.fullmatch(what)
+            assert divided is not None, what
+            subject, quantity = divided.groups()
             known = f"n {n}" if spread == "one run" else f"{spread}, n {n}"
             cells.setdefault(link(name, subject), {})[quantity] = f"{result} ({known})"
     quantities = list(dict.fromkeys(quantity for row in cells.values() for quantity in row))
