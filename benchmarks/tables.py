@@ -25,6 +25,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(
     r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
 )
+DIVIDED = re.compile(r"(.+)(?:: |, of )(.+)")
 FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 
 
@@ -82,13 +83,15 @@ def joined(names: list[str]) -> str:
 
 
 def crossed(names: list[str]) -> str:
-    """Return one table of these records, whose rows are "SUBJECT: QUANTITY", result, n and range:
-    a row for each subject, with a link to its record, and a column for each quantity.
+    """Return one table of these records, whose rows are "SUBJECT: QUANTITY" (or ", of "), result, n
+    and range: a row for each subject, with a link to its record, and a column for each quantity.
     """
     cells: dict[str, dict[str, str]] = {}
     for name in names:
         for what, result, n, spread in load(name)["table"]["rows"]:
-            subject, _, quantity = what.rpartition(": ")
+            divided = DIVIDED.fullmatch(what)
+            assert divided is not None, what
+            subject, quantity = divided.groups()
             known = f"n {n}" if spread == "one run" else f"{spread}, n {n}"
             cells.setdefault(link(name, subject), {})[quantity] = f"{result} ({known})"
     quantities = list(dict.fromkeys(quantity for row in cells.values() for quantity in row))
@@ -96,7 +99,7 @@ def crossed(names: list[str]) -> str:
         [subject, *(row.get(quantity, "") for quantity in quantities)]
         for subject, row in cells.items()
     ]
-    return "\n".join(lines(["of", *quantities], rows))
+    return "\n".join(lines(["what", *quantities], rows))
 
 
 def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:

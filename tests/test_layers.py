@@ -144,6 +144,15 @@ def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
     assert saved == pictures.layers()
 
 
+def test_the_map_in_words_has_each_folder_in_order_and_marked():
+    design = (Path(pictures.__file__).parents[1] / "docs/design.md").read_text()
+    rows = re.findall(r"^\| `(\w+)/` \| .+ \| (evening|appendix)\b.* \|$", design, re.M)
+    drawn = [name for row in pictures.LAYERS[:-1] for name, _ in row]
+    assert [name for name, _ in rows] == drawn
+    read = {path.partition("/")[0] for path in re.findall(r"^\d+\. `([\w/]+\.py)`", design, re.M)}
+    assert read == {name for name, mark in rows if mark == "evening"}
+
+
 def test_no_modules_import_each_other_in_a_circle():
     below = {}
     for path in MODULES:
