@@ -117,9 +117,9 @@ def plan(recipe: Recipe, step: int, examples: int) -> Plan:
     return recipe.bind(examples).plan(step)
 
 
-def recipe_with(name: str, *changes: Mapping[str, object]) -> Recipe:
-    """Return a built-in recipe with other settings."""
-    return make(get_recipe(name).model_dump(mode="json"), *changes)
+def recipe_with(name: str, *changes: Mapping[str, object], **how: Any) -> Recipe:
+    """Return a built-in recipe with other settings; `how` is for `make`."""
+    return make(get_recipe(name).model_dump(mode="json"), *changes, **how)
 
 
 def tutorial_recipe(network: str, towers: int) -> Recipe:

@@ -89,7 +89,7 @@ def test_no_option_is_named_before_the_reader_is_known():
 # Files that read the sentences of libraries, which have no type or value for what they say.
 OF_LIBRARIES = {
     "core/group.py": "Gloo: a lost connection is a RuntimeError",
-    "core/model.py": "Python: a wrong argument is a TypeError",
+    "core/build.py": "Python: a wrong argument is a TypeError",
     "hardware.py": "torch: too little memory on a CPU is a RuntimeError",
     "jobs/probe.py": "torch: too few values for batch norm are a ValueError",
     "pictures/decode.py": "Pillow: a truncated file is an OSError or SyntaxError",

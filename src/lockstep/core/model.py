@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from lockstep.config.recipe import Recipe
@@ -89,9 +90,10 @@ class Model:
         if callable(whiten := getattr(self.module, "whiten", None)):
             # Images of all classes: the built-in datasets are in random order, others may be sorted
             # by class.
-            some = (train_set.first if self.recipe.dataset in DATASETS else train_set.spread)(
-                _WHITENING_IMAGES
-            )
+            if self.recipe.dataset in DATASETS:
+                some = train_set.select(np.arange(min(_WHITENING_IMAGES, len(train_set))))
+            else:
+                some = train_set.spread(_WHITENING_IMAGES)
             with arithmetic(self.recipe.arithmetic):
                 whiten(self.recipe.augmentation.test(some.pixels(slice(None)).cpu()))
 

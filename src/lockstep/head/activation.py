@@ -26,7 +26,9 @@ def class_activation_map(
     linear, or its features are no means over places.
     """
     head = network.module.get_submodule(str(network.recipe.head))
-    places = last_places(backbone, image) if type(head) is nn.Linear else None
+    if type(head) is not nn.Linear:
+        return None
+    places = last_places(backbone, image)
     if places is None:
         return None
     parts = torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double())
