@@ -50,7 +50,7 @@ def state_path(run: Path, step: int) -> Path:
 
 
 def change_state(path: Path, change: Callable[[dict, dict], object]) -> None:
-    """Let `change` change the facts and the tensors of a state file, in place, as if it had been
+    """Let `change` change the metadata and the tensors of a state file, in place, as if it had been
     written so.
     """
     found = statefile.read(path)
@@ -64,7 +64,7 @@ def change_checkpoint(run: Path, step: int, name: str, element: int) -> None:
     notice.
     """
 
-    def flip(facts: dict, tensors: dict) -> None:
+    def flip(metadata: dict, tensors: dict) -> None:
         tensors[name] = tensors[name].clone()
         tensors[name].view(-1).view(torch.int32)[element] ^= 1
 

@@ -29,7 +29,7 @@ from lockstep.kernels.portable import arithmetic
 
 CPU = torch.device("cpu")
 LENGTH = 1003  # not divisible by 2, 3 or 4
-MESSAGES = "tree, without memory in common"
+MESSAGES = "tree, without shared memory"
 
 
 def vector(tower: int, length: int = LENGTH) -> torch.Tensor:
@@ -192,7 +192,7 @@ def test_a_value_crosses_a_link_once_for_each_host(width, memory):
     """Of 2 hosts with W processes each, every one sends the other half a vector of sums and half a
     vector of totals.
 
-    Within a host it sends as much to each process, if they have no memory in common.
+    Within a host it sends as much to each process, if they share no memory.
     """
     hosts = [process // width for process in range(2 * width)]
     kind = "tree" if memory else MESSAGES

@@ -292,16 +292,16 @@ def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
-    spec, told = SPEC.replace(path=tmp_path / "x"), {}
+    spec, sent = SPEC.replace(path=tmp_path / "x"), {}
     again = "stopped by Ctrl-C: start again with the same command"
-    assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
+    assert stopped(spec, signal.SIGINT, sent.get, quiet) == (None, 130, None)
     (tmp_path / "x").mkdir()
     # another program's
     (tmp_path / "x/recipe.json").write_text(get_recipe("mnist").model_dump_json())
-    assert stopped(spec, signal.SIGINT, told.get, quiet) == (None, 130, None)
+    assert stopped(spec, signal.SIGINT, sent.get, quiet) == (None, 130, None)
     (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
-    assert stopped(spec, signal.SIGTERM, told.get, quiet).code == 143
-    stopped(EVALUATION.replace(path=tmp_path / "x"), signal.SIGINT, told.get, quiet)
+    assert stopped(spec, signal.SIGTERM, sent.get, quiet).code == 143
+    stopped(EVALUATION.replace(path=tmp_path / "x"), signal.SIGINT, sent.get, quiet)
     go_on = f"stopped by SIGTERM: continue with: lockstep train {tmp_path / 'x'} --resume"
     assert caplog.messages == [
         again,
@@ -310,10 +310,10 @@ def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
         again,
     ]
     caplog.clear()
-    told["record"] = {"done": True}
-    assert stopped(spec, signal.SIGHUP, told.get, quiet).record == {"done": True}
-    told["stopped"] = True
-    stopped(spec, signal.SIGHUP, told.get, quiet)
+    sent["record"] = {"done": True}
+    assert stopped(spec, signal.SIGHUP, sent.get, quiet).record == {"done": True}
+    sent["stopped"] = True
+    stopped(spec, signal.SIGHUP, sent.get, quiet)
     assert caplog.messages == ["stopped by SIGHUP: the job was complete"]
 
 

@@ -95,11 +95,11 @@ def test_what_was_changed_differs_from_the_replay(run):
     "exchange", ["weights", pytest.param("names of classes", marks=pytest.mark.slow)]
 )
 def test_a_model_file_exchanged_and_sealed_again_is_a_difference(run, exchange):
-    def change(facts, tensors):
+    def change(metadata, tensors):
         if exchange == "weights":
             tensors["logits.bias"] = tensors["logits.bias"].flip(0)
         else:
-            facts["classes"].reverse()
+            metadata["classes"].reverse()
 
     assert record_of(run)["compared"] == {
         "checkpoints": 1,
@@ -118,7 +118,8 @@ def test_a_model_file_exchanged_and_sealed_again_is_a_difference(run, exchange):
 
 def test_a_checkpoint_with_other_class_names_is_a_difference(run):
     change_state(
-        run / "checkpoints/step-000000020.safetensors", lambda facts, _: facts["classes"].reverse()
+        run / "checkpoints/step-000000020.safetensors",
+        lambda metadata, _: metadata["classes"].reverse(),
     )
     assert differences(record_of(run, start=10)) == [("checkpoints", 20, [])]
 
@@ -151,7 +152,7 @@ def test_other_data_is_refused(run, stated_by):
         (run / "environment.json").write_text(json.dumps([entry]))
     else:
         for path in run.glob("checkpoints/*"):
-            change_state(path, lambda facts, _: facts["data_sha256"].update(train="0" * 64))
+            change_state(path, lambda metadata, _: metadata["data_sha256"].update(train="0" * 64))
     with lockstep_error("the training data is not what") as raised:
         record_of(run)
     assert raised.value.code == DATA

@@ -34,23 +34,23 @@ RECIPE = recipe_with("digits", CHANGES)
 
 
 def trained(path, request, monitor, **spec):
-    """Train with the signals of `request`. Return what the job tells the launcher, and how it was
+    """Train with the signals of `request`. Return what the job sends to the launcher, and how it was
     ended.
     """
-    told = {}
+    sent = {}
     ctx = Context(
         monitor=monitor,
         stop=lambda: request.received,
         stopping=request.stopping,
-        send=told.__setitem__,
+        send=sent.__setitem__,
     )
     try:
         train(
             TrainSpec(recipe=RECIPE, placement=Placement(summary_every=0), path=path, **spec), ctx
         )
-        return told, None
+        return sent, None
     except (SystemExit, StoppedError) as stopped:
-        return told, type(stopped)
+        return sent, type(stopped)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "call", "ended_by", "told", "unlimited"),
+    ("where", "name", "call", "ended_by", "sent", "unlimited"),
     [
         pytest.param(replica, "read_splits", 1, SystemExit, set(), True, marks=pytest.mark.slow),
         pytest.param(job, "require_agreement", 1, SystemExit, set(), True, marks=pytest.mark.slow),
@@ -84,7 +84,7 @@ def expected(tmp_path_factory):
     ],
 )
 def test_a_stop_is_heard_wherever_a_run_is(
-    monkeypatch, tmp_path, expected, where, name, call, ended_by, told, unlimited
+    monkeypatch, tmp_path, expected, where, name, call, ended_by, sent, unlimited
 ):
     request, monitor, real, calls = StopRequest(), Monitor(), getattr(where, name), []
 
@@ -100,7 +100,7 @@ def test_a_stop_is_heard_wherever_a_run_is(
     with monkeypatch.context() as changed:
         changed.setattr(where, name, stopped)
         found, how = trained(tmp_path / "x", request, monitor)
-    assert (how, {*found}) == (ended_by, told)
+    assert (how, {*found}) == (ended_by, sent)
     run = Run(tmp_path / "x")
     assert run.complete == (name == "finish")
     if not run.complete:

@@ -1,7 +1,7 @@
 """Submit: the one road from a spec to a record, for the command line and for Python programs.
 
 A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers.
-Each is a new program (`worker.py`), which reads the spec from a file and tells what process 0
+Each is a new program (`worker.py`), which reads the spec from a file and sends what process 0
 returns through another. Only workers import torch, which takes a second. In an outer launch
 (torchrun, srun, mpirun), each program starts one of the workers.
 """

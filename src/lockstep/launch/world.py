@@ -180,7 +180,7 @@ def _agree(store: Store, world: World, device: str) -> Store:
 
     from lockstep.runs.provenance import compare, releases
 
-    own, facts = uuid.uuid4().hex, {"device": device, "versions": releases()}
+    own, identity = uuid.uuid4().hex, {"device": device, "versions": releases()}
     if world.process != 0:
         store.set(f"here/{world.process}", own)
         # A store that process 0 serves is there only if process 0 is. If it does not answer, it is
@@ -190,7 +190,7 @@ def _agree(store: Store, world: World, device: str) -> Store:
             timedelta(seconds=JOIN_S if os.environ.get(SERVED) == "True" else ANSWER_S),
         )
         part = dist.PrefixStore(store.get(f"start/{own}").decode(), store)  # type: ignore[attr-defined]
-        part.set(f"facts/{world.process}", json.dumps([socket.gethostname(), facts]))
+        part.set(f"identity/{world.process}", json.dumps([socket.gethostname(), identity]))
         problem = part.get("problem").decode()
         part.set(f"read/{world.process}", "")
     else:
@@ -198,10 +198,10 @@ def _agree(store: Store, world: World, device: str) -> Store:
         missing, until = set(range(1, world.processes)), time.monotonic() + JOIN_S
         while missing:
             for other in sorted(missing):
-                if part.check([f"facts/{other}"]):
+                if part.check([f"identity/{other}"]):
                     missing.remove(other)
-                    host, others = json.loads(part.get(f"facts/{other}"))
-                    if differences := compare(facts, others):
+                    host, others = json.loads(part.get(f"identity/{other}"))
+                    if differences := compare(identity, others):
                         problem = (
                             f"process 0 (host {socket.gethostname()}) and process {other} (host "
                             f"{host}) do not run the same code and device "
