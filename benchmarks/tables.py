@@ -25,7 +25,6 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PART = re.compile(
     r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
 )
-DIVIDED = re.compile(r"(.+)(?:: |, of )(.+)")
 FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 
 
@@ -89,9 +88,7 @@ def crossed(names: list[str]) -> str:
     cells: dict[str, dict[str, str]] = {}
     for name in names:
         for what, result, n, spread in load(name)["table"]["rows"]:
-            divided = DIVIDED.fullmatch(what)
-            assert divided is not None, what
-            subject, quantity = divided.groups()
+            subject, _, quantity = what.replace(", of ", ": ").rpartition(": ")
             known = f"n {n}" if spread == "one run" else f"{spread}, n {n}"
             cells.setdefault(link(name, subject), {})[quantity] = f"{result} ({known})"
     quantities = list(dict.fromkeys(quantity for row in cells.values() for quantity in row))
