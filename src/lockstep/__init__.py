@@ -20,12 +20,13 @@ TYPE_CHECKING = False  # The module typing would be imported before the program 
 if TYPE_CHECKING:
     from typing import Any
 
-    from lockstep.classify.predict import Classifier as Classifier, load as load
+    from lockstep.classify.predict import Classifier as Classifier
     from lockstep.commands.evaluate import (
         EvaluationRecord as EvaluationRecord,
         evaluate as evaluate,
     )
     from lockstep.commands.export import ExportRecord as ExportRecord, export as export
+    from lockstep.commands.predict import load as load
     from lockstep.commands.report import Report as Report, report as report
     from lockstep.commands.train import train as train
     from lockstep.config.placement import Placement as Placement
@@ -48,9 +49,10 @@ if sys.platform == "win32":
 # module -> its public names. It is imported when one is first used, so that --help does not wait
 # for torch.
 _NAMES = {
-    "classify.predict": ("Classifier", "load"),
+    "classify.predict": ("Classifier",),
     "commands.evaluate": ("EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
+    "commands.predict": ("load",),
     "commands.report": ("Report", "report"),
     "commands.train": ("train",),
     "config.placement": ("Placement",),

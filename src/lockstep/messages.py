@@ -26,8 +26,8 @@ def program() -> str:
     """Return how the user's shell starts Lockstep: by its name, if that is the program beside this
     Python.
     """
-    found, beside = shutil.which("lockstep"), Path(sys.executable).with_name("lockstep")
-    by_name = found and beside.exists() and beside.samefile(found)
+    installed, beside = shutil.which("lockstep"), Path(sys.executable).with_name("lockstep")
+    by_name = installed and beside.exists() and beside.samefile(installed)
     return "lockstep" if by_name else shlex.join([sys.executable, "-m", "lockstep"])
 
 

@@ -113,9 +113,9 @@ def _below(place: Path) -> Iterator[Item]:
             yield Item(path, path)
             continue
         try:
-            found = os.stat(path)
-            own = found.st_dev, found.st_ino
-            if own in above:
+            status = os.stat(path)
+            identity = status.st_dev, status.st_ino
+            if identity in above:
                 continue
             members = sorted(os.scandir(path), key=lambda member: member.name, reverse=True)
         except OSError as error:
@@ -133,7 +133,7 @@ def _below(place: Path) -> Iterator[Item]:
                 or is_image(str(inner))
                 or UNSUPPORTED.fullmatch(inner.suffix.lower().removeprefix("."))
             ):
-                waiting.append((inner, (*above, own)))
+                waiting.append((inner, (*above, identity)))
 
 
 def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:

@@ -64,7 +64,11 @@ class Classifier:
         self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95
     ) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
-        self.classes, self.image_shape = _classes_and_shape(file)
+        classes, shape = file.metadata.get("classes"), file.metadata.get("image_shape") or []
+        if not classes or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
+            raise _damaged(file, f"it states the classes {classes} and images of {shape}")
+        self.classes: tuple[str, ...] = tuple(classes)
+        self.image_shape: tuple[int, int, int] = tuple(shape)
         self.weights_sha256 = file.metadata.get("weights_sha256")
         self._tensors, known = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
@@ -127,10 +131,11 @@ class Classifier:
 
         Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
         """
-        found = self.predict_each(sources, top, evidence)
+        predictions = self.predict_each(sources, top, evidence)
         if not is_one(sources):
-            return list(found)
-        if (prediction := next(found)).error is not None:
+            return list(predictions)
+        prediction = next(predictions)
+        if prediction.error is not None:
             where = "the image" if isinstance(prediction.source, int) else prediction.source
             raise LockstepError(f"{where}: {prediction.error}", DATA)
         return prediction
@@ -151,7 +156,7 @@ class Classifier:
         more memory than there is.
         """
         if not is_one(sources) and not any(
-            hasattr(sources, f"__{one}__") for one in ("fspath", "iter", "getitem")
+            hasattr(sources, name) for name in ("__fspath__", "__iter__", "__getitem__")
         ):
             raise LockstepError(
                 f"sources: got {type(sources).__name__}: give a path, an image, or several of them"
@@ -254,30 +259,7 @@ def load(
     device: str = "auto",
     sure: float = 0.95,
 ) -> Classifier:
-    """Return the classifier of a run or a file, to use in this process.
-
-        classifier = lockstep.load("runs/first")
-        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
-        classifier = lockstep.load(run, checkpoint="best")
-        print(classifier.classes, classifier.predict("cat.jpg").label)
-
-    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
-    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
-    deterministic, and without TF32. The flags of your program are as before when it returns.
-    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
-    predict` sets, may change low-order bits of probabilities.
-
-    Args:
-        source: a run, its folder, the file of one of its checkpoints, or a model file.
-        checkpoint: "best", or a number of steps; None for the newest.
-        trust_code: True to execute the run's own model.
-        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
-        sure: share of the sure answers that shall be right, by training images that were held out.
-
-    Raises:
-        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
-            does not have, a model whose code was not allowed, a device that is not here.
-    """
+    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`."""
     if not 0 < sure < 1:
         raise LockstepError(
             f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99"
@@ -289,14 +271,14 @@ def load(
         classifier = Classifier(
             recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure
         )
-    own = sources(recipe.model)
+    here = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.
     before = {
         path: sha256
         for path, sha256 in file.metadata.get("model_source", {}).items()
-        if path in own
+        if path in here
     }
-    if changed := compare({"model_source": before}, {"model_source": own}):
+    if changed := compare({"model_source": before}, {"model_source": here}):
         logger.warning(
             f"the source of model {recipe.model} is not the one it was trained with "
             f"({'; '.join(map(str, changed))})"
@@ -375,14 +357,3 @@ def weights_of(
 
 def _damaged(file: StateFile, problem: object) -> LockstepError:
     return LockstepError(f"{file.path} is damaged: {problem}", DATA)
-
-
-def _classes_and_shape(file: StateFile) -> tuple[tuple[str, ...], tuple[int, int, int]]:
-    """Return the names of the classes, and (height, width, channels). Raises: LockstepError if
-    either is not sound.
-    """
-    classes, shape = file.metadata.get("classes"), file.metadata.get("image_shape") or []
-    if not classes or len(shape) != 3 or min(shape) < 1 or math.prod(shape) > _MAX_IMAGE_VALUES:
-        raise _damaged(file, f"it states the classes {classes} and images of {shape}")
-    height, width, channels = shape
-    return tuple(classes), (height, width, channels)

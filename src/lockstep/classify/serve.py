@@ -32,6 +32,7 @@ from lockstep import numerics
 from lockstep.classify.decoder import Decoder
 from lockstep.classify.predict import Classifier
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.files import Record
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, template
 from lockstep.pages.prediction import MARKS, Prediction
@@ -53,7 +54,6 @@ _SMALL = {"most_px": 2_000_000, "memory": 200_000_000, "seconds": 0.5}
 _LARGE = {"most_px": PIXEL_LIMIT, "memory": 1_000_000_000, "seconds": 20.0}
 
 Pixels: TypeAlias = NDArray[np.uint8]
-Answer: TypeAlias = tuple[Prediction, Pixels | None]  # None if the picture cannot be read
 
 _BEYOND = "it takes more than 1 GB or 20 s to decode: send it as a JPEG or PNG file, or smaller"
 _LARGEST = "all requests together need too much memory, and this one is the largest"
@@ -179,8 +179,8 @@ class _Service:
         try:
             async with asyncio.timeout(REQUEST_LIMIT_S) as request.state.timeout:
                 pictures = await self._pictures(request)
-                answers = await asyncio.gather(
-                    *(self._answer(picture, "evidence" in wanted, turn) for _, picture in pictures)
+                records = await asyncio.gather(
+                    *(self._record(name, picture, wanted, turn) for name, picture in pictures)
                 )
         except TimeoutError:
             if request not in self._held:
@@ -192,10 +192,6 @@ class _Service:
             ) from None
         finally:
             self._held.pop(request, None)
-        records = []
-        for (name, _), (prediction, pixels) in zip(pictures, answers, strict=True):
-            shown = await asyncio.to_thread(self._shown, wanted, prediction, pixels)
-            records.append({**prediction.record(), "source": name, **shown})
         errors = [
             f"{record['source']}: {record['error']}"
             for record in records
@@ -213,14 +209,16 @@ class _Service:
         machine (DNS rebinding) it could read the answer. It has no such way with an address.
         """
         host = request.headers.get("host", "")
-        own = False
+        ours = False
         with contextlib.suppress(ValueError):
             name = urlsplit(f"//{host}").hostname or ""
-            own = name in self._names or bool(ip_address(name))
-        if not own or request.headers.get("origin", f"http://{host}") != f"http://{host}":
+            ours = name in self._names or bool(ip_address(name))
+        if not ours or request.headers.get("origin", f"http://{host}") != f"http://{host}":
             raise HTTPException(403, _OWN)
 
-    async def _answer(self, picture: bytes, explained: bool, turn: asyncio.Lock) -> Answer:
+    async def _record(
+        self, name: str, picture: bytes, wanted: list[str], turn: asyncio.Lock
+    ) -> Record:
         run = asyncio.get_running_loop().run_in_executor
         try:
             async with turn:
@@ -229,13 +227,20 @@ class _Service:
                     pixels = await run(self._alone, self._large.pixels, picture)
             if pixels is None:
                 raise LockstepError(_BEYOND, DATA)
-            return await run(
-                self._workers, self._classifier.predict_pixels, pixels, TOP, 0, explained
-            ), pixels
+            prediction = await run(
+                self._workers,
+                self._classifier.predict_pixels,
+                pixels,
+                TOP,
+                0,
+                "evidence" in wanted,
+            )
         except LockstepError as error:
             if error.code != DATA:
                 raise
-            return Prediction(0, error=str(error)), None
+            prediction, pixels = Prediction(0, error=str(error)), None
+        shown = await asyncio.to_thread(self._shown, wanted, prediction, pixels)
+        return {**prediction.record(), "source": name, **shown}
 
     def _decoded(self, picture: bytes) -> Pixels | None:
         decoder = self._idle.pop()  # There are as many as threads.
@@ -246,13 +251,13 @@ class _Service:
 
     async def _pictures(self, request: Request) -> list[tuple[str, bytes]]:
         """Return the name and the content of each file in a request. Raises: HTTPException."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind.startswith("image/") or kind == "application/octet-stream":
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type.startswith("image/") or media_type == "application/octet-stream":
             pictures = [("picture", b"".join([chunk async for chunk in self._body(request)]))]
-        elif kind == "multipart/form-data":
+        elif media_type == "multipart/form-data":
             pictures = await self._files(request)
         else:
-            raise HTTPException(415, f"Content-Type is {kind or 'missing'}: {_TYPE}")
+            raise HTTPException(415, f"Content-Type is {media_type or 'missing'}: {_TYPE}")
         if not pictures:
             raise HTTPException(422, f"the form has no file in the field image: {_TYPE}")
         return pictures
@@ -296,7 +301,7 @@ class _Service:
             if request in self._held:
                 self._held[request] = received
             while sum(self._held.values()) > MEMORY_LIMIT:
-                largest = max(self._held, key=lambda one: self._held[one])
+                largest = max(self._held, key=self._held.__getitem__)
                 del self._held[largest]
                 largest.state.timeout.reschedule(0)
             if request not in self._held:
@@ -332,9 +337,9 @@ class _Connection(H11Protocol):
         self._since = self.loop.time()
         self._end = self.loop.call_later(HEAD_LIMIT_S, transport.abort)
         others = self.connections - {self}
-        waiting = [one for one in others if isinstance(one, _Connection) and one._waits]
+        waiting = [other for other in others if isinstance(other, _Connection) and other._waits]
         if waiting and len(self.connections) >= CONNECTION_LIMIT:
-            oldest = min(waiting, key=lambda one: one._since)
+            oldest = min(waiting, key=lambda connection: connection._since)
             self.connections.discard(oldest)
             oldest.transport.abort()
 
@@ -409,13 +414,13 @@ def network_address() -> str:
     """Return this machine's address on its network, or its name if it has no way out. Nothing is
     sent.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         try:
             # an address that nobody has: this only chooses the way there
-            chosen.connect(("192.0.2.1", 9))
+            way.connect(("192.0.2.1", 9))
         except OSError:
             return socket.gethostname()
-        return str(chosen.getsockname()[0])
+        return str(way.getsockname()[0])
 
 
 def url(host: str, listening: socket.socket) -> str:

@@ -82,10 +82,10 @@ def check(
     folder, recipe = given(photos), get_recipe("folder").replace(**options)
     if html:
         require_writable(html, force=False, name="html")
-    found = recipe.survey(folder)
-    record = record_of(found)
+    survey = recipe.survey(folder)
+    record = record_of(survey)
     yield from lines_of(record) if record["classes"] else ()
-    if labels and not found.problems:
+    if labels and not survey.problems:
         from lockstep.pages import doubtful
 
         record["labels"] = record_of_job(labels_spec(folder.absolute(), options))
@@ -94,5 +94,5 @@ def check(
             deliver(html, doubtful.page(record["labels"]).encode())
             yield f"pictures of them: {html}"
     yield record
-    found.require_sound()
+    survey.require_sound()
     yield "ok: it can be trained on"

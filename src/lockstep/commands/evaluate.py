@@ -238,19 +238,13 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
 
     With many classes the matrix is left out; the page of `lockstep report` has it.
     """
-    names = [printable(one["name"]) for one in classes]
-    matrix = len(names) <= _MAX_COLUMNS
-    rows = [["class", "examples", "accuracy", *(names if matrix else [])]]
-    for name, one, row in zip(names, classes, confusion, strict=True):
-        accuracy = "-" if one["accuracy"] is None else f"{one['accuracy']:.1%}"
-        rows.append([name, str(one["examples"]), accuracy, *(map(str, row) if matrix else [])])
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            [
-                f"  {row[0]:<{first}}",
-                *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True)),
-            ]
-        )
-        for row in rows
-    ]
+    names = [printable(counts["name"]) for counts in classes]
+    width = max(map(len, ["class", *names]))
+    columns = names if len(names) <= _MAX_COLUMNS else []
+    rows = [["class".ljust(width), "examples", "accuracy", *columns]]
+    for name, counts, predicted in zip(names, classes, confusion, strict=True):
+        accuracy = "-" if counts["accuracy"] is None else f"{counts['accuracy']:.1%}"
+        row = [name.ljust(width), str(counts["examples"]), accuracy]
+        rows.append([*row, *map(str, predicted)] if columns else row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [f"  {'  '.join(map(str.rjust, row, widths))}" for row in rows]

@@ -1,4 +1,4 @@
-"""`lockstep predict`."""
+"""lockstep.load, and `lockstep predict`."""
 
 import sys
 from collections.abc import Iterator
@@ -16,13 +16,47 @@ if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
+def load(
+    source: Source,
+    checkpoint: Checkpoint = None,
+    trust_code: bool = False,
+    device: str = "auto",
+    sure: float = 0.95,
+) -> "Classifier":
+    """Return the classifier of a run or a file, to use in this process.
+
+        classifier = lockstep.load("runs/first")
+        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
+        classifier = lockstep.load(run, checkpoint="best")
+        print(classifier.classes, classifier.predict("cat.jpg").label)
+
+    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
+    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
+    deterministic, and without TF32. The flags of your program are as before when it returns.
+    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
+    predict` sets, may change low-order bits of probabilities.
+
+    Args:
+        source: a run, its folder, the file of one of its checkpoints, or a model file.
+        checkpoint: "best", or a number of steps; None for the newest.
+        trust_code: True to execute the run's own model.
+        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
+        sure: share of the sure answers that shall be right, by training images that were held out.
+
+    Raises:
+        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
+            does not have, a model whose code was not allowed, a device that is not here.
+    """
+    from lockstep.classify import predict as classifier  # imports torch
+
+    return classifier.load(source, checkpoint, trust_code, device, sure)
+
+
 def load_in_own_program(*arguments: Any) -> "Classifier":
     """Return what `load` returns for the `arguments`. Set the recipe's flags and number of threads,
     before and after torch is imported.
     """
     numerics.prepare(1)
-    from lockstep.classify.predict import load  # imports torch
-
     classifier = load(*arguments)
     numerics.configure(classifier.recipe.threads_per_tower, classifier.recipe.exact)
     return classifier

@@ -107,17 +107,17 @@ class _Train(TyperCommand):
         return rest
 
 
-def _several(words: Sequence[str]) -> str:
-    """Return the message for several words where `train` takes one: to give the folder that holds
-    them.
+def _several(arguments: Sequence[str]) -> str:
+    """Return the message for several arguments where `train` takes one: to give the folder that
+    holds them.
     """
-    parents = {given(word).parent for word in words if given(word).is_dir()}
+    parents = {given(argument).parent for argument in arguments if given(argument).is_dir()}
     remedy = "one, or a folder that holds a folder of photos for each class"
     if len(parents) == 1 and Path() not in parents:
         remedy = f"the folder that holds them, {parents.pop()}: each folder in it is a class"
     return (
-        f"train takes one recipe, run or folder of photos, and got {len(words)}: "
-        f"{', '.join(words)}: give {remedy}"
+        f"train takes one recipe, run or folder of photos, and got {len(arguments)}: "
+        f"{', '.join(arguments)}: give {remedy}"
     )
 
 
@@ -168,40 +168,25 @@ def main() -> None:
     # Where it is ignored, the exit codes of workers would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        with handled(on_stderr if _world().process == 0 else lambda text: None):
+        world = World.from_environment()
+    except LockstepError:  # The environment itself is the error, which the command reports.
+        world = World()
+    try:
+        with handled(on_stderr if world.process == 0 else lambda text: None):
             try:
                 app(prog_name="lockstep")
             except PermissionError as error:
                 require_permission(Path(str(error.filename)), error)
     except LockstepError as error:
         sys.stdout.flush()
-        if (name := _name(error.code)) is not None:
+        name = "lockstep"
+        if world.processes > 1:
+            name += f" (process {world.process} on host {gethostname()})"
+        # All processes of a host have the same mistakes in usage and data: one prints them.
+        if world.local == 0 or error.code not in (USAGE, DATA):
             print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
         sys.exit(error.code)
     except BrokenPipeError:
         # the reader of stdout is gone: suppress the error of the interpreter's last flush
         sys.stderr.close()
         sys.exit(CRASH)
-
-
-def _name(code: int) -> str | None:
-    """Return what an error message begins with: in an outer launch, the process and its host.
-
-    None if another process prints the error: all processes of a host have the same mistakes in
-    usage and data.
-    """
-    world = _world()
-    if code in (USAGE, DATA) and world.local != 0:
-        return None
-    return (
-        f"lockstep (process {world.process} on host {gethostname()})"
-        if world.processes > 1
-        else "lockstep"
-    )
-
-
-def _world() -> World:
-    try:
-        return World.from_environment()
-    except LockstepError:  # The environment itself is the error, which the command reports.
-        return World()

@@ -62,12 +62,11 @@ def shell(
     """
     text, _, _ = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")
     texts = entries_of(function, "Args")
-    own = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in fields
+    parameters = [
+        _of_function(parameter, texts.get(name))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name not in fields
     ]
-    parameters = [_of_function(parameter, texts) for parameter in own]
     of_recipe = [_of_recipe(name) for name in fields if name in Recipe.options]
     of_placement = [_of_placement(name) for name in fields if name in Placement.model_fields]
     if with_json:
@@ -89,18 +88,19 @@ def shell(
     return command
 
 
-def _of_function(parameter: inspect.Parameter, texts: Mapping[str, str]) -> inspect.Parameter:
+def _of_function(parameter: inspect.Parameter, text: str | None) -> inspect.Parameter:
     """Return the option or argument of a function's own parameter."""
-    kind, info = parameter.annotation, typer.Option()
-    if get_origin(kind) is Annotated:
-        kind, info = get_args(kind)
-    first = get_args(kind)[0] if isinstance(kind, UnionType) else kind
+    annotation, info = parameter.annotation, typer.Option()
+    if get_origin(annotation) is Annotated:
+        annotation, info = get_args(annotation)
+    if isinstance(annotation, UnionType):
+        annotation = get_args(annotation)[0]
     info = copy(info)
-    info.help = texts.get(parameter.name)
+    info.help = text
     # else it has its own flag
     if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):
         info.param_decls = (_flag(parameter.name),)
-    return _parameter(parameter.name, first, info, parameter.default)
+    return _parameter(parameter.name, annotation, info, parameter.default)
 
 
 def _of_recipe(name: str) -> inspect.Parameter:
@@ -121,10 +121,14 @@ def _of_placement(name: str) -> inspect.Parameter:
     return _parameter(name, _plain(field.annotation), info, default=None)
 
 
-def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
-    kind = kind | None if default is None else kind
+def _parameter(name: str, annotation: Any, info: Any, default: Any) -> inspect.Parameter:
+    if default is None:
+        annotation = annotation | None
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, info],
     )
 
 

@@ -88,13 +88,16 @@ def lines_of(record: Record) -> Iterator[str]:
     first = record["differences"][0]
     yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
-    for changed in (one for one in record["differences"] if one.get("tensors")):
-        yield f"  tensors   {len(changed['tensors'])} differ after {changed['step']} steps"
-        for name in changed["tensors"][:_SHOWN]:
+    for difference in record["differences"]:
+        tensors = difference.get("tensors")
+        if not tensors:
+            continue
+        yield f"  tensors   {len(tensors)} differ after {difference['step']} steps"
+        for name in tensors[:_SHOWN]:
             yield f"            {name}"
-        if (more := len(changed["tensors"]) - _SHOWN) > 0:
-            yield f"            and {more} more: --json lists all"
+        if len(tensors) > _SHOWN:
+            yield f"            and {len(tensors) - _SHOWN} more: --json lists all"
     machine = record["machine"] or {"probe_equal": None, "changes": []}
-    words = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
-    probe = words.get(machine["probe_equal"], "no arithmetic probe is recorded")
+    probes = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
+    probe = probes.get(machine["probe_equal"], "no arithmetic probe is recorded")
     yield f"  machine   {probe}: {'; '.join(machine['changes']) or _ALIKE}"

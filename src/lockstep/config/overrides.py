@@ -89,9 +89,9 @@ def make(
     """
     changed = copy.deepcopy(dict(fields))
     for source in sources:
-        for one, other in _ONE_SETTING:
-            if one in source and other in source:
-                raise LockstepError(f"{one} and {other} are one setting: give one of them")
+        for name, other in _ONE_SETTING:
+            if name in source and other in source:
+                raise LockstepError(f"{name} and {other} are one setting: give one of them")
         _drop_settings_of_another_model(changed, source, note)
         _change(changed, source)
     return validated(Recipe, changed)

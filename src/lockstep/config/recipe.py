@@ -373,11 +373,11 @@ class Recipe(Settings):
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return `setting: own value -> other value` for every setting that differs."""
-        own, others = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
+        before, after = dotted(self.model_dump(mode="json")), dotted(other.model_dump(mode="json"))
         return [
-            f"{n}: {own.get(n)} -> {others.get(n)}"
-            for n in own | others
-            if own.get(n) != others.get(n)
+            f"{name}: {before.get(name)} -> {after.get(name)}"
+            for name in before | after
+            if before.get(name) != after.get(name)
         ]
 
     def toml(self) -> str:

@@ -15,32 +15,29 @@ _PICTURE_PX = 160
 
 def lines_of(record: Record) -> list[str]:
     """Return a line that counts the doubtful labels, and one for each of the most doubtful."""
-    lines = [f"  {one['path']}: {', '.join(_both(one))}" for one in record["doubtful"][:_LINES]]
-    return [_summary(record, _LINES), *lines]
+    lines = [f"  {image['path']}: {', '.join(_both(image))}" for image in record["doubtful"]]
+    return [_summary(record, _LINES), *lines[:_LINES]]
 
 
 def page(record: Record) -> str:
-    """Return a page with the pictures of the most doubtful labels. Raises: LockstepError if one
-    cannot be read.
+    """Return a page with the pictures of the most doubtful labels. It is an error if one cannot be
+    read.
     """
-    pictures = []
-    for one in record["doubtful"][:_PICTURES]:
-        source = address(decode_image(Path(record["folder"], one["path"]), _PICTURE_PX))
-        pictures.append(
-            Picture(source, ", ".join([one["path"], *_both(one)]), [*_both(one), one["path"]])
-        )
+    folder, pictures = record["folder"], []
+    for image in record["doubtful"][:_PICTURES]:
+        path, both = image["path"], _both(image)
+        source = address(decode_image(Path(folder, path), _PICTURE_PX))
+        pictures.append(Picture(source, ", ".join([path, *both]), [*both, path]))
     return render(
-        record["folder"],
-        [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)],
+        folder, [Section("Doubtful labels", [_summary(record, _PICTURES)], pictures=pictures)]
     )
 
 
-def _both(one: Record) -> list[str]:
+def _both(image: Record) -> list[str]:
     """Return the label and the class that fits better, with their probabilities."""
-    label, better = one["label"], one["better"]
     return [
-        f"labelled {label} ({one['probability']:.1%})",
-        f"rather {better} ({one['probability_of_better']:.1%})",
+        f"labelled {image['label']} ({image['probability']:.1%})",
+        f"rather {image['better']} ({image['probability_of_better']:.1%})",
     ]
 
 

@@ -113,12 +113,13 @@ def spotlit(pixels: NDArray[np.uint8], evidence: NDArray[np.float64]) -> NDArray
     return (pixels * (_DARK + (1 - _DARK) * np.asarray(light)[..., None] / 255)).astype(np.uint8)
 
 
-def address(pixels: NDArray[np.uint8], kind: str = "") -> str:
+def address(pixels: NDArray[np.uint8], form: str = "") -> str:
     """Return an image uint8 [H, W, 1 or 3] as a `data:` address, by default a small one as PNG, a
     large one as JPEG.
     """
     from PIL import Image
 
-    kind, file = kind or ("PNG" if max(pixels.shape) <= _PIXELATED else "JPEG"), io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, kind, quality=85)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    form = form or ("PNG" if max(pixels.shape) <= _PIXELATED else "JPEG")
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(file, form, quality=85)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"

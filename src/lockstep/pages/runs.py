@@ -100,7 +100,8 @@ def training(run: Run) -> Section:
 
 def confusion(record: Record) -> Section:
     """Return the confusion matrix, and the pairs of classes that are confused most often."""
-    names, counts = [one["name"] for one in record["classes"]], record["confusion"]
+    names = [each["name"] for each in record["classes"]]
+    counts = record["confusion"]
     pairs = sorted(
         (
             (count, y, x)
@@ -141,8 +142,8 @@ def calibration(record: Record) -> Section:
     if None in record["sure"]:
         return Section("Calibration", [text, _NOT_SURE])
     rows = []
-    for share, count, right, every in (one.values() for one in record["sure"]):
-        least = " to ".join(f"{one:.1%}" for one in every[:1] + every[1:][-1:]) or "-"
+    for share, count, right, every in map(dict.values, record["sure"]):
+        least = " to ".join(f"{bound:.1%}" for bound in every[:1] + every[1:][-1:]) or "-"
         correct = f"{right / count:.1%}" if count else "-"
         images = f"{count / record['examples']:.1%} ({count:,})"
         rows.append([f"{share:.0%}", least, images, correct])
