@@ -11,8 +11,9 @@ help: ## print this list
 train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train
 
+# The bytecode of the tests is kept, even where the environment says otherwise: to make it takes each process seconds.
 test: $(VENV)/ready ## run the tests, without the slow ones: 2 minutes
-	$(RUN)/python -m pytest -m "not slow"
+	PYTHONDONTWRITEBYTECODE= $(RUN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/ready ## run the slow tests: faults, compiler, real data (LOCKSTEP_DATA)
 	$(RUN)/python -m pytest -m slow

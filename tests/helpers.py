@@ -29,7 +29,9 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
+from lockstep.runs.run import Run
 from lockstep.runs.saver import Saver
+from tests.images import noise
 
 CPU = torch.device("cpu")
 
@@ -135,7 +137,7 @@ def tutorial_recipe(network: str, towers: int) -> Recipe:
 
 def replica(fields: dict[str, object], side: int = 32, ctx: Context | None = None) -> Replica:
     """Return a replica of `cifar10-tutorial` with `fields`, on 40 random images."""
-    images = np.random.default_rng(0).integers(256, size=(40, side, side, 3), dtype=np.uint8)
+    images = noise(0, 40, side, side, 3)
     data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
     recipe = recipe_with("cifar10-tutorial", fields)
     return Replica(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
@@ -198,6 +200,16 @@ def lockstep_error(match: str) -> pytest.RaisesExc[LockstepError]:
 def succeeded(done: CompletedProcess) -> CompletedProcess:
     assert done.returncode == 0, done.stderr
     return done
+
+
+def record_of(done: CompletedProcess) -> dict[str, Any]:
+    """Return the JSON with which a command's output ends."""
+    text = succeeded(done).stdout
+    return json.loads(text[text.find("\n{") + 1 :])
+
+
+def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in Run(run).metrics() if row["kind"] == kind]
 
 
 def read_json(path: Path) -> Any:

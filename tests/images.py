@@ -6,18 +6,22 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from lockstep.data import folder
 from lockstep.pictures import photos
 
 
+def noise(number: int, *shape: int) -> NDArray[np.uint8]:
+    """Return random pixels; another number gives others."""
+    return np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+
+
 @cache
 def encoded(number: int, side: int = 6, format: str = "PNG") -> bytes:
     """The bytes of an image file; another number gives another image."""
-    pixels = np.random.default_rng(number).integers(
-        0, 256, (side, side + number % 3, 3), dtype=np.uint8
-    )
+    pixels = noise(number, side, side + number % 3, 3)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format)
     return file.getvalue()
@@ -48,7 +52,7 @@ def grey_folder(root: Path, count: int) -> Path:
     """Write `count` grey images of 28 x 28 pixels, in turn of the classes a and b."""
     for number in range(count):
         (root / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+        pixels = noise(number, 28, 28)
         Image.fromarray(pixels).save(root / "ab"[number % 2] / f"{number}.png")
     return root
 

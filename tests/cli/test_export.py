@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE, SMALL, in_this_process
-from tests.helpers import lockstep_error, read_json, succeeded
+from tests.helpers import lockstep_error, read_json, record_of, succeeded
+from tests.images import noise
 
 import lockstep
 from lockstep.classify import export
@@ -50,7 +51,7 @@ def written(run, made_once):
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):
     path = tmp_path_factory.mktemp("picture") / "five.png"
-    Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 30), dtype=np.uint8)).save(path)
+    Image.fromarray(noise(3, 40, 30)).save(path)
     return path
 
 
@@ -85,7 +86,7 @@ def test_the_file_classifies_as_lockstep_and_says_what_it_is(written):
     classifier = lockstep.load(path)
     graph, run = Graph(classifier.recipe, classifier.module), loaded(file.read_bytes())
     for count in (3, 1):
-        images = np.random.default_rng(0).integers(0, 256, (count, 8, 8, 1), dtype=np.uint8)
+        images = noise(0, count, 8, 8, 1)
         with torch.no_grad():
             assert abs(run(images) - graph(torch.from_numpy(images)).numpy()).max() < 1e-5
 
@@ -289,8 +290,7 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
     )
     whole = splits.splits_of
     monkeypatch.setattr(splits, "splits_of", lambda *read: {"held-out": whole(*read)["held-out"]})
-    done = succeeded(here("export", run, "-o", "d.onnx", "--json"))
-    record = json.loads(done.stdout)
+    record = record_of(here("export", run, "-o", "d.onnx", "--json"))
     assert (record["split"], record["examples"]) == ("held-out", 20)
 
 

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from tests.helpers import DATA, USAGE, read_json, refused, succeeded
+from tests.helpers import DATA, USAGE, read_json, record_of, refused, succeeded
 from tests.images import bright_and_dark, encoded, grey_folder, write
 
 from lockstep.classify.predict import load
@@ -49,7 +49,7 @@ def test_a_folder_gives_the_same_weights_on_1_and_2_processes(program, here, tmp
     assert first["weights_sha256"] == second["weights_sha256"]
     assert (first["run"], second["run"]) == ("runs/my-photos-1", "runs/copied-1")
     assert first["accuracy"] == second["accuracy"]
-    record = json.loads(here("eval", "runs/my-photos-1", "--json").stdout)
+    record = record_of(here("eval", "runs/my-photos-1", "--json"))
     assert [row["name"] for row in record["classes"]] == ["bright", "dark"]
     assert record["accuracy"] == first["accuracy"]["raw"]
 
@@ -121,12 +121,12 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert f"warning   {warning}" in done.stdout
     assert warning in read_json(tmp_path / "runs/a/result.json")["warnings"][0]
     assert f'<p class="note" role="note">{warning}' in page(Run.open(tmp_path / "runs/a"))
-    record = json.loads(here("eval", "runs/a", "--split", "train", "--json").stdout)
+    record = record_of(here("eval", "runs/a", "--split", "train", "--json"))
     Image.new("RGB", (90, 90), (255, 0, 0)).save(tmp_path / "red.png")
     paths = [str(path) for path in (tmp_path / "letters").rglob("*.png")]
     lines = here("predict", "runs/a", "red.png", *paths, "--json").stdout.splitlines()
     right = [f"/{one['label']}/" in one["source"] for one in map(json.loads, lines[1:])]
-    test = json.loads(here("eval", "runs/a", "--json").stdout)
+    test = record_of(here("eval", "runs/a", "--json"))
     assert (len(lines), sum(right)) == (21, record["correct"] + test["correct"])
 
 

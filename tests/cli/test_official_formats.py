@@ -6,11 +6,10 @@ that the whole way from the files to the weights works. Batches are small, and m
 on few images, to take seconds.
 """
 
-import json
 import shutil
 
 import pytest
-from tests.helpers import read_rows, succeeded
+from tests.helpers import read_rows, record_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +26,7 @@ def trained(program, synthetic_data, tmp_path):
     def run(recipe: str, dataset: str, *flags: object) -> tuple[dict, list[float]]:
         data = synthetic_data(dataset)
         quiet = ("--log-every", 1, "--summary-every", 0, "--keep", 1)
-        done = succeeded(program("train", recipe, "--data", data, "--json", *quiet, *flags))
-        result = json.loads(done.stdout)
+        result = record_of(program("train", recipe, "--data", data, "--json", *quiet, *flags))
         folder = tmp_path / "runs" / flags[flags.index("--name") + 1]
         rows = read_rows(folder / "metrics.jsonl")
         losses = [row["loss"] for row in rows if row["kind"] == "step"]
@@ -75,12 +73,11 @@ def test_a_recipe_learns_alike_on_1_and_2_processes(
     assert two["weights_sha256"] == one["weights_sha256"]
     assert (two["accuracy"], again) == (one["accuracy"], losses)
     data = ("--json", "--data", synthetic_data(dataset))
-    done = succeeded(program("eval", "runs/one", "--split", "test", "--examples", 1000, *data))
-    record = json.loads(done.stdout)
+    record = record_of(program("eval", "runs/one", "--split", "test", "--examples", 1000, *data))
     assert (record["examples"], record["split"], record["weights"]) == (1000, "test", weights)
     assert record["accuracy"] == pytest.approx(accuracy, abs=0.15)
     if recipe == "mnist":
-        held = json.loads(program("eval", "runs/one", *data).stdout)
+        held = record_of(program("eval", "runs/one", *data))
         assert (held["examples"], held["accuracy"]) == (200, accuracy)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import NATIVE, _outside
+from tests.helpers import record_of
 
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA
@@ -66,7 +67,7 @@ def test_predicting_the_test_sets_files_counts_as_eval_does(
     assert (done.returncode, done.stderr) == (0, "")
     confusion = np.zeros((10, 10), int)
     np.add.at(confusion, (labels, [row["index"] for row in rows(done)]), 1)
-    record = json.loads(program("eval", run, "--json").stdout)
+    record = record_of(program("eval", run, "--json"))
     # eval computes batches, so images whose two best classes are about equally probable may be
     # counted otherwise.
     best = [[probability for _, probability in map(dict.values, row["top"])] for row in rows(done)]

@@ -1,6 +1,5 @@
 """The program as a newcomer meets it."""
 
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ import time
 import pytest
 from benchmarks.manual import every_command
 from tests.conftest import _outside
-from tests.helpers import read_json, succeeded
+from tests.helpers import read_json, record_of, succeeded
 
 from lockstep.recipes import RECIPES
 
@@ -89,10 +88,10 @@ def test_train_then_eval(program, here, tmp_path):
     assert f"sha256    {result['weights_sha256']} " in done.stdout
     assert 0 < result["total_s"] < time.time() - started
     next_command = re.search(r"next .*?lockstep (eval \S+)", done.stdout).group(1)
-    record = json.loads(program(*next_command.split(), "--json", "--processes", 2).stdout)
+    record = record_of(program(*next_command.split(), "--json", "--processes", 2))
     assert record["accuracy"] == result["accuracy"]["ema"]
     assert record["loss"] == result["loss"]["ema"]
-    raw = json.loads(here("eval", run, "--weights", "raw", "--split", "train", "--json").stdout)
+    raw = record_of(here("eval", run, "--weights", "raw", "--split", "train", "--json"))
     assert (raw["examples"], raw["split"], raw["weights"]) == (1442, "train", "raw")
     assert "runs/digits-2" in here("train", "--steps", 1).stdout
 
@@ -102,7 +101,7 @@ def test_recipes_and_show_round_trip(here, tmp_path):
     for name in ("cifar10", "cifar10-tutorial", "mnist"):
         (tmp_path / "mine.toml").write_text(here("show", name).stdout)
         from_file, by_name = (
-            json.loads(here("show", what, "--json").stdout) for what in ("mine.toml", name)
+            record_of(here("show", what, "--json")) for what in ("mine.toml", name)
         )
         assert from_file["digest"] == by_name["digest"]
     lines = listed.splitlines()

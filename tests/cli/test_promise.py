@@ -19,11 +19,11 @@ from tests.helpers import (
     as_stopped,
     free_port,
     read_json,
+    rows_of,
     succeeded,
 )
 from tests.runs import state_path
 
-from lockstep.runs.run import Run
 from lockstep.runs.statefile import metadata_of
 
 LAUNCHED = ("train", "--no-portable", "--steps", 12, "--name", "x", "--json")
@@ -90,7 +90,7 @@ def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launch
         as_stopped(run)
     sessions = read_json(run / "environment.json")
     assert [session["step"] for session in sessions] == [0, 4][: len(launchers)]
-    last = [row for row in Run(run).metrics() if row["kind"] == "step"][-1]
+    last = rows_of(run, "step")[-1]
     assert last["memory_bytes"] > 50 * 2**20
     assert sum(last["split"].values()) > 0
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers import recipe_with
+from tests.images import noise
 from tests.replicas import equal_in_all, on_replicas
 from torch import nn
 
@@ -109,7 +110,7 @@ def recipe(**changes) -> Recipe:
 @pytest.fixture(scope="module")
 def dataset():
     """Return 50 images of 4 classes in unequal numbers, and a class without images."""
-    images = np.random.default_rng(0).integers(256, size=(50, SIDE, SIDE, 3), dtype=np.uint8)
+    images = noise(0, 50, SIDE, SIDE, 3)
     return Dataset.of(images, np.minimum(np.arange(50) // 9, 3), tuple("abcde"))
 
 
@@ -205,7 +206,7 @@ precision = "bfloat16"
 
 def test_what_makes_a_recipe_fast_keeps_its_bits():
     """All of it together, stopped between two sizes."""
-    pixels = np.random.default_rng(0).integers(256, size=(200, 32, 32, 3), dtype=np.uint8)
+    pixels = noise(0, 200, 32, 32, 3)
     images = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
     evaluation = require_one_result(
         make(tomllib.loads(FAST)), images, 3, stopped_after=1

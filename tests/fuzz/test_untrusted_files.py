@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import save
 from tests.helpers import lockstep_error, recipe_with
+from tests.images import noise
 from tests.runs import fit_here, state_path
 
 from lockstep.classify.predict import load as load_classifier, weights_of
@@ -276,7 +277,7 @@ def test_a_recipe_that_asks_too_much_is_refused_in_a_sentence(kind):
 def picture(kind):
     _load_plugins()  # so that Pillow writes HEIC too
     file = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    pixels = noise(0, 40, 30, 3)
     Image.fromarray(pixels).convert("P" if kind == "GIF" else "RGB").save(file, kind)
     return file.getvalue()
 

@@ -9,12 +9,12 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from benchmarks.gpu import count, packed, steps
 
 from tests.documents import ROOT
 from tests.helpers import read_json
+from tests.images import noise
 
 FILES = [f"{name}.bin" for names in packed.PARTS.values() for name in names]
 
@@ -26,7 +26,7 @@ def kit(tmp_path):
     """
     (tmp_path / "plain").mkdir()
     for number, name in enumerate(FILES):
-        records = np.random.default_rng(number).integers(0, 256, (40, 3073), dtype=np.uint8)
+        records = noise(number, 40, 3073)
         (tmp_path / "plain" / name).write_bytes(records.tobytes())
     packed.pack(tmp_path / "plain", tmp_path / "kit")
     return tmp_path / "plain", tmp_path / "kit"

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from tests.conftest import NATIVE
 from tests.helpers import lockstep_error
+from tests.images import noise
 
 import lockstep
 from lockstep import numerics
@@ -420,7 +421,7 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     path = model_file(
         get_recipe("cifar10").replace(**changes), facts={"image_shape": list(shape)}, shape=shape
     )
-    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    image = noise(0, *shape)
     threads(2)
     flags = torch.get_deterministic_debug_mode()
     expected = lockstep.load(path).predict(image, 10)

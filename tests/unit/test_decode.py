@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from tests.images import noise
 
 from lockstep.errors import DATA
 from lockstep.pictures.decode import (
@@ -334,8 +335,8 @@ def test_the_first_of_several_frames_is_taken(format, most):
 @pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_truncated_file_is_refused(format, share):
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    data = encoded(noise, format)
+    pixels = noise(0, 64, 64, 3)
+    data = encoded(pixels, format)
     with pytest.raises(UnreadableImageError, match=r"truncated|damaged") as caught:
         decode_image(data[: int(len(data) * share)], 32)
     assert caught.value.code == DATA

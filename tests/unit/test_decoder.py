@@ -12,6 +12,7 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
+from tests.images import noise
 
 from lockstep.classify.decoder import Decoder
 from lockstep.pictures.decode import (
@@ -71,7 +72,7 @@ def decoder():
 
 
 def test_a_picture_is_decode_images_and_none_if_it_takes_more(decoder):
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    pixels = noise(0, 40, 30, 3)
     small, large = (
         encoded(Image.fromarray(each), "PNG")
         for each in (pixels, np.zeros((400, 300, 3), np.uint8))

@@ -9,7 +9,7 @@ from signal import SIGTERM
 from typing import NamedTuple
 
 import pytest
-from tests.helpers import recipe_with
+from tests.helpers import recipe_with, rows_of
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
@@ -127,7 +127,7 @@ class Remains(NamedTuple):
 def remains(path):
     times = ("train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "run")
     result = {name: value for name, value in Run(path).result().items() if name not in times}
-    rows = (row for row in Run(path).metrics() if row["kind"] == "evaluation")
+    rows = rows_of(path, "evaluation")
     evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows]
     return Remains(
         result,

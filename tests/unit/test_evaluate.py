@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.helpers import read_json
+from tests.helpers import read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
@@ -21,7 +21,6 @@ from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
 from lockstep.recipes import get_recipe
-from lockstep.runs.run import Run
 
 
 def data(count):
@@ -127,7 +126,7 @@ def test_a_run_counts_steps_times_batch_and_each_test_image_once(
     assert result == read_json(path / "result.json")
     assert result.keys() == KEYS
     assert (result["steps"], result["examples"]) == (steps, steps * towers * tower_batch)
-    evaluations = [row for row in Run(path).metrics() if row["kind"] == "evaluation"]
+    evaluations = rows_of(path, "evaluation")
     assert [row["weights"] for row in evaluations] == ["ema", "raw"]
     for row in evaluations:
         assert (row["examples"], row["accuracy"]) == (355, row["correct"] / 355)

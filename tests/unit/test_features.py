@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.closeness import require_close
 from tests.conftest import NATIVE
-from tests.helpers import lockstep_error, recipe_with, succeeded
+from tests.helpers import lockstep_error, recipe_with, record_of
 from tests.images import bright_and_dark
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
@@ -320,7 +320,7 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
         tmp_path / "conv.pt",
     )
     of_head = ("--set", "head=out.0", "--set", "augmentation=plain", "--epochs", "8")
-    done = succeeded(
+    result = record_of(
         here(
             "train",
             "digits",
@@ -334,7 +334,6 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
             "--json",
         )
     )
-    result = json.loads(done.stdout.splitlines()[-1])
     assert result["accuracy"]["ema"] > 0.8
     (tmp_path / "conv.pt").unlink()
     (tmp_path / "runs/a/result.json").unlink()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tests.helpers import lockstep_error, read_json, recipe_with, summaries
+from tests.helpers import lockstep_error, read_json, recipe_with, rows_of, summaries
 from tests.runs import fit_here
 
 from lockstep.config.placement import Placement
@@ -132,7 +132,7 @@ def test_a_run_states_the_use_of_its_gpus(tmp_path, monkeypatch, percent, capfd)
     assert "%, GPU 0 93%, GPU 1 4%" in lines
     ends = "GPU 0 busy 93% of the time; GPU 1 busy 4% of the time; memory of each process at most "
     assert f"gpus {ends}" in lines
-    rows = [row for row in Run(path).metrics() if row["kind"] == "step"]
+    rows = rows_of(path, "step")
     assert [row["gpus"]["1"] for row in rows] == [{"utilization": 0.04, "memory_bytes": 2 * GB}] * 3
     assert [
         event.value for event in summaries(path / "tb").Scalars("gpu_0/utilization")

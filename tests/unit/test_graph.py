@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.images import noise
 
 from lockstep.classify.export import Graph, exported, graph_recipe, loaded
 from lockstep.core.build import build_model
@@ -21,9 +22,7 @@ SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
 
 
 def images(count, height, width, channels=3, seed=0):
-    return np.random.default_rng(seed).integers(
-        0, 256, (count, height, width, channels), dtype=np.uint8
-    )
+    return noise(seed, count, height, width, channels)
 
 
 def graph_of(recipe, model, unlike=None):

@@ -341,7 +341,7 @@ def test_restarts_without_progress_end(started):
         [*restarts_until_it_ends(started("pass"), [5] * 4)]
 
 
-def test_the_launcher_raises_the_error_of_a_worker_with_the_damaged_file(started):
+def test_the_launcher_raises_a_workers_damaged_file_error(started):
     with pytest.raises(DamagedFileError, match=r"^x is damaged$") as error:
         started("pass")._prepare_restart(End(DATA, "x is damaged", known=True, damaged="x"))
     assert (error.value.path, error.value.code) == (Path("x"), DATA)

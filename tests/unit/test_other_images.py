@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from tests.helpers import recipe_with
-from tests.images import bright_and_dark, encoded, load_folder, write
+from tests.images import bright_and_dark, encoded, load_folder, noise, write
 from tests.runs import fit_here
 
 from lockstep.commands.of_run import evaluated_split, fields_of_run
@@ -133,7 +133,7 @@ def test_copies_are_on_one_side_of_the_held_out_images(tmp_path, of):
         write(tmp_path / "test", {"a": [98], "b": [99]})
         whole = load_folder(tmp_path)["train"]
     else:
-        images = np.random.default_rng(0).integers(0, 256, (30, 4, 4, 1), dtype=np.uint8)
+        images = noise(0, 30, 4, 4, 1)
         whole = Dataset.of(np.concatenate([images] * 3), np.arange(90) % 2, ("a", "b"))
     kept, held = whole.held_out(20)
     assert not {*kept.ids()} & {*held.ids()}

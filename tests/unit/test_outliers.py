@@ -5,13 +5,12 @@ derives from them.
 import hashlib
 import json
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.helpers import lockstep_error, recipe_with
-from tests.images import bright_and_dark
+from tests.images import bright_and_dark, noise
 from tests.runs import fit_here, state_path
 
 import lockstep
@@ -36,7 +35,7 @@ HEAD = {
     "towers": 2,
     "batch": 16,
 }
-NOISE = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+NOISE = noise(0, 6, 32, 32, 3)
 
 
 def features(count, seed, width=32):

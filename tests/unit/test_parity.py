@@ -17,6 +17,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.documents import ROOT
 from tests.helpers import cifar_like, parts, read_rows, summaries
+from tests.images import noise
 from torch import nn
 from torch.nn import functional
 
@@ -63,7 +64,7 @@ BLOCK = ["data", "network", "time", "run"]
 
 
 def images(count, side=2):
-    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
+    pixels = noise(0, count, side, side, 1)
     return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
 
 

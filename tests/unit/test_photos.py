@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.helpers import lockstep_error
-from tests.images import encoded, load_folder, write
+from tests.images import encoded, load_folder, noise, write
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.pictures import photos as module
@@ -310,12 +310,8 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     white = Image.new("LA", (20, 20), (255, 0))
     white.save(photos / "a/empty.png")
     Image.open(photos / "a/1.png").save(photos / "b/again.bmp")
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(
-        photos / "b/wide.png"
-    )
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (29, 20, 3), np.uint8)).save(
-        photos / "b/less.png"
-    )
+    Image.fromarray(noise(0, 20, 30, 3)).save(photos / "b/wide.png")
+    Image.fromarray(noise(1, 29, 20, 3)).save(photos / "b/less.png")
     notes = sound(photos).notes
     assert notes == [
         "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
@@ -702,7 +698,7 @@ def test_copies_of_other_size_or_format_are_counted_over_splits(photos):
     """
     _load_plugins()  # so that Pillow writes HEIC
     for number in range(12):
-        coarse = np.random.default_rng(number).integers(0, 256, (12, 12, 3), dtype=np.uint8)
+        coarse = noise(number, 12, 12, 3)
         picture = Image.fromarray(coarse).resize((200, 150), Image.Resampling.BICUBIC)
         split, name = "train" if number < 9 else "test", "ab"[number % 2]
         for folder in (photos / split / name, photos / "test" / name):

@@ -9,16 +9,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from tests.helpers import lockstep_error
+from tests.images import noise
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.pictures.pixels import RowCache
 
 SHAPE = (8, 6, 3)
-IMAGES = np.random.default_rng(3).integers(0, 256, (50, *SHAPE), dtype=np.uint8)
+IMAGES = noise(3, 50, *SHAPE)
 IDS = [bytes([number]) * 32 for number in range(1, 51)]
 
 

@@ -170,7 +170,7 @@ def test_differences_are_listed_by_setting():
     ]
 
 
-def test_every_setting_has_an_entry_in_the_docstring_of_its_class():
+def test_every_setting_is_in_the_docstring_of_its_class():
     """Help texts and the manual are made of these."""
     assert [*entries_of(Recipe, "Attributes")] == [*Recipe.model_fields]
     assert [*entries_of(Recipe, "Shorthands")] == [*Recipe.shorthands]
