@@ -52,9 +52,8 @@ class Settings(BaseModel):
         """Return a copy with `changes`, validated like settings from a file. Raises:
         LockstepError.
         """
-        return validated(
-            type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes
-        )
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return validated(type(self), fields | changes)
 
 
 def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
@@ -89,11 +88,11 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as one mapping with dotted names."""
     flat: dict[str, Any] = {}
     for key, value in fields.items():
-        flat |= (
-            dotted(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else {f"{prefix}{key}": value}
-        )
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, f"{name}.")
+        else:
+            flat[name] = value
     return flat
 
 
@@ -137,12 +136,13 @@ def _allowed_names(
     group = str(loc[0])
     annotation: Any = kind.model_fields[group].annotation
     classes = [
-        one
-        for one in (annotation, *get_args(annotation))
-        if isinstance(one, type) and issubclass(one, Settings)
+        member
+        for member in (annotation, *get_args(annotation))
+        if isinstance(member, type) and issubclass(member, Settings)
     ]
-    chosen = classes[0] if len(classes) == 1 else registry_of(annotation)[fields[group]["kind"]]
-    return [f"{group}.{name}" for name in chosen.model_fields]
+    if len(classes) > 1:
+        classes = [registry_of(annotation)[fields[group]["kind"]]]
+    return [f"{group}.{name}" for name in classes[0].model_fields]
 
 
 def entries_of(thing: object, section: str) -> dict[str, str]:
@@ -161,8 +161,8 @@ def load_object(path: str) -> Any:
     not replace it. It stays on sys.path, because the object may import more when it is called.
     """
     module_name, _, name = path.partition(":")
-    if module_name not in sys.modules and (folder := os.getcwd()) not in sys.path:
-        sys.path.append(folder)
+    if module_name not in sys.modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
