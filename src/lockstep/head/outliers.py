@@ -63,8 +63,8 @@ def _scores(similarities: Tensor) -> Tensor:
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Divide the `tensors` of a model file into those of the model, and those of this folder."""
-    of_model = {}
-    of_head = {}
+    of_model = dict[str, Tensor]()
+    of_head = dict[str, Tensor]()
     for name, tensor in tensors.items():
         part = of_head if name.startswith((_PREFIX, _SURE)) else of_model
         part[name] = tensor
