@@ -58,7 +58,8 @@ class Keys(NamedTuple):
 
 
 def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
-    """Return `values` as tensors on `device`. On a CPU both share their memory.
+    """Return `values` as tensors on `device`. On a CPU both share their memory; a GPU gets all of
+    them by one copy.
 
     A GPU's copy from ordinary memory waits until the GPU has computed all that was queued before,
     so that it idles while the next step is prepared. A copy from pinned memory is queued like any
@@ -67,11 +68,17 @@ def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
     tensors = {name: torch.from_numpy(array) for name, array in values.items()}
     if device.type == "cpu":
         return tensors
-    on_device = {}
-    for name, tensor in tensors.items():
-        pinned = torch.empty_like(tensor, pin_memory=device.type == "cuda").copy_(tensor)
-        on_device[name] = pinned.to(device, non_blocking=True)
-    return on_device
+    # The largest items come first, so that each array starts at a multiple of its items' size, as
+    # `view` demands.
+    names = sorted(values, key=lambda name: -values[name].itemsize)
+    sizes = [values[name].nbytes for name in names]
+    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    np.concatenate([values[name].ravel().view(np.uint8) for name in names], out=packed.numpy())
+    parts = torch.split(packed.to(device, non_blocking=True), sizes)
+    return {
+        name: part.view(tensors[name].dtype).view(tensors[name].shape)
+        for name, part in zip(names, parts, strict=True)
+    }
 
 
 def to_unit_range(images: Tensor) -> Tensor:
