@@ -125,7 +125,8 @@ def read_bytes(path: Path, most: int) -> bytes:
 """The decoder: from an image file, or an image in memory, to the network's pixels.
 
 It is the one preprocessing of pictures: training, evaluation and prediction call `decode_image`, so
-an image has the same pixels in all of them. `pixels.py` keeps what training needs. Pillow is imported on first use, because it is not needed to print a help text.
+an image has the same pixels in all of them. `pixels.py` keeps what training needs. Pillow is
+imported on first use, because it is not needed to print a help text.
 """
 
 import contextlib
