@@ -96,24 +96,24 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
-    """Return `kind` made from `fields`. Raises: LockstepError that names each wrong setting and
+def validated(settings: type[S], fields: Mapping[str, Any]) -> S:
+    """Return `settings` made from `fields`. Raises: LockstepError that names each wrong setting and
     what is allowed.
     """
     try:
-        return kind.model_validate(fields)
+        return settings.model_validate(fields)
     except ValidationError as error:
         raise LockstepError(
-            "; ".join(_sentence(kind, fields, item) for item in error.errors()[:_SHOWN])
+            "; ".join(_sentence(settings, fields, item) for item in error.errors()[:_SHOWN])
         ) from None
 
 
-def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
+def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
     """Return one of pydantic's errors as a sentence: what we got and what is allowed."""
     name = ".".join(str(part) for part in item["loc"])
-    title = kind.__name__.lower()
+    title = settings.__name__.lower()
     if item["type"] == "extra_forbidden":
-        allowed = _allowed_names(kind, fields, item["loc"])
+        allowed = _allowed_names(settings, fields, item["loc"])
         inner = (inside for inside in dotted(fields) if "." in inside and inside != name)
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
@@ -126,15 +126,15 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
 
 
 def _allowed_names(
-    kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
+    settings: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
 ) -> list[str]:
     """Return the names that exist where `loc` names one that does not: in the settings, or in a
     group of them.
     """
     if len(loc) == 1:
-        return [*kind.model_fields, *kind.shorthands]
+        return [*settings.model_fields, *settings.shorthands]
     group = str(loc[0])
-    annotation: Any = kind.model_fields[group].annotation
+    annotation: Any = settings.model_fields[group].annotation
     classes = [
         member
         for member in (annotation, *get_args(annotation))
