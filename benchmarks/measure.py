@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 import lockstep
@@ -299,7 +298,7 @@ def folder(call: Call) -> Figures:
     splits, place = load_cifar10(call.data), call.folder / "images"
     if not place.exists():
         for name, dataset in {
-            "train": splits["train"].select(np.arange(int(call.what))),
+            "train": splits["train"].first(int(call.what)),
             "test": splits["test"],
         }.items():
             for title in dataset.classes:

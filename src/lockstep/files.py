@@ -21,7 +21,7 @@ from lockstep.messages import logger
 
 # raises an error if this program may not write, just before a new file gets its name
 Fence = Callable[[], None]
-# a JSON object: a result, a row of metrics.jsonl, or the facts in a state file
+# a JSON object: a result, a row of metrics.jsonl, or the metadata of a state file
 Record = dict[str, Any]
 
 _MAX_JSON_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
@@ -36,11 +36,11 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def given(path: str | Path) -> Path:
     """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address."""
-    if (found := _ADDRESS.fullmatch(str(path))) and not os.path.lexists(path):
+    address = _ADDRESS.fullmatch(str(path))
+    if address and not os.path.lexists(path):
         raise LockstepError(
-            f"{found[1]}://{found[2]} is an address, and Lockstep reads only files on this "
-            f"machine: download it first, "
-            f"and give the path of what you downloaded"
+            f"{address[1]}://{address[2]} is an address, and Lockstep reads only files on this "
+            f"machine: download it first, and give the path of what you downloaded"
         )
     return Path(path).expanduser()
 
@@ -49,24 +49,25 @@ def near(path: Path) -> str:
     """Return the question whether the user meant the path of the nearest name, here or in runs/; ""
     if none is near.
     """
-    found = _nearest(path) or _nearest("runs" / path)
-    return f"did you mean {found}? " if found and not os.path.lexists(path) else ""
+    if os.path.lexists(path):
+        return ""
+    nearest = _nearest(path) or _nearest("runs" / path)
+    return f"did you mean {nearest}? " if nearest else ""
 
 
 def _nearest(path: Path) -> Path | None:
     """Return the path that exists whose parts are nearest to those of `path`, None if a part has no
     near name.
     """
-    found = Path(path.anchor)
-    for part in path.relative_to(found).parts:
-        if not os.path.lexists(found / part):
+    nearest = Path(path.anchor)
+    for part in path.relative_to(nearest).parts:
+        if not os.path.lexists(nearest / part):
             with contextlib.suppress(OSError):
-                names = {one.name.lower(): one.name for one in found.iterdir()}
-                part = next(
-                    (names[name] for name in get_close_matches(part.lower(), names, n=1)), part
-                )
-        found /= part
-    return found if os.path.lexists(found) else None
+                names = {name.lower(): name for name in os.listdir(nearest)}
+                for name in get_close_matches(part.lower(), names, n=1):
+                    part = names[name]
+        nearest /= part
+    return nearest if os.path.lexists(nearest) else None
 
 
 def no_room(error: OSError) -> bool:
@@ -111,10 +112,9 @@ def require_own(path: Path) -> None:
     elsewhere.
     """
     with contextlib.suppress(FileNotFoundError):
-        facts = path.lstat()
-        if not stat.S_ISDIR(facts.st_mode) and (
-            not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1
-        ):
+        status = path.lstat()
+        plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        if not plain and not stat.S_ISDIR(status.st_mode):
             problem = (
                 f"{path.name} is a link, has a second name, or is no file: put the file or "
                 f"folder itself there"
@@ -156,8 +156,10 @@ def read_lines(path: Path) -> list[bytes]:
     """Return the lines of a regular file of at most 1 GiB, [] if there is none. Raises:
     LockstepError.
     """
+    if not path.is_file():
+        return []
     try:
-        return read_bytes(path, _MAX_LINES_BYTES).splitlines() if path.is_file() else []
+        return read_bytes(path, _MAX_LINES_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
 

@@ -32,18 +32,16 @@ def host() -> int:
     """Return a number that the processes of this host share: of its name, its start and its network
     namespace.
     """
-    texts = [platform.node()]
+    text = platform.node()
     with contextlib.suppress(OSError):
-        texts += [
-            Path("/proc/sys/kernel/random/boot_id").read_text(),
-            os.readlink("/proc/self/ns/net"),
-        ]
-    return int.from_bytes(hashlib.sha256("\n".join(texts).encode()).digest()[:7], "big")
+        text += Path("/proc/sys/kernel/random/boot_id").read_text()
+        text += os.readlink("/proc/self/ns/net")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 def has_gpu_driver() -> bool:
     """Return False if this host certainly has no GPU driver. Needs no torch."""
-    return any(found for name in _GPU_DEVICES for found in Path("/dev").glob(name))
+    return any(next(Path("/dev").glob(name), None) for name in _GPU_DEVICES)
 
 
 def gpus() -> int:
@@ -97,10 +95,10 @@ def memory_problem(error: Exception) -> str | None:
     """
     import torch
 
-    lacks = isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(
-        str(error)
-    )
-    return (str(error).strip() or "out of memory").splitlines()[0] if lacks else None
+    text = str(error).strip()
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(text):
+        return text.splitlines()[0] if text else "out of memory"
+    return None
 
 
 def cores() -> int:
@@ -144,11 +142,9 @@ def memory_bytes(device: "torch.device") -> int:
     """
     import torch
 
-    return (
-        torch.cuda.memory_allocated(device)
-        if device.type == "cuda"
-        else int(psutil.Process().memory_info().rss)
-    )
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_memory_bytes(device: "torch.device") -> int:
@@ -163,6 +159,5 @@ def peak_memory_bytes(device: "torch.device") -> int:
         # On Linux, ru_maxrss of a program also counts the memory of the program that started it.
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

@@ -52,9 +52,8 @@ class Settings(BaseModel):
         """Return a copy with `changes`, validated like settings from a file. Raises:
         LockstepError.
         """
-        return validated(
-            type(self), {name: getattr(self, name) for name in type(self).model_fields} | changes
-        )
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return validated(type(self), fields | changes)
 
 
 def choose(what: str, registry: Mapping[str, type[S]]) -> Callable[[Any], S]:
@@ -89,32 +88,32 @@ def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as one mapping with dotted names."""
     flat: dict[str, Any] = {}
     for key, value in fields.items():
-        flat |= (
-            dotted(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else {f"{prefix}{key}": value}
-        )
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat |= dotted(value, f"{name}.")
+        else:
+            flat[name] = value
     return flat
 
 
-def validated(kind: type[S], fields: Mapping[str, Any]) -> S:
-    """Return `kind` made from `fields`. Raises: LockstepError that names each wrong setting and
+def validated(settings: type[S], fields: Mapping[str, Any]) -> S:
+    """Return `settings` made from `fields`. Raises: LockstepError that names each wrong setting and
     what is allowed.
     """
     try:
-        return kind.model_validate(fields)
+        return settings.model_validate(fields)
     except ValidationError as error:
         raise LockstepError(
-            "; ".join(_sentence(kind, fields, item) for item in error.errors()[:_SHOWN])
+            "; ".join(_sentence(settings, fields, item) for item in error.errors()[:_SHOWN])
         ) from None
 
 
-def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
+def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) -> str:
     """Return one of pydantic's errors as a sentence: what we got and what is allowed."""
     name = ".".join(str(part) for part in item["loc"])
-    title = kind.__name__.lower()
+    title = settings.__name__.lower()
     if item["type"] == "extra_forbidden":
-        allowed = _allowed_names(kind, fields, item["loc"])
+        allowed = _allowed_names(settings, fields, item["loc"])
         inner = (inside for inside in dotted(fields) if "." in inside and inside != name)
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
@@ -127,22 +126,23 @@ def _sentence(kind: type[Settings], fields: Mapping[str, Any], item: Any) -> str
 
 
 def _allowed_names(
-    kind: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
+    settings: type[Settings], fields: Mapping[str, Any], loc: tuple[str | int, ...]
 ) -> list[str]:
     """Return the names that exist where `loc` names one that does not: in the settings, or in a
     group of them.
     """
     if len(loc) == 1:
-        return [*kind.model_fields, *kind.shorthands]
+        return [*settings.model_fields, *settings.shorthands]
     group = str(loc[0])
-    annotation: Any = kind.model_fields[group].annotation
+    annotation: Any = settings.model_fields[group].annotation
     classes = [
-        one
-        for one in (annotation, *get_args(annotation))
-        if isinstance(one, type) and issubclass(one, Settings)
+        member
+        for member in (annotation, *get_args(annotation))
+        if isinstance(member, type) and issubclass(member, Settings)
     ]
-    chosen = classes[0] if len(classes) == 1 else registry_of(annotation)[fields[group]["kind"]]
-    return [f"{group}.{name}" for name in chosen.model_fields]
+    if len(classes) > 1:
+        classes = [registry_of(annotation)[fields[group]["kind"]]]
+    return [f"{group}.{name}" for name in classes[0].model_fields]
 
 
 def entries_of(thing: object, section: str) -> dict[str, str]:
@@ -161,8 +161,8 @@ def load_object(path: str) -> Any:
     not replace it. It stays on sys.path, because the object may import more when it is called.
     """
     module_name, _, name = path.partition(":")
-    if module_name not in sys.modules and (folder := os.getcwd()) not in sys.path:
-        sys.path.append(folder)
+    if module_name not in sys.modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -16,15 +16,11 @@ def noted(items: Sequence[str], word: str, what: str, remedy: str = "") -> list[
     """Return one text that counts `items`, names the first, and says what to do; none if there are
     no items.
     """
+    if not items:
+        return []
     more = f" and {len(items) - 1} more" if len(items) > 1 else ""
-    return (
-        [
-            f"{plural(len(items), word)} {what} ({items[0]}{more})"
-            + (f": {remedy}" if remedy else "")
-        ]
-        if items
-        else []
-    )
+    text = f"{plural(len(items), word)} {what} ({items[0]}{more})"
+    return [f"{text}: {remedy}" if remedy else text]
 
 
 def few(words: Sequence[str]) -> str:
@@ -39,8 +35,10 @@ def wilson_interval(correct: int, examples: int) -> list[float]:
     Source: Wilson 1927, equation for the score interval without continuity correction.
     """
     z = 1.959964  # the 97.5% quantile of the normal distribution
-    share, weight = correct / examples, z * z / examples
-    middle, half = share + weight / 2, z * math.sqrt((share * (1 - share) + weight / 4) / examples)
+    share = correct / examples
+    weight = z * z / examples
+    middle = share + weight / 2
+    half = z * math.sqrt((share * (1 - share) + weight / 4) / examples)
     return [max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))]
 
 
@@ -80,14 +78,12 @@ def gpu_text(result: Mapping[str, Any]) -> str:
     """
     if "gpu_utilization" not in result:
         return ""
-    shares = [
+    busy = [
         f"GPU {number} busy {share:.0%} of the time; "
         for number, share in result["gpu_utilization"].items()
     ]
-    return (
-        f"{''.join(shares)}memory of each process at most "
-        f"{listed([*map(size, result.get('peak_memory_bytes', ()))])}"
-    )
+    memory = listed([*map(size, result.get("peak_memory_bytes", ()))])
+    return f"{''.join(busy)}memory of each process at most {memory}"
 
 
 def duration(seconds: float) -> str:

@@ -137,7 +137,7 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
         model.network,
         state.ema or state.parameters,
         state.buffers,
-        dataset.select(np.arange(50)),
+        dataset.first(50),
         group,
     )
     return Trained(state, evaluation)

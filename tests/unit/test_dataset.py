@@ -50,7 +50,7 @@ def through(kind, dataset):
 
 @pytest.fixture(scope="module")
 def train_set():
-    return readers.load_digits(None)["train"].select(np.arange(300))
+    return readers.load_digits(None)["train"].first(300)
 
 
 def plan(step=0, **changes):
@@ -71,14 +71,14 @@ def test_a_shard_is_the_same(kind, train_set):
 def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
     dataset = through(kind, train_set)
     parts = [
-        dataset.select(np.arange(40)),
+        dataset.first(40),
         *dataset.held_out(50),
-        dataset.held_out(50)[1].select(np.arange(7)),
+        dataset.held_out(50)[1].first(7),
     ]
     expected = [
-        train_set.select(np.arange(40)),
+        train_set.first(40),
         *train_set.held_out(50),
-        train_set.held_out(50)[1].select(np.arange(7)),
+        train_set.held_out(50)[1].first(7),
     ]
     for part, other in zip(parts, expected, strict=True):
         assert part.images.data_ptr() == dataset.images.data_ptr()

@@ -4,7 +4,6 @@ last step.
 
 from signal import SIGTERM
 
-import numpy as np
 from tests.helpers import parts
 
 from lockstep.core.group import Group
@@ -21,7 +20,7 @@ RECIPE = get_recipe("digits").replace(epochs=None, steps=6, arithmetic="native")
 def loop(**options):
     """Return the state, and the generator that trains it."""
     tower, state, _ = parts(RECIPE, (1, 8, 8))
-    dataset = load_digits(None)["train"].select(np.arange(200))
+    dataset = load_digits(None)["train"].first(200)
     return state, updates(
         dataset,
         tower,

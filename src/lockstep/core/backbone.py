@@ -70,7 +70,8 @@ class Backbone:
             layers = _folded(layers)
         self.network = Network(recipe.replace(head=None, lr_factors={}), layers, shape, device)
         freeze(self.network.parameters.values())
-        self._augmentation, self._device = recipe.augmentation, device
+        self._augmentation = recipe.augmentation
+        self._device = device
         self._views = recipe.augmentation.views or 1
         self.shape = (1, self._views, self(self._noise()).shape[-1])
         self.output = (self.shape[2] // 4, 1, self._views)
@@ -110,10 +111,11 @@ def head_of(name: str, model: nn.Module) -> Head:
     nothing to train.
     """
     layers = dict(model.named_modules())
+    layers.pop("")
     names = [
-        one
-        for one, layer in layers.items()
-        if one and any(p.requires_grad for p in layer.parameters())
+        layer_name
+        for layer_name, layer in layers.items()
+        if any(p.requires_grad for p in layer.parameters())
     ]
     if name not in names:
         raise LockstepError(
@@ -126,13 +128,15 @@ def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Sh
     """Raise a LockstepError unless the `layers` before the head return [n, D], and the head's
     output is the model's.
     """
-    images, training = torch.zeros(2, *shape, dtype=torch.float32), model.training
+    images = torch.zeros(2, *shape, dtype=torch.float32)
+    training = model.training
     try:
         with torch.no_grad():
-            features, expected = layers(images), model.eval()(images)
-            found = model.get_submodule(str(recipe.head))(features)
+            features = layers(images)
+            expected = model.eval()(images)
+            logits = model.get_submodule(str(recipe.head))(features)
         # NaN is equal here: weights that are not finite have an error of their own.
-        if features.ndim == 2 and torch.allclose(found, expected, 0, 0, equal_nan=True):
+        if features.ndim == 2 and torch.allclose(logits, expected, 0, 0, equal_nan=True):
             return
         problem = "the layers before it do not return [images, features], or other layers follow it"
     except Exception as error:
@@ -162,11 +166,11 @@ def _folded(layers: nn.Module) -> nn.Module:
     uses = Counter(node.target for node in calls)
     for node in calls:
         before = node.args[0]
-        # Nothing else uses its output.
-        alone = before in calls and len(before.users) == uses[before.target] == 1
-        norm, conv = (
-            traced.get_submodule(each.target) if alone else None for each in (node, before)
-        )
+        # Something else uses its output.
+        if before not in calls or len(before.users) > 1 or uses[before.target] > 1:
+            continue
+        norm = traced.get_submodule(node.target)
+        conv = traced.get_submodule(before.target)
         if isinstance(norm, nn.BatchNorm2d) and isinstance(conv, nn.Conv2d):
             traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(before)

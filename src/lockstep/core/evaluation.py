@@ -53,15 +53,15 @@ class Evaluation:
         """Return the scalar results as entries of JSON, which has no NaN: a loss that is not finite
         is None.
         """
-        facts = {
+        results = {
             "accuracy": self.accuracy,
             "examples": self.examples,
             "correct": self.correct,
             "loss": finite(self.loss),
         }
         if self.correct_one_view is not None:
-            facts["accuracy_one_view"] = self.correct_one_view / self.examples
-        return facts
+            results["accuracy_one_view"] = self.correct_one_view / self.examples
+        return results
 
 
 @torch.no_grad()
@@ -85,22 +85,21 @@ def evaluate(
     network.load_parameters(parameters)
     network.load_buffers(buffers)
     network.module.eval()
-    size, classes, device = recipe.eval_batch, len(dataset.classes), dataset.labels.device
-    shares = [
-        owned(-(-len(dataset) // size), group.processes, process)
-        for process in range(group.processes)
-    ]
-    own = shares[group.process]
+    size = recipe.eval_batch
+    classes = len(dataset.classes)
+    device = dataset.labels.device
+    chunks = -(-len(dataset) // size)
+    share = owned(chunks, group.processes, group.process)
     # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between
     # chunks. There is one loss for each chunk, so that the order in which they are summed does not
     # depend on the processes.
-    losses = torch.zeros(max(map(len, shares)), dtype=torch.float64, device=device)
+    losses = torch.zeros(chunks, dtype=torch.float64, device=device)
     # The last column counts predictions that are not finite. The last row begins with the count by
     # one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     kept = torch.zeros(len(dataset) if keep_logits else 0, classes, device=device)
-    for row, chunk in enumerate(own):
-        progress(row / len(own))
+    for done, chunk in enumerate(share):
+        progress(done / len(share))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
@@ -110,29 +109,23 @@ def evaluate(
             kept[index[counted]] = logits[counted]
         with arithmetic(recipe.arithmetic):
             loss = functional.cross_entropy(logits, labels, reduction="none").double()
-            losses[row] = (loss * counted).sum()
+            losses[chunk] = (loss * counted).sum()
         counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
-    every_loss, count = group.gather(losses).cpu(), group.gather(counts).sum(0).cpu()
+    # The chunks and rows of other processes are 0.
+    losses = group.gather(losses).sum(0)
+    counts = group.gather(counts).sum(0).cpu()
     progress(1.0)
-    total = sum(
-        loss
-        for share, part in zip(shares, every_loss, strict=True)
-        for loss in part[: len(share)].tolist()
-    )
-    table, one_view_correct = count[:classes], int(count[classes, 0])
-    confusion = table[:, :classes]
+    confusion = counts[:classes, :classes]
     return Evaluation(
         len(dataset),
         correct=int(confusion.trace()),
-        loss=total / len(dataset),
-        class_examples=tuple(table.sum(1).tolist()),
+        loss=sum(losses.tolist()) / len(dataset),
+        class_examples=tuple(counts[:classes].sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
-        correct_one_view=None if recipe.test_views == "one" else one_view_correct,
-        logits=group.gather(kept).sum(0).cpu()
-        if keep_logits
-        else None,  # The rows of other processes are 0.
+        correct_one_view=None if recipe.test_views == "one" else int(counts[classes, 0]),
+        logits=group.gather(kept).sum(0).cpu() if keep_logits else None,
     )
 
 
@@ -160,9 +153,9 @@ def classify(
             return unmoved, one_view
         if "unsure" not in views:
             return (unmoved + _moved(network, images)) / 2, one_view
-        chosen = _unsure(unmoved, counted)
-        logits = (unmoved[chosen] + _moved(network, images[chosen])) / 2
-        return unmoved.index_copy(0, chosen, logits), one_view
+        unsure = _unsure(unmoved, counted)
+        logits = (unmoved[unsure] + _moved(network, images[unsure])) / 2
+        return unmoved.index_copy(0, unsure, logits), one_view
 
 
 def _moved(network: Forward, images: Tensor) -> Tensor:

@@ -1,4 +1,9 @@
-"""Datasets and augmentations, and their registries."""
+"""Datasets and augmentations, and their registries.
+
+`dataset.py` has the dataset and the plan of a step; `readers.py`, `folder.py` and `arrays.py` make
+datasets. `catalog.py` and `fetch.py` find and download files. `augmentations.py` has the settings
+of an augmentation, `transforms.py` its arithmetic.
+"""
 
 from lockstep.data.augmentations import (
     Crop as Crop,

@@ -128,15 +128,17 @@ def searched(source: Source, folder: Path | None) -> tuple[list[Path], str]:
     lacking = ""
     for root in _roots(source, folder):
         for place in (root, *(root / sub for sub in source.subfolders)):
-            found = [
-                next((place / name for name in names if (place / name).is_file()), None)
-                for names in source.files
-            ]
-            paths = [path for path in found if path]
-            if len(paths) == len(found):
+            paths = list[Path]()
+            missing = list[str]()
+            for names in source.files:
+                present = [place / name for name in names if (place / name).is_file()]
+                paths += present[:1]
+                if not present:
+                    missing.append(names[0])
+            if not missing:
                 return paths, ""
             if paths and not lacking:
-                lacking = f"{place} has no file {source.files[found.index(None)][0]}"
+                lacking = f"{place} has no file {missing[0]}"
     return [], lacking
 
 

@@ -199,6 +199,10 @@ class Dataset:
             return images
         return to_device({"pixels": images.numpy()}, self.labels.device)["pixels"]
 
+    def first(self, count: int) -> "Dataset":
+        """Return the first `count` examples, in file order. The dataset must be on the CPU."""
+        return self.select(np.arange(min(count, len(self))))
+
     def spread(self, count: int) -> "Dataset":
         """Return `count` examples at even distances, in file order. The dataset must be on the
         CPU.

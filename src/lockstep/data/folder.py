@@ -44,28 +44,29 @@ def load(
     # another environment, in which a run may be resumed.
     key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
-    stored = RowCache(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
-    what = f"the pixels of {len({*ids}):,} images"
-    rows = stored.find_or_make(
-        ids, lambda row: _pixels(survey.scan.root, photos[row], image_px, grey, fit), what
+    cache = RowCache(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
+    rows = cache.find_or_make(
+        ids,
+        lambda i: _pixels(survey.scan.root, photos[i], image_px, grey, fit),
+        f"the pixels of {len({*ids}):,} images",
     )
+    keys = [survey.group_keys[photo.sha256] for photo in photos]
+    _, groups = np.unique(keys, return_inverse=True)
     datasets = {}
     first = 0
-    _, units = np.unique([survey.group_keys[photo.sha256] for photo in photos], return_inverse=True)
     for name in names:
         labels = torch.from_numpy(survey.labels(name))
-        own = slice(first, first + len(labels))
+        part = slice(first, first + len(labels))
         first += len(labels)
-        groups = torch.from_numpy(units[own]) if photos[0].group else None
         datasets[name] = Dataset(
-            stored.images,
+            cache.images,
             labels,
             survey.classes,
             survey.digest(name, image_px, grey, fit),
-            rows[own],
-            True,
-            groups=groups,
-            row_ids=stored.ids,
+            rows[part],
+            mapped=True,
+            groups=torch.from_numpy(groups[part]) if photos[0].group else None,
+            row_ids=cache.ids,
         )
     return datasets
 

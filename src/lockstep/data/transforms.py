@@ -109,9 +109,8 @@ def windows(images: Tensor, size: Sequence[int], beyond: int, values: Tensors) -
     pixels = ((first + rows) * width)[:, :, None] + columns[:, None]  # [b, h, w]
     # One flat index of whole pixels takes a quarter of the time, on a CPU, of three indices for
     # each byte.
-    return (
-        images.reshape(-1, channels).index_select(0, pixels.view(-1)).view(*pixels.shape, channels)
-    )
+    gathered = images.reshape(-1, channels).index_select(0, pixels.view(-1))
+    return gathered.view(*pixels.shape, channels)
 
 
 def features(images: Tensor) -> Tensor:
@@ -148,7 +147,10 @@ def draw_crops(
         columns = np.where(keys.below("flip", 2)[:, None], columns[:, ::-1], columns)
     positions = np.concatenate((rows, columns), axis=1)
     below = np.floor(positions)
-    return {"below": below.astype(np.int64), "shares": (positions - below).astype(np.float32)}
+    return {
+        "below": below.astype(np.int64),
+        "shares": (positions - below).astype(np.float32),
+    }
 
 
 def resized(images: Tensor, values: Tensors) -> Tensor:
@@ -166,7 +168,8 @@ def resized(images: Tensor, values: Tensors) -> Tensor:
         first = torch.arange(0, batch * extent, extent, device=lines.device)[:, None]
         below = values["below"][:, part]
         pairs = first + torch.stack((below, (below + 1).clamp_(max=extent - 1)))
-        low, high = lines.index_select(0, pairs.view(-1)).view(*pairs.shape, -1).float().unbind()
+        neighbours = lines.index_select(0, pairs.view(-1))
+        low, high = neighbours.view(*pairs.shape, -1).float().unbind()
         return low.lerp_(high, values["shares"][:, part, None])
 
     sampled = blended(images.reshape(batch * height, -1), slice(height), height)  # [b, h, W C]
@@ -197,7 +200,8 @@ def resize(images: Tensor, size_px: int) -> Tensor:
     across = _resize_weights(width, size_px, channels, images.device, portable.is_active())
     down = _resize_weights(height, size_px, 1, images.device, portable.is_active())  # [s, H]
     rows = images.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
-    shrunk = torch.matmul(down, torch.matmul(rows, across.T))
+    narrow = torch.matmul(rows, across.T)
+    shrunk = torch.matmul(down, narrow)
     return shrunk.view(batch, size_px, size_px, channels).permute(0, 3, 1, 2)
 
 
@@ -207,15 +211,18 @@ def brightness_contrast(images: Tensor, values: Tensors) -> Tensor:
 
     uint8 [b, H, W, C] -> float32 [b, H, W, C]; pixels are not clipped.
     """
-    added, factor = (values[name].view(-1, 1, 1, 1) for name in ("brightness", "contrast"))
+    added = values["brightness"].view(-1, 1, 1, 1)
+    factor = values["contrast"].view(-1, 1, 1, 1)
     pixels = images.float()
     count, height, width, channels = pixels.shape
     # Summing along columns first is the fast order. The sums are exact in any order, because pixels
     # are integers.
     columns = pixels.sum(1).view(count, width, channels)
-    means = (columns.sum(1) / (height * width)).view(-1, 1, 1, channels) + added
+    means = columns.sum(1) / (height * width)
+    means = means.view(-1, 1, 1, channels) + added
     # factor * (value + added - mean) + mean, rewritten as one product and one sum for each value
-    offsets = (means + factor * (added - means)).expand(-1, 1, width, -1).contiguous()
+    offsets = means + factor * (added - means)
+    offsets = offsets.expand(-1, 1, width, -1).contiguous()
     return pixels.mul_(factor).add_(offsets)
 
 
@@ -231,7 +238,8 @@ def standardise(values: Tensor) -> Tensor:
     centred = flat - flat.mean(dim=1, keepdim=True)
     # deviation * sqrt(count), so its minimum is 1
     norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-    return centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0)).view_as(values).permute(0, 3, 1, 2)
+    centred.mul_(math.sqrt(count) / norm.clamp_min_(1.0))
+    return centred.view_as(values).permute(0, 3, 1, 2)
 
 
 def _sampled(
@@ -240,7 +248,8 @@ def _sampled(
     """Return the positions [b, extent] of `extent` samples at the centres of equal parts of [start,
     start + length).
     """
-    centres = starts[:, None] + (np.arange(extent) + 0.5) * (lengths[:, None] / extent) - 0.5
+    parts = lengths[:, None] / extent
+    centres = starts[:, None] + (np.arange(extent) + 0.5) * parts - 0.5
     return np.clip(centres, 0.0, extent - 1.0)
 
 
@@ -254,7 +263,8 @@ def _positions(extent: int, size: int, beyond: int, device: torch.device) -> Ten
     starts = np.arange(-beyond, extent - size + beyond + 1)
     positions = np.abs(starts[:, None] + np.arange(size))
     positions = np.minimum(positions, 2 * (extent - 1) - positions)
-    return torch.from_numpy(np.concatenate((positions, positions[:, ::-1]))).to(device)
+    mirrored = positions[:, ::-1]
+    return torch.from_numpy(np.concatenate((positions, mirrored))).to(device)
 
 
 @cache  # without the cache, each call would copy these constants to the GPU and wait for the copy
@@ -264,10 +274,10 @@ def _affine(
     """Return (scales, offsets), float32 [C] each, with which `normalise` is pixel * scale +
     offset.
     """
-    deviation, mean_value = (torch.tensor(values, dtype=torch.float64) for values in (std, mean))
-    return (1.0 / (255.0 * deviation)).float().to(device), (-mean_value / deviation).float().to(
-        device
-    )
+    deviation = torch.tensor(std, dtype=torch.float64)
+    scales = 1.0 / (255.0 * deviation)
+    offsets = -torch.tensor(mean, dtype=torch.float64) / deviation
+    return scales.float().to(device), offsets.float().to(device)
 
 
 @cache

@@ -1,3 +1,6 @@
-"""What is known around a trained head: its features, what its answers are worth, and why it gave
-them.
+"""The head of a network and what is known around it.
+
+`features.py` computes what the head is trained on, `confidence.py` which of its answers are sure,
+`outliers.py` which images are unlike the training images, and `activation.py` which places of an
+image gave the answer. `core/backbone.py` divides the network.
 """

@@ -15,7 +15,10 @@ from lockstep.kernels.portable import arithmetic
 
 @torch.no_grad()
 def class_activation_map(
-    backbone: Backbone, network: Network, image: Tensor, label: int
+    backbone: Backbone,
+    network: Network,
+    image: Tensor,
+    label: int,
 ) -> Tensor | None:
     """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of `label`: float64
     [h, w].
@@ -31,7 +34,8 @@ def class_activation_map(
     places = last_places(backbone, image)
     if places is None:
         return None
-    parts = torch.einsum("vdhw,d->vhw", places.double(), head.weight[label].double())
+    weight = head.weight[label].double()
+    parts = torch.einsum("vdhw,d->vhw", places.double(), weight)
     parts /= places[0, 0].numel()
     if network.recipe.test_views == "one":
         return parts[0].cpu()
@@ -49,13 +53,15 @@ def last_places(backbone: Backbone, image: Tensor) -> Tensor | None:
         return None
     with arithmetic(backbone.network.recipe.arithmetic):
         graph = _LastPlaces(backbone.network.module)
-        features = graph.run(backbone.every_view(image).to(backbone.network.dtype)).float()
+        views = backbone.every_view(image)
+        features = graph.run(views.to(backbone.network.dtype)).float()
     last = graph.last
     if last is None or last.shape[1] != features.shape[1]:
         return None
     last = last.float()
+    means = last.mean((2, 3))
     # The mean is rounded to the network's precision.
-    return last if torch.allclose(last.mean((2, 3)), features, 0.01, 1e-3) else None
+    return last if torch.allclose(means, features, 0.01, 1e-3) else None
 
 
 class _LastPlaces(torch.fx.Interpreter):

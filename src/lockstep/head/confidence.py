@@ -33,7 +33,11 @@ _ENOUGH = 1_000
 _LEAST = 2 / 3
 
 
-def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
+def confidence_tensors(
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no
     linear head.
 
@@ -50,11 +54,15 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
     best = probabilities.max(1)
     labels = train_set.labels[rows].float()
-    return {ANSWERS: torch.stack([labels, best.indices.float(), best.values], 1).cpu()}
+    answers = torch.stack([labels, best.indices.float(), best.values], 1)
+    return {ANSWERS: answers.cpu()}
 
 
 def held_out(
-    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    folds: int,
 ) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set` by heads that were trained without
     their fifth.
@@ -73,12 +81,18 @@ def held_out(
         weights, biases = heads.parameters_of(recipe.own_weights).values()
         heads_of = zip(rows, weights.chunk(folds), biases.chunk(folds), strict=True)
         for fold_rows, weight, bias in heads_of:
-            features = every_view(train_set.pixels(fold_rows))[:, :used].mean(1)
-            probabilities.append(functional.linear(features, weight, bias).softmax(1))
+            views = every_view(train_set.pixels(fold_rows))[:, :used]
+            logits = functional.linear(views.mean(1), weight, bias)
+            probabilities.append(logits.softmax(1))
     return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
-def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> Tensor:
+def thresholds(
+    answers: Tensor,
+    classes: int,
+    share: float,
+    balanced: bool,
+) -> Tensor:
     """Return the least probability of a sure answer for each class that may be found, float64
     [classes].
 
@@ -90,8 +104,12 @@ def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> T
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
     most = torch.tensor([classes, classes, 1.001])
-    sound = answers.dtype == torch.float32 and answers.shape[1:] == (3,)
-    if not sound or not ((answers >= 0) & (answers < most)).all():
+    sound = (
+        answers.dtype == torch.float32
+        and answers.shape[1:] == (3,)
+        and bool(((answers >= 0) & (answers < most)).all())
+    )
+    if not sound:
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
     labels, predicted = answers[:, :2].long().unbind(1)
     counts = labels.bincount(minlength=classes).double()
@@ -107,7 +125,12 @@ def thresholds(answers: Tensor, classes: int, share: float, balanced: bool) -> T
     return least
 
 
-def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float:
+def _least(
+    answers: Tensor,
+    weights: Tensor,
+    share: float,
+    more: float,
+) -> float:
     """Return the least probability, `_LEAST` or more, from which on `share` of the answers are
     right; or infinity.
 
@@ -119,8 +142,9 @@ def _least(answers: Tensor, weights: Tensor, share: float, more: float) -> float
     wrong = (weights[order] * (labels != predicted)).cumsum(0) + more
     # Answers of one probability are sure together, so a threshold counts all of them.
     last = probabilities.diff(append=torch.zeros(1)) < 0
-    fits = last & (probabilities >= _LEAST) & (wrong <= (1 - share) * every * (1 + 1e-9))
-    return float(probabilities[fits][-1]) if fits.any() else float("inf")
+    few_wrong = wrong <= (1 - share) * every * (1 + 1e-9)
+    fitting = probabilities[last & few_wrong & (probabilities >= _LEAST)]
+    return float(fitting[-1]) if len(fitting) else float("inf")
 
 
 class Confidence:
@@ -178,12 +202,19 @@ def _fold_of(train_set: Dataset) -> Tensor:
     """
     groups = train_set.groups
     if groups is None:
-        numbers = dict[bytes, int]()  # in the order of the images, on which the folds depend
-        images = (train_set.pixels(slice(i, i + 1)).cpu() for i in range(len(train_set)))
-        contents = (image.numpy().tobytes() for image in images)
-        groups = torch.tensor([numbers.setdefault(each, len(numbers)) for each in contents])
-    _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
-    by_class = np.argsort(train_set.labels.cpu().numpy()[first_rows], kind="stable")
+        number_of = dict[bytes, int]()  # in the order of the images, on which the folds depend
+        numbers = []
+        for row in range(len(train_set)):
+            content = train_set.pixels(slice(row, row + 1)).cpu().numpy().tobytes()
+            numbers.append(number_of.setdefault(content, len(number_of)))
+        groups = torch.tensor(numbers)
+    _, first_rows, group_of = np.unique(
+        groups.numpy(),
+        return_index=True,
+        return_inverse=True,
+    )
+    labels = train_set.labels.cpu().numpy()[first_rows]
+    by_class = np.argsort(labels, kind="stable")
     folds = np.empty(len(first_rows), np.int64)
     folds[by_class] = np.arange(len(first_rows)) % FOLDS
     return torch.from_numpy(folds[group_of])
@@ -194,7 +225,11 @@ def _fold_of(train_set: Dataset) -> Tensor:
 # are one linear layer, which sees the batches of the run's own plan once for all heads, and a mask
 # takes its fifth out of each head's loss: a tower has no such mask. The update is `State.apply`.
 def _trained(
-    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
+    bound: BoundRecipe,
+    state: State,
+    train_set: Dataset,
+    fold_of: Tensor,
+    folds: int,
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
     without its images. All begin with zeros.
@@ -202,10 +237,10 @@ def _trained(
     recipe = bound.recipe
     device = train_set.labels.device
     outputs = folds * len(train_set.classes)
-    initial = {
-        name: parameter.new_zeros(outputs, *parameter.shape[1:]).requires_grad_()
-        for name, parameter in state.parameters.items()
-    }
+    initial = {}
+    for name, parameter in state.parameters.items():
+        zeros = parameter.new_zeros(outputs, *parameter.shape[1:])
+        initial[name] = zeros.requires_grad_()
     heads = State(recipe.replace(precision="float32"), initial, {}, device)
     no_buffers = torch.zeros(0, device=device)
     priors = train_set.priors if recipe.balanced else None
@@ -215,17 +250,22 @@ def _trained(
         epochs = torch.from_numpy(plan.epochs.ravel()).to(device)
         views = every_view(train_set.pixels(rows))
         # Mirrored in every other epoch, as in training.
-        features = views[torch.arange(len(rows)), (rows + epochs) % views.shape[1]]
+        shown = (rows + epochs) % views.shape[1]
+        features = views[torch.arange(len(rows)), shown]
         layer = [parameter.detach().requires_grad_() for parameter in heads.parameters.values()]
-        logits = functional.linear(features, *layer).view(len(rows) * folds, -1)
+        logits = functional.linear(features, *layer)
+        logits = logits.view(len(rows) * folds, -1)
+        if priors is not None:
+            logits = logits + priors
         losses = functional.cross_entropy(
-            logits if priors is None else logits + priors,
+            logits,
             train_set.labels[rows].repeat_interleave(folds),
             reduction="none",
             label_smoothing=recipe.label_smoothing,
         )
         kept = fold_of[rows, None] != torch.arange(folds, device=device)
-        loss = (losses.view(kept.shape) * kept).sum() * (FOLDS / (FOLDS - 1) / len(rows))
+        weight = FOLDS / (FOLDS - 1) / len(rows)
+        loss = (losses.view(kept.shape) * kept).sum() * weight
         gradients = torch.autograd.grad(loss, layer)
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         heads.apply(flat, no_buffers, bound.learning_rate(step))

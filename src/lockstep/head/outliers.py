@@ -19,13 +19,17 @@ from torch.nn.functional import normalize
 
 from lockstep.data.dataset import Dataset
 
-_PREFIX, _SURE = "unlike/", "sure/"  # of the names in a model file
-_REFERENCES, _THRESHOLD = f"{_PREFIX}references", f"{_PREFIX}threshold"
+# of the names in a model file
+_PREFIX = "unlike/"
+_SURE = "sure/"
+_REFERENCES = f"{_PREFIX}references"
+_THRESHOLD = f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
 # About 1 MB. Near duplicates among more of them make the threshold too strict.
 _MOST_REFERENCES = 500
-NEIGHBOUR, _SHARE = 3, 0.99
+NEIGHBOUR = 3
+_SHARE = 0.99
 
 
 def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
@@ -37,21 +41,34 @@ def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
     if len(train_set) < LEAST_IMAGES:
         return {}
     rows = _spread(len(train_set), _MOST_IMAGES)
-    features = normalize(every_view(train_set.pixels(rows).cpu())[:, 0].double())
+    features = every_view(train_set.pixels(rows).cpu())[:, 0]
+    features = normalize(features.double())
     rows = _spread(len(features), _MOST_REFERENCES)
     references = features[rows].half()
     similarities = features @ references.double().T
     similarities[rows, torch.arange(len(rows))] = -torch.inf  # An image is not its own neighbour.
-    scores = similarities.topk(NEIGHBOUR).values[:, -1].sort().values
+    scores = _scores(similarities).sort().values
     below = int((len(scores) + 1) * (1 - _SHARE) + 1e-9)
-    return {_REFERENCES: references, _THRESHOLD: scores[max(1, below - 1)].float()}
+    threshold = scores[max(1, below - 1)].float()
+    return {
+        _REFERENCES: references,
+        _THRESHOLD: threshold,
+    }
+
+
+def _scores(similarities: Tensor) -> Tensor:
+    """Return the similarity to the third most similar reference: [n, references] -> [n]."""
+    return similarities.topk(NEIGHBOUR).values[:, -1]
 
 
 def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Divide the `tensors` of a model file into those of the model, and those of this folder."""
-    of_model = dict(tensors)
-    names = [name for name in tensors if name.startswith((_PREFIX, _SURE))]
-    return of_model, {name: of_model.pop(name) for name in names}
+    of_model = dict[str, Tensor]()
+    of_head = dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        part = of_head if name.startswith((_PREFIX, _SURE)) else of_model
+        part[name] = tensor
+    return of_model, of_head
 
 
 class Outliers:
@@ -61,9 +78,14 @@ class Outliers:
         """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError
         if it is not sound.
         """
-        kinds = {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
-        expected = {_REFERENCES: (torch.float16, (features,)), _THRESHOLD: (torch.float32, ())}
-        if kinds != expected or len(tensors[_REFERENCES]) < NEIGHBOUR or tensors[_THRESHOLD].ndim:
+        dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+        sound = (
+            dtypes == {_REFERENCES: torch.float16, _THRESHOLD: torch.float32}
+            and tensors[_THRESHOLD].ndim == 0
+            and tensors[_REFERENCES].shape[1:] == (features,)
+            and len(tensors[_REFERENCES]) >= NEIGHBOUR
+        )
+        if not sound:
             raise ValueError(
                 f"its tensors {_PREFIX}* are not those of a model with {features} features"
             )
@@ -75,7 +97,8 @@ class Outliers:
         CPU.
         """
         similarities = normalize(features.double()) @ self.references.T
-        return (similarities.topk(NEIGHBOUR).values[:, -1] < self.threshold).tolist()
+        unlike: list[bool] = (_scores(similarities) < self.threshold).tolist()
+        return unlike
 
 
 def every_view(features: Tensor) -> Tensor:
@@ -87,4 +110,5 @@ def every_view(features: Tensor) -> Tensor:
 
 def _spread(length: int, count: int) -> Tensor:
     """Return at most `count` row numbers at even distances."""
-    return torch.arange(min(count, length)) * length // min(count, length)
+    count = min(count, length)
+    return torch.arange(count) * length // count

@@ -1,3 +1,6 @@
-"""From files of pictures to pixels in memory: a folder's list, its labels, the decoder, and the
-file of pixels.
+"""From files of pictures to pixels in memory.
+
+In the order of the work: `scan.py` lists a folder, `table.py` reads tables of labels, `photos.py`
+reads the files and divides them into splits, `check.py` reports what it found, `decode.py` decodes,
+`pixels.py` keeps the pixels. `data/folder.py` makes datasets of them.
 """

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 PHOTOS, FOLDER = "photos", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
-_SMALL_PX = (
-    32  # Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
-)
+# Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
+_SMALL_PX = 32
 # Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones,
 # and a narrower network learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12
 # %) in less than a third of the time.
@@ -43,14 +42,14 @@ def _equal_shares(survey: "Survey") -> bool:
     They then show how frequent each class is in use. Test images that Lockstep has taken from all
     images do not.
     """
-    train, test = (
-        Counter(photo.class_name for photo in survey.splits[name]) for name in ("train", "test")
+    if not {"test", "validation"} & survey.scan.folders.keys():
+        return False
+    train = Counter(photo.class_name for photo in survey.splits["train"])
+    test = Counter(photo.class_name for photo in survey.splits["test"])
+    moved = sum(
+        abs(train[name] / train.total() - test[name] / test.total()) for name in survey.classes
     )
-    moved = (
-        sum(abs(train[name] / train.total() - test[name] / test.total()) for name in survey.classes)
-        / 2
-    )
-    return bool({"test", "validation"} & survey.scan.folders.keys()) and moved < _MOVED
+    return moved / 2 < _MOVED
 
 
 class Fit(NamedTuple):
@@ -68,18 +67,16 @@ class Fit(NamedTuple):
 
     def note(self) -> str:
         """Return the choice and its cause in one line."""
-        chosen = [
+        settings = [
             f"{name}={str(value).lower()}"
             for name, value in self.settings.items()
             if name not in _GREY
         ]
-        settings = f" with {listed(chosen)}" if chosen else ""
-        other = (
-            command("train", "folder", "--data", "DIR")
-            if self.recipe == PHOTOS
-            else option("settings")
-        )
-        return f"recipe {self.recipe}{settings}, because {self.why}; choose others with {other}"
+        recipe = f"{self.recipe} with {listed(settings)}" if settings else self.recipe
+        other = option("settings")
+        if self.recipe == PHOTOS:
+            other = command("train", "folder", "--data", "DIR")
+        return f"recipe {recipe}, because {self.why}; choose others with {other}"
 
 
 def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
@@ -92,33 +89,32 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     is not `balanced` if the user's test images show the classes in the shares of the training
     images.
     """
-    used = [photo for photos in survey.splits.values() for photo in photos]
-    side, grey = (
-        median(min(photo.width, photo.height) for photo in used),
-        all(photo.grey for photo in used),
-    )
+    photos = [photo for split in survey.splits.values() for photo in split]
+    side = median(photo.shorter_side for photo in photos)
+    grey = all(photo.grey for photo in photos)
     count = len(survey.splits["train"])
     colours = "all images are grey" if grey else "the images are in colour"
     why = f"{colours} and their median shorter side is {side:g} pixels"
     # trained whole: the head of `photos` is not its head
     own_network = "model" in stated and "head" not in stated
     one_channel = stated.get("grey") is True  # which the network of `photos` does not take
-    if recipe == PHOTOS or (
-        recipe is None and side >= _PHOTO_PX and not own_network and not one_channel
-    ):
-        classes = f"there are {len(survey.classes)} classes and {count:,} training images"
-        decay = {
-            "weight_decay.default": float(f"{_DECAY / (len(survey.classes) * count**0.5):.2g}")
-        }
-        if recipe is None:
-            classes = f"{why}; {classes}"
+    if recipe is None and side >= _PHOTO_PX and not own_network and not one_channel:
+        recipe = PHOTOS
+        why += "; "
+    elif recipe == PHOTOS:
+        why = ""
+    settings: dict[str, Any] = {}
+    if recipe == PHOTOS:
+        classes = len(survey.classes)
+        why += f"there are {classes} classes and {count:,} training images"
         # Another network has features of another size.
-        fit = {} if {"model", "weight_decay", *decay} & stated.keys() else decay
+        if not {"model", "weight_decay", "weight_decay.default"} & stated.keys():
+            settings["weight_decay.default"] = float(f"{_DECAY / (classes * count**0.5):.2g}")
         if "balanced" not in stated and _equal_shares(survey):
-            fit["balanced"] = False
-            classes += "; the test images have the classes in the shares of the training images"
-        return Fit(PHOTOS, fit, classes)
-    settings: dict[str, Any] = {"image_px": _SMALL_PX if side <= _SMALL_PX else 64}
+            settings["balanced"] = False
+            why += "; the test images have the classes in the shares of the training images"
+        return Fit(PHOTOS, settings, why)
+    settings["image_px"] = _SMALL_PX if side <= _SMALL_PX else 64
     if stated.get("grey", grey and not _NEED_COLOUR & stated.keys()) is True:
         settings |= {"grey": True, **_GREY}
     seen, least = _SEEN, _LEAST
@@ -131,12 +127,10 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
         why += f"; there are {count:,} training images"
     # A stated group, such as augmentation=plain, stands for all settings in it. Another model has
     # other options.
-    taken = {name.removesuffix(".kind") for name in stated} | (
-        {"model_options"} if "model" in stated else set()
-    )
-    free = {
-        name: value
-        for name, value in settings.items()
-        if not {name, name.partition(".")[0]} & taken
-    }
-    return Fit(FOLDER, free, why)
+    taken = {name.removesuffix(".kind") for name in stated}
+    if "model" in stated:
+        taken.add("model_options")
+    for name in [*settings]:
+        if {name, name.partition(".")[0]} & taken:
+            del settings[name]
+    return Fit(FOLDER, settings, why)
