@@ -63,10 +63,12 @@ def updates(
     is done, and adds up the seconds of each part of a step. Raises: NonFiniteError, in every
     process at the same step; `state` is then as before the step.
     """
-    bound, recipe, monitor = tower.bound, tower.bound.recipe, log.monitor
-
+    bound = tower.bound
+    recipe = bound.recipe
+    monitor = log.monitor
     prepared: Shard | None = None  # of this process's first tower
-    first, last = reduction.owned[0], reduction.owned[-1]
+    first = reduction.owned[0]
+    last = reduction.owned[-1]
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
         for step in range(state.step, bound.steps):
