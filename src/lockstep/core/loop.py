@@ -75,12 +75,14 @@ def updates(
             log.begin(step)
             with monitor.doing("data", step):
                 plan = bound.plan(step)
-            for index in reduction.owned:
+            for number in reduction.owned:
                 with monitor.doing("data"):
-                    shard = prepared or dataset.shard(plan, index)
+                    shard = prepared or dataset.shard(plan, number)
                     prepared = None
                 with monitor.doing("compute"):
-                    on_part = reduction.begin_part if reduction.in_parts and index == last else None
+                    on_part = (
+                        reduction.begin_part if reduction.in_parts and number == last else None
+                    )
                     vector = tower(state, shard, step, poll_flags(), on_part)
                 with monitor.doing("communication"):
                     reduction.add(vector)
