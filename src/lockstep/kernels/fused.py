@@ -23,8 +23,10 @@ from lockstep.kernels.winograd import Winograd, applies
 # of the convolution's output in bfloat16: about the size of a core's caches
 _CHUNK_BYTES = 5 * 2**19
 
+Shape = tuple[int, int, int]  # [C, H, W] of one image
+Tensors = tuple[Tensor, ...]
 # What the backward pass of one chunk needs: from the convolution, and from the operations after it.
-Saved = tuple[Tensor, tuple[Tensor, ...]]
+Saved = tuple[Tensor, Tensors]
 
 
 def conv_relu(
@@ -84,7 +86,7 @@ def _forward(
     """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward
     pass needs.
     """
-    result = _empty(x, epilogue.shape(*convolution.shape))
+    result = _empty(x, epilogue.shape(convolution.shape))
     images = convolution.images
     for part, out in zip(torch.split(x, images), torch.split(result, images), strict=True):
         y, conv_saved = convolution.forward(part, out if epilogue.keeps_shape else None)
@@ -138,11 +140,11 @@ class _Epilogue:
     # The result has the shape of the convolution's output, so it is computed in place.
     keeps_shape = True
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
-        """Return the shape of one image's result, for this shape of the convolution's output."""
-        return channels, height, width
+    def shape(self, shape: Shape) -> Shape:
+        """Return the shape of one image's result, for this `shape` of the convolution's output."""
+        return shape
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         """Write the result for the convolution's output `y` to `out`, which is `y` itself if
         `keeps_shape`.
 
@@ -154,8 +156,8 @@ class _Epilogue:
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         """Return the gradient of the convolution's output, which has `shape` for each image."""
         return gradient
@@ -172,10 +174,11 @@ class _Pool(_Epilogue):
 
     keeps_shape = False
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    def shape(self, shape: Shape) -> Shape:
+        channels, height, width = shape
         return channels, height // 2, width // 2
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         upper_left, upper_right, lower_left, lower_right = _corners(y.permute(0, 2, 3, 1))
         upper = torch.maximum(upper_left, upper_right)
         lower = torch.maximum(lower_left, lower_right)
@@ -190,8 +193,8 @@ class _Pool(_Epilogue):
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         upper_is_left, lower_is_left, is_upper = saved
         channels, height, width = shape
@@ -236,9 +239,10 @@ class _PoolRelu(_Epilogue):
         self._pool = pool
         self.keeps_shape = pool is None
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    def shape(self, shape: Shape) -> Shape:
         if not self._pool:
-            return channels, height, width
+            return shape
+        channels, height, width = shape
         size, stride = self._pool
 
         def pooled(n: int) -> int:
@@ -246,7 +250,7 @@ class _PoolRelu(_Epilogue):
 
         return channels, pooled(height), pooled(width)
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         if not self._pool:
             out.relu_()
             return ()
@@ -258,8 +262,8 @@ class _PoolRelu(_Epilogue):
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
         if self._pool is None:
