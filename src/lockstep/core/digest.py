@@ -20,7 +20,8 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
     matter, and CPUs and GPUs agree. SHA-256 of all bytes would take five times as long on a CPU,
     and would need a copy on a GPU. Waits for the device.
     """
-    result, row = hashlib.sha256(), 8 * _COLUMNS
+    result = hashlib.sha256()
+    row = 8 * _COLUMNS
     for tensor in tensors:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         # A view into another tensor may start in the middle of an 8-byte word.
@@ -29,8 +30,7 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
         whole = len(raw) // row * row
         result.update(str((tensor.dtype, tuple(tensor.shape))).encode())
         if whole:
-            result.update(
-                raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0).cpu().numpy().tobytes()
-            )
+            sums = raw[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0)
+            result.update(sums.cpu().numpy().tobytes())
         result.update(raw[whole:].cpu().numpy().tobytes())
     return result.digest()

@@ -63,22 +63,26 @@ def updates(
     is done, and adds up the seconds of each part of a step. Raises: NonFiniteError, in every
     process at the same step; `state` is then as before the step.
     """
-    bound, recipe, monitor = tower.bound, tower.bound.recipe, log.monitor
-
+    bound = tower.bound
+    recipe = bound.recipe
+    monitor = log.monitor
     prepared: Shard | None = None  # of this process's first tower
-    first, last = reduction.owned[0], reduction.owned[-1]
+    first = reduction.owned[0]
+    last = reduction.owned[-1]
     monitor.warming_up = True  # The first step of a session takes longer than the others.
     with monitor.training():
         for step in range(state.step, bound.steps):
             log.begin(step)
             with monitor.doing("data", step):
                 plan = bound.plan(step)
-            for index in reduction.owned:
+            for number in reduction.owned:
                 with monitor.doing("data"):
-                    shard = prepared or dataset.shard(plan, index)
+                    shard = prepared or dataset.shard(plan, number)
                     prepared = None
                 with monitor.doing("compute"):
-                    on_part = reduction.begin_part if reduction.in_parts and index == last else None
+                    on_part = (
+                        reduction.begin_part if reduction.in_parts and number == last else None
+                    )
                     vector = tower(state, shard, step, poll_flags(), on_part)
                 with monitor.doing("communication"):
                     reduction.add(vector)

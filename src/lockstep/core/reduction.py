@@ -64,9 +64,7 @@ class Reduction:
         self._sums: list[Tensor] = []  # of this process's nodes that are complete
         self._node = NodeSum()
         self._last: Tensor | None = None  # the vector of the last tower
-        self._begun: list[
-            Callable[[], object]
-        ] = []  # functions that wait until a part is exchanged
+        self._begun: list[Callable[[], object]] = []  # each waits until a part is exchanged
 
     def add(self, vector: Tensor) -> None:
         """Add the float32 vector [n] of this process's next tower, in place, as soon as the tree
@@ -137,10 +135,8 @@ class Reduction:
 
     def _own(self, vector: Tensor, part: slice) -> list[Tensor]:
         """Return this part of each node of this process, in place. `vector` is its last tower's."""
-        return [
-            *(node[part] for node in self._sums),
-            self._node.with_last(vector, part),
-        ]
+        sums = [node[part] for node in self._sums]
+        return [*sums, self._node.with_last(vector, part)]
 
     def _exchange(self, step: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
         """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n],

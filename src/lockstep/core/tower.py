@@ -28,7 +28,8 @@ class Tower:
 
     def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:
         """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
-        self.bound, self._network = bound, network
+        self.bound = bound
+        self._network = network
         self._float_buffers = {
             name: b for name, b in network.buffers.items() if b.is_floating_point()
         }
@@ -52,7 +53,8 @@ class Tower:
         called during the backward pass, with the vector and one part after the other of
         `layout.parts`: it may change the values of a part.
         """
-        recipe, device = self.bound.recipe, shard.images.device
+        recipe = self.bound.recipe
+        device = shard.images.device
         if self._loaded_step != step:  # Later towers of the step use the same weights.
             self._network.load_parameters(state.parameters)
             self._loaded_step = step
@@ -87,7 +89,8 @@ class Tower:
 
         `marks` is bool [flags of the requests + towers], of which one tower is marked.
         """
-        network, recipe = self._network, self.bound.recipe
+        network = self._network
+        recipe = self.bound.recipe
         with arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()

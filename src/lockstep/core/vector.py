@@ -20,7 +20,8 @@ from lockstep.errors import STOP_SIGNALS
 
 # Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are
 # about 8 at most.
-MIN_PART, MAX_PARTS = 1 << 18, 8
+MIN_PART = 1 << 18
+MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Requests:
 
     def flags(self) -> list[float]:
         """Return one flag for each of STOP_SIGNALS, then one for `save`."""
-        return [float(self.stop == one) for one in STOP_SIGNALS] + [float(self.save)]
+        return [*(float(self.stop == one) for one in STOP_SIGNALS), float(self.save)]
 
     @staticmethod
     def of(counts: Sequence[float]) -> "Requests":
@@ -106,11 +107,10 @@ class Layout:
     def __init__(
         self, parameters: Mapping[str, Tensor], buffer_deltas: Mapping[str, Tensor], towers: int
     ) -> None:
-        self._counts, buffer_counts = (
-            [t.numel() for t in group.values()] for group in (parameters, buffer_deltas)
-        )
+        self._counts = [t.numel() for t in parameters.values()]
+        buffers = sum(t.numel() for t in buffer_deltas.values())
         self.metric_length = Metrics.length(towers)
-        self._sections = [self.metric_length, sum(buffer_counts), sum(self._counts)]
+        self._sections = [self.metric_length, buffers, sum(self._counts)]
         self.length = sum(self._sections)
         self.parts = list(self._cut())
 
@@ -191,10 +191,10 @@ class VectorBuilder:
 
     def _fill(self, part: Part, tower: Tensor | None = None) -> None:
         gradients = [self._gradients[number] for number in part.parameters]
-        copy(
-            gradients, self.values[part.values][-sum(gradient.numel() for gradient in gradients) :]
-        )
-        self._finite.append(is_finite(self.values[part.values]))
+        count = sum(gradient.numel() for gradient in gradients)
+        values = self.values[part.values]
+        copy(gradients, values[-count:])
+        self._finite.append(is_finite(values))
         if tower is not None:
             self.metrics.non_finite.copy_(tower & ~torch.stack(self._finite).all())
         if self._on_part:

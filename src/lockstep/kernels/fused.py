@@ -1,14 +1,14 @@
-"""Convolution, max-pool and ReLU as one operation that reads and writes less memory, with a
-hand-written gradient.
+"""Convolution, max-pool and ReLU as one operation, with a hand-written gradient.
 
-A pool leaves a quarter of a convolution's output. Because max(relu(x)) = relu(max(x)), the ReLU
-runs on that quarter, and the whole output is never stored. On a CPU the images are computed in
-chunks, so that the output of a chunk stays in the cache. The number of images in a chunk is
-constant, because it decides the order in which the weight's gradient is added. So portable
-arithmetic has the same chunks on a GPU.
+Why: as single operations they are passes over memory. A pool leaves a quarter of the output, and
+max(relu(x)) = relu(max(x)), so the ReLU runs on that quarter. In chunks of images, the output stays
+in a core's cache and is never stored. Gain: the tutorial's second convolution runs at the core's
+peak (docs/results.md, `benchmarks.split`).
+Exact: the size of a chunk decides the order in which the weight's gradient is added, so it is
+constant, and portable arithmetic has it on a GPU too.
 """
 
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from lockstep.kernels.winograd import Winograd, applies
 # of the convolution's output in bfloat16: about the size of a core's caches
 _CHUNK_BYTES = 5 * 2**19
 
+Shape = tuple[int, int, int]  # [C, H, W] of one image
+Tensors = tuple[Tensor, ...]
 # What the backward pass of one chunk needs: from the convolution, and from the operations after it.
-Saved = tuple[Tensor, tuple[Tensor, ...]]
+Saved = tuple[Tensor, Tensors]
 
 
 def conv_relu(
@@ -84,7 +86,7 @@ def _forward(
     """Return the result for the images `x`, computed in chunks. Append to `saved` what the backward
     pass needs.
     """
-    result = _empty(x, epilogue.shape(*convolution.shape))
+    result = _empty(x, epilogue.shape(convolution.shape))
     images = convolution.images
     for part, out in zip(torch.split(x, images), torch.split(result, images), strict=True):
         y, conv_saved = convolution.forward(part, out if epilogue.keeps_shape else None)
@@ -117,33 +119,32 @@ class _Chunks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        convolution, (result,) = ctx.convolution, ctx.saved_tensors
-        grad_input = _empty(gradient, ctx.shape if ctx.needs_input_grad[0] else (0,) * 3)
-        parts = (torch.split(whole, convolution.images) for whole in (gradient, result, grad_input))
-        for upstream, out, grad, (conv_saved, epilogue_saved) in zip(
-            *parts, ctx.saved, strict=True
-        ):
+        convolution = ctx.convolution
+        needs_input_grad = ctx.needs_input_grad[0]
+        grad_input = _empty(gradient, ctx.shape) if needs_input_grad else None
+        wholes = gradient, *ctx.saved_tensors
+        chunks = zip(*(torch.split(whole, convolution.images) for whole in wholes), strict=True)
+        first = 0
+        for (upstream, out), (conv_saved, epilogue_saved) in zip(chunks, ctx.saved, strict=True):
             grad_output = ctx.epilogue.backward(upstream, out, epilogue_saved, convolution.shape)
-            if (
-                part := convolution.backward(grad_output, conv_saved, ctx.needs_input_grad[0])
-            ) is not None:
-                grad.copy_(part)
-        grad_weight, grad_bias = convolution.gradients()
-        return grad_input if ctx.needs_input_grad[0] else None, grad_weight, grad_bias, None, None
+            part = convolution.backward(grad_output, conv_saved, needs_input_grad)
+            if grad_input is not None:
+                grad_input[first : first + len(part)] = part
+                first += len(part)
+        return grad_input, *convolution.gradients(), None, None
 
 
 class _Epilogue:
     """The operations after a convolution: here, none."""
 
-    keeps_shape = (
-        True  # the result has the shape of the convolution's output, so it is computed in place
-    )
+    # The result has the shape of the convolution's output, so it is computed in place.
+    keeps_shape = True
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
-        """Return the shape of one image's result, for this shape of the convolution's output."""
-        return channels, height, width
+    def shape(self, shape: Shape) -> Shape:
+        """Return the shape of one image's result, for this `shape` of the convolution's output."""
+        return shape
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         """Write the result for the convolution's output `y` to `out`, which is `y` itself if
         `keeps_shape`.
 
@@ -155,8 +156,8 @@ class _Epilogue:
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         """Return the gradient of the convolution's output, which has `shape` for each image."""
         return gradient
@@ -173,23 +174,27 @@ class _Pool(_Epilogue):
 
     keeps_shape = False
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    def shape(self, shape: Shape) -> Shape:
+        channels, height, width = shape
         return channels, height // 2, width // 2
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         upper_left, upper_right, lower_left, lower_right = _corners(y.permute(0, 2, 3, 1))
         upper = torch.maximum(upper_left, upper_right)
         lower = torch.maximum(lower_left, lower_right)
         torch.maximum(upper, lower, out=out.permute(0, 2, 3, 1))
-        pairs = (upper_left, upper_right), (lower_left, lower_right), (upper, lower)
-        return tuple(_at_least(*pair) for pair in pairs)
+        return (
+            _at_least(upper_left, upper_right),
+            _at_least(lower_left, lower_right),
+            _at_least(upper, lower),
+        )
 
     def backward(
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         upper_is_left, lower_is_left, is_upper = saved
         channels, height, width = shape
@@ -213,14 +218,11 @@ def _corners(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return views of the four corners of all 2x2 squares of `x` [b, H, W, C], each [b, H // 2, W
     // 2, C].
     """
-    height, width = (extent // 2 * 2 for extent in x.shape[1:3])
-    upper, lower = x[:, 0:height:2], x[:, 1:height:2]
-    return (
-        upper[:, :, 0:width:2],
-        upper[:, :, 1:width:2],
-        lower[:, :, 0:width:2],
-        lower[:, :, 1:width:2],
-    )
+    height, width = x.shape[1:3]
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    upper = x[:, 0::2]
+    lower = x[:, 1::2]
+    return upper[:, :, 0::2], upper[:, :, 1::2], lower[:, :, 0::2], lower[:, :, 1::2]
 
 
 def _at_least(a: Tensor, b: Tensor) -> Tensor:
@@ -237,16 +239,18 @@ class _PoolRelu(_Epilogue):
         self._pool = pool
         self.keeps_shape = pool is None
 
-    def shape(self, channels: int, height: int, width: int) -> tuple[int, int, int]:
+    def shape(self, shape: Shape) -> Shape:
         if not self._pool:
-            return channels, height, width
+            return shape
+        channels, height, width = shape
         size, stride = self._pool
-        rows, columns = (
-            min(-(-(n - size) // stride) + 1, -(-n // stride)) for n in (height, width)
-        )
-        return channels, rows, columns
 
-    def forward(self, y: Tensor, out: Tensor) -> tuple[Tensor, ...]:
+        def pooled(n: int) -> int:
+            return min(ceil((n - size) / stride) + 1, ceil(n / stride))
+
+        return channels, pooled(height), pooled(width)
+
+    def forward(self, y: Tensor, out: Tensor) -> Tensors:
         if not self._pool:
             out.relu_()
             return ()
@@ -258,8 +262,8 @@ class _PoolRelu(_Epilogue):
         self,
         gradient: Tensor,
         out: Tensor,
-        saved: tuple[Tensor, ...],
-        shape: tuple[int, ...],
+        saved: Tensors,
+        shape: Shape,
     ) -> Tensor:
         gradient = torch.ops.aten.threshold_backward(gradient, out, 0)
         if self._pool is None:
@@ -267,10 +271,10 @@ class _PoolRelu(_Epilogue):
         # Torch's backward function takes the pool's input, but reads only its shape and memory
         # format.
         like = _empty(gradient, shape)
-        size, stride = ([n, n] for n in self._pool)
+        size, stride = self._pool
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         return torch.ops.aten.max_pool2d_with_indices_backward(  # type: ignore[no-any-return]
-            gradient, like, size, stride, [0, 0], [1, 1], True, saved[0]
+            gradient, like, [size, size], [stride, stride], [0, 0], [1, 1], True, saved[0]
         )
 
 
@@ -289,21 +293,24 @@ class _Convolution:
         bias: Tensor | None,
     ) -> None:
         left, right, above, below = padding
-        height, width = x.shape[2] + above + below, x.shape[3] + left + right
-        self.shape = len(weight), height - weight.shape[2] + 1, width - weight.shape[3] + 1
+        height = x.shape[2] + above + below - weight.shape[2] + 1
+        width = x.shape[3] + left + right - weight.shape[3] + 1
+        self.shape = len(weight), height, width
         self._weight = weight
         self._bias = bias
         # Torch's convolution pads both sides of an axis equally. The rest of the padding is added
         # beforehand.
-        rows, columns = self._equal = [min(above, below), min(left, right)]
+        rows = min(above, below)
+        columns = min(left, right)
+        self._equal = [rows, columns]
         self._rest = (left - columns, right - columns, above - rows, below - rows)
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
-        chunk = (
-            self._winograd.images
-            if self._winograd
-            else max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
-        )
-        self.images = chunk if _in_chunks(x) else len(x)
+        if self._winograd:
+            self.images = self._winograd.images
+        elif _in_chunks(x):
+            self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
+        else:
+            self.images = len(x)
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -341,10 +348,11 @@ class _Convolution:
         """Return the gradients of weight and bias (None without a bias), after the backward pass of
         all chunks.
         """
-        (grad_weight, *grad_bias), self._sums = self._sums, []
+        dtype = self._weight.dtype
+        grad_weight, *grad_bias = self._sums
+        self._sums = []
         if self._winograd:
             grad_weight = self._winograd.weight_gradient(grad_weight)
-        dtype = self._weight.dtype
         return grad_weight.to(dtype), grad_bias[0].to(dtype) if grad_bias else None
 
     def _padded(self, x: Tensor) -> Tensor:

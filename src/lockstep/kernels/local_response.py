@@ -1,8 +1,10 @@
 """Local response normalisation over channels, with a hand-written gradient.
 
-Torch's own function pads, squares, pools and raises to a power; on a CPU it takes more than three
-times as long as the whole network. This kernel computes the sum over neighbouring channels as a 1x1
-convolution by a band matrix.
+Why: torch's own function pads, squares, pools and raises to a power.
+Gain: on a CPU, torch's takes more than three times as long as the whole network of the tutorial.
+Here the sum over neighbouring channels is a 1x1 convolution by a band matrix.
+Exact: the gradient is that of the formula, see `_LocalResponse`. In portable arithmetic the sum is
+one of integers. Source: Krizhevsky et al. (2012), section 3.3.
 """
 
 from typing import Any
@@ -14,9 +16,8 @@ from torch.nn import functional
 
 from lockstep.kernels import portable, reference
 
-_HALF_SCALE = (
-    64.0  # a power of two, so that dividing by it and multiplying by its square rounds nothing
-)
+# a power of two, so that dividing by it and multiplying by its square rounds nothing
+_HALF_SCALE = 64.0
 
 
 def local_response(x: Tensor, band: Tensor) -> Tensor:

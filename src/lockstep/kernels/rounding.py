@@ -31,7 +31,9 @@ def power(x: float, exponent: float) -> float:
 def cos(x: float) -> float:
     """Return the cosine of `x` radians, in [-7, 7]."""
     with localcontext(prec=_DIGITS):
-        square, term, total, n = Decimal(x) ** 2, Decimal(1), Decimal(1), 0
+        square = Decimal(x) ** 2
+        term = total = Decimal(1)
+        n = 0
         while abs(term) > Decimal(10) ** -_DIGITS:
             n += 2
             term *= -square / (n * (n - 1))

@@ -21,15 +21,16 @@ class Digits(nn.Module):
         classes: int,
     ) -> None:
         super().__init__()
-        self.conv1, self.norm1 = (
-            nn.Conv2d(shape[0], 32, 3, padding=1, bias=False),
-            nn.BatchNorm2d(32),
-        )
-        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
-        self.conv3, self.norm3 = nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(32)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(64)
+        self.conv3 = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+        self.norm3 = nn.BatchNorm2d(64)
         self.activations = nn.ModuleDict({name: nn.ReLU() for name in ("conv1", "conv2", "conv3")})
         self.dropout = nn.Dropout(0.2)
-        self.logits = nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), classes)
+        self.logits = nn.Linear(64 * (height // 4) * (width // 4), classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of images [b, C, H, W] in [0, 1]."""

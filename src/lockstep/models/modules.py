@@ -140,13 +140,12 @@ class Whitening(nn.Module):
         They are the principal directions of all patches with the greatest deviation, each divided
         by the deviation.
         """
-        patches = functional.unfold(images, self.whitening.shape[-1]).transpose(1, 2).flatten(0, 1)
+        patches = functional.unfold(images, self.whitening.shape[-1])
+        patches = patches.transpose(1, 2).flatten(0, 1)
         # the greatest one is last
         variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
-        filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T.reshape(
-            -1, *self.whitening.shape[1:]
-        )
-        filters = filters[-(len(self.whitening) // 2) :]
+        filters = (directions / (variances + _WHITENING_EPSILON).sqrt()).T
+        filters = filters.reshape(-1, *self.whitening.shape[1:])[-(len(self.whitening) // 2) :]
         self.whitening.copy_(torch.cat((filters, -filters)))
 
     def whitened(self, images: Tensor) -> Tensor:
@@ -182,9 +181,8 @@ def require_widths(widths: Sequence[int], least: int, most: int) -> None:
     """Raise a LockstepError unless the option `widths` of a model has `least` to `most` numbers of
     channels.
     """
-    if not least <= len(widths) <= most or not all(
-        isinstance(one, int) and 1 <= one <= MAX_WIDTH for one in widths
-    ):
+    valid = all(isinstance(width, int) and 1 <= width <= MAX_WIDTH for width in widths)
+    if not (valid and least <= len(widths) <= most):
         raise LockstepError(
             f"model_options.widths: got {widths!r}: give {least} to {most} whole numbers from 1 to "
             f"{MAX_WIDTH}"

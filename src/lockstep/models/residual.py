@@ -60,8 +60,10 @@ class _Stage(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.first, self.first_norm = _convolution(inputs, width), unscaled_norm(width)
-        self.second, self.second_norm = _convolution(width, width), unscaled_norm(width)
+        self.first = _convolution(inputs, width)
+        self.first_norm = unscaled_norm(width)
+        self.second = _convolution(width, width)
+        self.second_norm = unscaled_norm(width)
         self.pool = nn.MaxPool2d(2)
         self.activation = nn.SiLU()
 

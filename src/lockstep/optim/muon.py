@@ -79,7 +79,7 @@ class Muon(torch.optim.Optimizer):
         )
         norms = torch.stack(torch._foreach_norm(filters)).clamp_(min=_MIN_NORM)
         torch._foreach_mul_(filters, list(math.sqrt(len(filters[0])) / norms))
-        directions = [one.view_as(filters[0]) for one in orthogonalised(moved)]
+        directions = [rotation.view_as(filters[0]) for rotation in orthogonalised(moved)]
         torch._foreach_add_(filters, directions, alpha=-lr)
 
     def _nesterov(

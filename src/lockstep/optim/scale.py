@@ -2,7 +2,10 @@
 3.2).
 """
 
-_SMALLEST, _INITIAL, _LARGEST = 0, 15, 24  # log2 of the scale, for a loss that is a mean
+# log2 of the scale, for a loss that is a mean
+_SMALLEST = 0
+_INITIAL = 15
+_LARGEST = 24
 _GROW_AFTER = 1000  # steps, as in TensorFlow's tf_cnn_benchmarks
 
 
@@ -18,17 +21,19 @@ class LossScale:
 
     def __init__(self, examples: int) -> None:
         down = (examples - 1).bit_length()
-        self.least, self.value, self._largest = (
-            2.0 ** (power - down) for power in (_SMALLEST, _INITIAL, _LARGEST)
-        )
+        self.least = 2.0 ** (_SMALLEST - down)
+        self.value = 2.0 ** (_INITIAL - down)
+        self._largest = 2.0 ** (_LARGEST - down)
         self.clean = 0  # applied steps since the scale last changed
 
     def skipped(self) -> None:
         """Halve the scale, after a step that was skipped."""
-        self.value, self.clean = max(self.least, self.value / 2), 0
+        self.value = max(self.least, self.value / 2)
+        self.clean = 0
 
     def stepped(self) -> None:
         """Count a step that was applied; double the scale after 1 000 of them."""
         self.clean += 1
         if self.clean == _GROW_AFTER:
-            self.value, self.clean = min(self._largest, self.value * 2), 0
+            self.value = min(self._largest, self.value * 2)
+            self.clean = 0

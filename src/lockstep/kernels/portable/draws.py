@@ -1,5 +1,8 @@
-"""Random numbers with the same bits everywhere: a number of torch's generator is the seed of a
-counter-based stream.
+"""Random numbers with the same bits everywhere.
+
+Why: torch's generators for normal values use the library's logarithm and cosine, and a GPU has a
+generator of its own. Here one number of torch's CPU generator is the seed of a counter-based stream
+(rng.py), and exact operations (elementary.py) make values of it.
 """
 
 from collections.abc import Callable
@@ -63,6 +66,8 @@ def _filled(
     for start in range(0, x.numel(), _CHUNK):
         end = min(start + _CHUNK, x.numel())
         bits = rng.bits(seed, "portable", np.arange(start, end, dtype=np.uint64))
-        uniform = torch.from_numpy((bits >> np.uint64(40)).astype(np.float64) * 2.0**-24)
-        flat[start:end] = of_uniform(uniform)
-    return x.copy_(values.pin_memory() if x.is_cuda else values, non_blocking=x.is_cuda)
+        upper = (bits >> np.uint64(40)).astype(np.float64)
+        flat[start:end] = of_uniform(torch.from_numpy(upper * 2.0**-24))
+    if x.is_cuda:
+        values = values.pin_memory()
+    return x.copy_(values, non_blocking=x.is_cuda)

@@ -1,9 +1,10 @@
 """Integers: float32 tensors as integers times one power of two, and the integers as slices of 7
 bits.
 
-A sum of integers is exact in any order while it stays below the limit of its type, so a library may
-add them as it likes: on any CPU, with any instructions and any number of threads. Every bound here
-is checked on the shapes.
+Why: the fast products of libraries take 8-bit integers or float32, which hold 7 bits exactly.
+Exact: a sum of integers is the same in any order while it stays below the limit of its type, so a
+library may add them as it likes, on any CPU and any number of threads. Every bound here is checked
+on the shapes.
 
 Source: Ozaki's scheme (Ozaki, Ogita, Oishi and Rump, 2012), with the slices of Ootomo, Ozaki and
 Yokota (2024).
