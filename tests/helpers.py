@@ -4,10 +4,7 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Mapping
-from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,19 +15,17 @@ from torch import nn
 from lockstep import hardware
 from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.network import Network, persistent_buffers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
-from lockstep.data.dataset import Dataset, Plan
+from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
-from lockstep.runs.saver import Saver
 from tests.images import noise
 
 CPU = torch.device("cpu")
@@ -57,7 +52,7 @@ NEWER_CPU = pytest.mark.skipif(
 )
 
 
-def refused(done: CompletedProcess, code: int, *words: str) -> None:
+def refused(done, code, *words):
     """Require that a command ended with `code` and one clear message that has `words`."""
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
@@ -68,20 +63,20 @@ def refused(done: CompletedProcess, code: int, *words: str) -> None:
         assert word in done.stderr, done.stderr
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Flip a bit of the last byte of a file."""
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
-def as_stopped(run: Path) -> Path:
+def as_stopped(run):
     """Return the run, finished after twelve steps, as if it had been killed after step 4."""
     (run / "result.json").unlink()
     for step in (8, 12):
@@ -89,7 +84,7 @@ def as_stopped(run: Path) -> Path:
     return run
 
 
-def summaries(folder: Path) -> EventAccumulator:
+def summaries(folder):
     """Return all summaries of a folder, as TensorBoard's own reader has them."""
     sizes = {"scalars": 0, "histograms": 0, "images": 0}
     return EventAccumulator(str(folder), sizes).Reload()
@@ -103,28 +98,32 @@ class Parts(NamedTuple):
     model: nn.Module
 
 
-def parts(recipe: Recipe, shape: tuple[int, int, int] = (3, 24, 24), examples: int = 96) -> Parts:
+def parts(recipe, shape=(3, 24, 24), examples=96):
     model = build_model(recipe, shape, 10)
     network = Network(recipe, build_model(recipe, shape, 10), shape, CPU)
     state = State(recipe, dict(model.named_parameters()), persistent_buffers(model), CPU)
     return Parts(Tower(recipe.bind(examples), network), state, model)
 
 
-def cifar_like(count: int = 96, side: int = 24) -> Dataset:
-    images = torch.randint(256, (count, side, side, 3), dtype=torch.uint8)
-    return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("abcdefghij"))
+def labelled(pixels):
+    """Return the dataset of these images, in turn of ten classes."""
+    return Dataset.of(pixels, np.arange(len(pixels)) % 10, tuple("0123456789"))
 
 
-def plan(recipe: Recipe, step: int, examples: int) -> Plan:
+def cifar_like(count=96, side=24):
+    return labelled(torch.randint(256, (count, side, side, 3), dtype=torch.uint8).numpy())
+
+
+def plan(recipe, step, examples):
     return recipe.bind(examples).plan(step)
 
 
-def recipe_with(name: str, *changes: Mapping[str, object], **how: Any) -> Recipe:
+def recipe_with(name, *changes, **how):
     """Return a built-in recipe with other settings; `how` is for `make`."""
     return make(get_recipe(name).model_dump(mode="json"), *changes, **how)
 
 
-def tutorial_recipe(network: str, towers: int) -> Recipe:
+def tutorial_recipe(network, towers):
     decay = ["local3.weight", "local4.weight"] if network == "tutorial" else ["3.weight"]
     changes = {
         "model": network,
@@ -135,7 +134,7 @@ def tutorial_recipe(network: str, towers: int) -> Recipe:
     return recipe_with("cifar10-tutorial", changes)
 
 
-def replica(fields: dict[str, object], side: int = 32, ctx: Context | None = None) -> Replica:
+def replica(fields, side=32, ctx=None):
     """Return a replica of `cifar10-tutorial` with `fields`, on 40 random images."""
     images = noise(0, 40, side, side, 3)
     data = Dataset.of(images, np.arange(40) % 10, tuple("abcdefghij"))
@@ -143,7 +142,7 @@ def replica(fields: dict[str, object], side: int = 32, ctx: Context | None = Non
     return Replica(recipe, Placement(), ctx or Context(), {"train": data, "test": data})
 
 
-def linear(shape: tuple[int, int, int], classes: int) -> nn.Module:
+def linear(shape, classes):
     """Return the smallest network, for tests of everything around it."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
@@ -164,58 +163,58 @@ class Loud(torch.nn.Linear):
 
 
 def loud(shape, classes):
-    return Loud(shape[0] * shape[1] * shape[2], classes)
+    return Loud(math.prod(shape), classes)
 
 
 class Weights:
     """A stand-in for a `State`, with the members that a Saver uses."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.update_lock = threading.Lock()
         self.step, self.weight = 0, torch.zeros(1000)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self):
         return {"step": torch.tensor(self.step), "parameter/w": self.weight}
 
-    def update(self) -> None:
+    def update(self):
         with self.update_lock:
             self.step += 1
             self.weight.add_(1.0)
 
 
-def save(saves: Saver, state: Weights, best: int | None = None) -> None:
+def save(saves, state, best=None):
     saves.save(state.state_dict(), {}, state.update_lock, best)
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder):
     """Return the steps of which `folder` has a checkpoint."""
     return [*statefile.checkpoints_in(folder)]
 
 
-def lockstep_error(match: str) -> pytest.RaisesExc[LockstepError]:
+def lockstep_error(match):
     """Require that the block ends with a LockstepError whose message matches."""
     return pytest.raises(LockstepError, match=match)
 
 
-def succeeded(done: CompletedProcess) -> CompletedProcess:
+def succeeded(done):
     assert done.returncode == 0, done.stderr
     return done
 
 
-def record_of(done: CompletedProcess) -> dict[str, Any]:
+def record_of(done):
     """Return the JSON with which a command's output ends."""
     text = succeeded(done).stdout
     return json.loads(text[text.find("\n{") + 1 :])
 
 
-def rows_of(run: Path, kind: str) -> list[dict[str, Any]]:
+def rows_of(run, kind):
     return [row for row in Run(run).metrics() if row["kind"] == kind]
 
 
-def read_json(path: Path) -> Any:
+def read_json(path):
     return json.loads(path.read_text())
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path):
     """Return the rows of a file that has a JSON object in each line."""
     return [json.loads(line) for line in path.read_text().splitlines()]

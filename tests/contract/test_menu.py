@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
-from tests.helpers import recipe_with
+from tests.helpers import CPU, labelled, recipe_with
 from tests.images import noise
 from tests.replicas import equal_in_all, on_replicas
 from torch import nn
@@ -35,7 +34,6 @@ from lockstep.listeners.log import Log
 from lockstep.optim import OPTIMIZERS
 from lockstep.schema import validated
 
-CPU = torch.device("cpu")
 SIDE, STEPS, TOWERS, BATCH = 16, 5, 3, 18
 # The default crop is larger than the images here, and the default staircase longer than the run.
 FITTING = {
@@ -207,7 +205,7 @@ precision = "bfloat16"
 def test_what_makes_a_recipe_fast_keeps_its_bits():
     """All of it together, stopped between two sizes."""
     pixels = noise(0, 200, 32, 32, 3)
-    images = Dataset.of(pixels, np.arange(200) % 10, tuple("0123456789"))
+    images = labelled(pixels)
     evaluation = require_one_result(
         make(tomllib.loads(FAST)), images, 3, stopped_after=1
     ).evaluation

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import free_port, read_json
+from tests.helpers import CPU, free_port, read_json
 from tests.replicas import on_replicas
 
 from lockstep.config.placement import REDUCTIONS
@@ -27,7 +27,6 @@ from lockstep.core.reduction import Reduction
 from lockstep.errors import PeerLostError
 from lockstep.kernels.portable import arithmetic
 
-CPU = torch.device("cpu")
 LENGTH = 1003  # not divisible by 2, 3 or 4
 MESSAGES = "tree, without shared memory"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import invented
-from tests.helpers import read_json
+from tests.helpers import CPU, read_json
 from tests.runs import fit_here
 
 from lockstep import numerics
@@ -28,7 +28,6 @@ from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "portable_sha256.json"
 README = Path(__file__).parents[2] / "README.md"
-CPU = torch.device("cpu")
 STEPS = 2
 SMALL = {"batch": 8, "towers": 2, "eval_batch": 8, "portable": True, "precision": "float32"}
 CASES = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from tests.helpers import read_json, rows_of
+from tests.helpers import labelled, read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
@@ -24,8 +24,7 @@ from lockstep.recipes import get_recipe
 
 
 def data(count):
-    images = torch.randint(256, (count, 8, 8, 1), dtype=torch.uint8)
-    return Dataset.of(images.numpy(), np.arange(count) % 10, tuple("0123456789"))
+    return labelled(torch.randint(256, (count, 8, 8, 1), dtype=torch.uint8).numpy())
 
 
 class Setting(NamedTuple):

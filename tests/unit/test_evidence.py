@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.helpers import recipe_with
 from torch import nn
 
-from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.evaluation import classify
@@ -17,9 +17,7 @@ from lockstep.core.network import Network
 from lockstep.head.activation import class_activation_map
 from lockstep.models.efficientnet import efficientnet_lite0
 from lockstep.pages.page import spotlit
-from lockstep.recipes import get_recipe
 
-PHOTOS = get_recipe("photos").model_dump(mode="json")
 CPU = torch.device("cpu")
 IMAGE = torch.randint(
     0, 256, (1, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
@@ -54,7 +52,9 @@ class Divided(NamedTuple):
 
 
 def divided(model, head="4", **changes):
-    recipe = make(PHOTOS, {"head": head, "image_px": 64, "precision": "float32", **changes})
+    recipe = recipe_with(
+        "photos", {"head": head, "image_px": 64, "precision": "float32", **changes}
+    )
     backbone = Backbone(recipe, model, (3, 64, 64), CPU)
     network = Network(
         recipe.replace(precision="float32"), head_of(head, model), backbone.output, CPU

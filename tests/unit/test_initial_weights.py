@@ -7,25 +7,22 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.helpers import WHITENED, lockstep_error, replica
+from tests.helpers import WHITENED, lockstep_error, recipe_with, replica
 from tests.runs import fit_here
 
 from lockstep.commands.to_recipe import with_initial_weights
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.errors import DATA, USAGE
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.weights import find_weights, load_initial_weights
-from lockstep.recipes import get_recipe
 
-DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
 
 
 def recipe(**changes):
-    return make(DIGITS, {"steps": 4, "portable": False, **changes})
+    return recipe_with("digits", {"steps": 4, "portable": False, **changes})
 
 
 def model(seed=0, classes=10, **changes):

@@ -6,20 +6,16 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.helpers import lockstep_error
+from tests.helpers import CPU, lockstep_error, recipe_with
 from tests.runs import fit_here
 from torch import nn
 
-from lockstep.config.overrides import make
 from lockstep.core.build import build_model
 from lockstep.core.network import Network, lr_factors, persistent_buffers, untrained_layers
 from lockstep.core.state import State
 from lockstep.core.tower import Tower
 from lockstep.data.dataset import Shard
-from lockstep.recipes import get_recipe
 
-CPU = torch.device("cpu")
-DIGITS = get_recipe("digits").model_dump(mode="json")
 SHAPE = (1, 8, 8)
 
 
@@ -49,7 +45,7 @@ def normed(**changes):
         "steps": 10,
         **changes,
     }
-    return make(DIGITS, changes)
+    return recipe_with("digits", changes)
 
 
 class Stepped(NamedTuple):

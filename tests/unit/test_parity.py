@@ -16,18 +16,17 @@ from benchmarks.manual import every_command
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.documents import ROOT
-from tests.helpers import cifar_like, parts, read_rows, summaries
+from tests.helpers import cifar_like, labelled, parts, read_rows, recipe_with, summaries
 from tests.images import noise
 from torch import nn
 from torch.nn import functional
 
-from lockstep.config.overrides import make
 from lockstep.config.placement import Placement
 from lockstep.core.group import Group
 from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
-from lockstep.data.dataset import Dataset, Shard
+from lockstep.data.dataset import Shard
 from lockstep.jobs.startup import detail_lines, startup_lines
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -36,12 +35,9 @@ from lockstep.listeners.tensorboard import TensorBoard
 from lockstep.optim import SGD, Adam
 from lockstep.recipes import get_recipe
 
-CPU = torch.device("cpu")
 PAGE = ROOT / "docs/tutorial-parity.md"
 ORIGINALS = (ROOT / "docs/coming-from-tensorflow.md").read_text()
 PACKAGE = ROOT / "src/lockstep"
-TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
-MNIST = get_recipe("mnist").model_dump(mode="json")
 
 
 def trained(recipe, dataset, tower, state, listeners=()):
@@ -52,10 +48,10 @@ def trained(recipe, dataset, tower, state, listeners=()):
         pass
 
 
-def small(fields, **changes):
+def small(name, **changes):
     """Return a recipe with a small network, without augmentation."""
-    return make(
-        fields,
+    return recipe_with(
+        name,
         {"model": "tests.helpers:linear", "augmentation": "plain", "weight_decay": {}, **changes},
     )
 
@@ -65,7 +61,7 @@ BLOCK = ["data", "network", "time", "run"]
 
 def images(count, side=2):
     pixels = noise(0, count, side, side, 1)
-    return Dataset.of(pixels, np.arange(count) % 10, tuple("0123456789"))
+    return labelled(pixels)
 
 
 def test_recipes_and_intervals_have_the_originals_settings():
@@ -82,7 +78,7 @@ def test_recipes_and_intervals_have_the_originals_settings():
 
 def replica_of(device, local_processes):
     """Return what the lines at a start read of a session of the tutorial on four towers."""
-    recipe = make(TUTORIAL, {"towers": 4})
+    recipe = recipe_with("cifar10-tutorial", {"towers": 4})
     gpus = dict.fromkeys(range(local_processes), 0) if device == "cuda" else {}
     return SimpleNamespace(
         recipe=recipe,
@@ -140,7 +136,9 @@ class Weights(Listener):
 def test_the_metric_and_the_update_use_their_steps_learning_rate(
     tmp_path, towers, per_tower, first
 ):
-    recipe = small(TUTORIAL, towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower})
+    recipe = small(
+        "cifar10-tutorial", towers=towers, steps=first + 2, **{"schedule.per_tower": per_tower}
+    )
     tower, state, _ = parts(recipe, (1, 2, 2))
     state.step = first - 1
     weights = Weights()
@@ -184,7 +182,7 @@ def test_three_steps_of_mnist_are_adam_on_the_mean_of_the_slices():
     is 1 / sqrt(1 - beta2^t) times as large, which changes only the update by a gradient near
     epsilon.
     """
-    state, model, losses = beside_float64(small(MNIST, batch=64, steps=3), 2)
+    state, model, losses = beside_float64(small("mnist", batch=64, steps=3), 2)
     weights = list(model.parameters())
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     for step, loss in enumerate(losses):
@@ -204,7 +202,9 @@ def test_the_tutorials_update_is_sgd_on_the_mean_total_loss(towers):
     """Through the training loop, in which a sum over towers in place of their mean is a larger
     step.
     """
-    recipe = small(TUTORIAL, towers=towers, batch=64, steps=3, weight_decay={"1.weight": 0.004})
+    recipe = small(
+        "cifar10-tutorial", towers=towers, batch=64, steps=3, weight_decay={"1.weight": 0.004}
+    )
     state, model, losses = beside_float64(recipe, towers)
     for loss in losses:
         (loss + 0.004 / 2 * model[1].weight.square().sum()).backward()
@@ -227,7 +227,10 @@ class Summarised(NamedTuple):
 @pytest.fixture(scope="module")
 def summarised(tmp_path_factory):
     """One step of the tutorial on two towers."""
-    recipe, dataset = make(TUTORIAL, {"towers": 2, "batch": 8, "steps": 1}), cifar_like(96, 32)
+    recipe, dataset = (
+        recipe_with("cifar10-tutorial", {"towers": 2, "batch": 8, "steps": 1}),
+        cifar_like(96, 32),
+    )
     tower, state, model = parts(recipe)
     folder = tmp_path_factory.mktemp("tb")
     board = TensorBoard(folder, 100, tower._network)

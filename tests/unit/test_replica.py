@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.helpers import WHITENED, lockstep_error, replica
+from tests.helpers import CPU, WHITENED, lockstep_error, replica
 from tests.replicas import on_replicas
 
 from lockstep.data.dataset import Dataset
@@ -14,9 +14,6 @@ from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.runs.provenance import releases
-
-CPU = torch.device("cpu")
-
 
 SIZES = {"progressive.sizes_px": [16, 32], "progressive.shares": [0.5, 0.5]}
 

@@ -6,15 +6,13 @@ import hashlib
 
 import pytest
 import torch
-from tests.helpers import lockstep_error, recipe_with
+from tests.helpers import CPU, lockstep_error, recipe_with
 
 from lockstep.core.build import build_model
 from lockstep.core.digest import digest
 from lockstep.core.network import persistent_buffers
 from lockstep.core.state import State
 from lockstep.errors import DATA
-
-CPU = torch.device("cpu")
 
 
 def state(**changes):

@@ -4,26 +4,22 @@ vector.
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from tests.helpers import cifar_like, parts, plan, recipe_with, tutorial_recipe
+from tests.helpers import cifar_like, labelled, parts, plan, recipe_with, tutorial_recipe
 from torch.nn import functional
 
 from lockstep.core.group import Group
 from lockstep.core.reduction import Reduction
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Requests
-from lockstep.data.dataset import Dataset
 from lockstep.recipes import get_recipe
-
-CPU = torch.device("cpu")
 
 
 def grey(images=None):
     """128 training images of 8x8: the given ones, or random ones."""
     images = torch.randint(256, (128, 8, 8, 1), dtype=torch.uint8) if images is None else images
-    return Dataset.of(images.numpy(), np.arange(128) % 10, tuple("0123456789"))
+    return labelled(images.numpy())
 
 
 def reduced(recipe, tower, state, dataset):

@@ -5,14 +5,12 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 import torch
 from tests.closeness import require_close
-from tests.helpers import lockstep_error
+from tests.helpers import CPU, lockstep_error
 
 from lockstep.core import vector
 from lockstep.core.network import Network
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.recipes import get_recipe
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
