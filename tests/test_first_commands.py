@@ -3,9 +3,8 @@ the same names.
 """
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.documents import ROOT
 
 
 def test_readme_begins_with_train_and_test_and_ci_calls_test():

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src/lockstep"
+from tests.documents import ROOT, SOURCE
+
 ROW = re.compile(r"^\| (.+) \| ([\d,.]+) (tokens a line|tokens|lines|words) \|$", re.M)
 CEILINGS = {
     (where.replace("`", ""), unit): float(number.replace(",", ""))

@@ -5,17 +5,17 @@ together.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.conftest import NATIVE, SHORT, popen
+from tests.documents import ROOT
 from tests.helpers import free_port, lockstep_error, read_json, succeeded
 
 import lockstep
 from lockstep.errors import USAGE
 
 STEPS = 12  # of SHORT
-EXAMPLE = Path(__file__).parents[2] / "examples/clusters/ray_train.py"
+EXAMPLE = ROOT / "examples/clusters/ray_train.py"
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 TRAIN = """
 import lockstep, os

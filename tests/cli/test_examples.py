@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests import commands, documents, synthetic
+from tests.documents import ROOT
 from tests.replicas import on_replicas
 
 from lockstep.commands.subject import subject_of
 from lockstep.config import overrides
 from lockstep.recipes import get_recipe
 
-SCRIPT = Path(__file__).parents[2] / "examples/classify_your_photos.py"
+SCRIPT = ROOT / "examples/classify_your_photos.py"
 SHORT = {
     "steps": 20,
     "batch": 16,

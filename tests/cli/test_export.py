@@ -7,13 +7,13 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE, SMALL, in_this_process
+from tests.documents import ROOT
 from tests.helpers import lockstep_error, read_json, record_of, succeeded
 from tests.images import noise
 
@@ -119,7 +119,7 @@ def test_a_network_that_is_too_large_is_refused(run, monkeypatch):
         exported(lockstep.load(run), {"classes": []})
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples/use_exported.py"
+EXAMPLE = ROOT / "examples/use_exported.py"
 
 
 @pytest.fixture(scope="module")

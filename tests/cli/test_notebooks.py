@@ -2,17 +2,17 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
+from tests.documents import ROOT
 
 WITHOUT = "the notebooks need nbclient and ipykernel: pip install '.[dev]'"
 nbclient = pytest.importorskip("nbclient", reason=WITHOUT)
 nbformat = pytest.importorskip("nbformat", reason=WITHOUT)
 pytest.importorskip("ipykernel", reason=WITHOUT)
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 NAMES = ("mnist_multi_gpu.ipynb", "mnist_multi_gpu.es.ipynb")
 SKIPPED = "skip-execution"  # nbclient does not execute a cell with this tag: it needs a browser
 

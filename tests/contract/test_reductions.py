@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.documents import ROOT
 from tests.helpers import CPU, free_port, read_json
 from tests.replicas import on_replicas
 
@@ -153,7 +154,7 @@ def test_real_processes_have_the_bits_of_one(tmp_path):
     children = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.contract.test_reductions", tmp_path],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             env={**os.environ, **shared, "RANK": str(rank)},
         )
         for rank in range(2)

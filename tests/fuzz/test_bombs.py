@@ -3,9 +3,9 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.documents import ROOT
 
 # One program imports everything and forks for each bomb: the peak memory of the fork is measured.
 PREPARE = """
@@ -118,7 +118,7 @@ def measured(tmp_path_factory):
         input=json.dumps(BOMBS),
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": f"{Path(__file__).parents[2]}/src"},
+        env={"PYTHONPATH": f"{ROOT}/src"},
     )
     return dict(map(json.loads, done.stdout.splitlines())), done.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import invented
+from tests.documents import ROOT
 from tests.helpers import CPU, read_json
 from tests.runs import fit_here
 
@@ -27,7 +28,7 @@ from lockstep.jobs.weights import known_weights
 from lockstep.recipes import get_recipe
 
 FILE = Path(__file__).parent / "portable_sha256.json"
-README = Path(__file__).parents[2] / "README.md"
+README = ROOT / "README.md"
 STEPS = 2
 SMALL = {"batch": 8, "towers": 2, "eval_batch": 8, "portable": True, "precision": "float32"}
 CASES = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lockstep.recipes import RECIPES
+from tests.documents import ROOT
 from tests.gpu import simulated
 
 COMPILER = shutil.which("g++")
@@ -27,7 +28,7 @@ def test_every_recipe_has_the_cpus_bits_and_waits_only_for_flags(
     subprocess.run([COMPILER, source, "-o", library, *flags, "-lc10", "-ltorch_cpu"], check=True)
     done = subprocess.run(
         [sys.executable, "-m", "tests.gpu.simulated", library],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,

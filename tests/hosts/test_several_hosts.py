@@ -9,14 +9,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.conftest import _outside
+from tests.documents import ROOT
 from tests.helpers import NEWER_CPU, OLDER, as_stopped, succeeded
 from tests.namespaces import INTERFACE
 
 STEPS = 12  # of the run `alone`
-SCRIPT = Path(__file__).parents[2] / "examples/clusters/ssh_torchrun.sh"
+SCRIPT = ROOT / "examples/clusters/ssh_torchrun.sh"
 TRAIN = ("train", "digits", "--steps", STEPS, "--name", "x", "--json")
 PORT = 29500
 SECONDS = 240  # for programs that share two cores with other tests

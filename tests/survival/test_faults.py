@@ -6,10 +6,10 @@ import json
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
+from tests.documents import ROOT
 from tests.helpers import succeeded
 
 from lockstep import numerics
@@ -22,7 +22,7 @@ def test_kills_at_every_kind_of_operation(tmp_path, only):
     done = succeeded(
         subprocess.run(
             [sys.executable, "-m", "tests.survival.faults", str(tmp_path), only],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             env={**_outside(), **numerics.environment(1)},
             capture_output=True,
             text=True,

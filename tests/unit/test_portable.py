@@ -4,11 +4,11 @@ refused.
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 import torch
 from tests.closeness import require_close
+from tests.documents import ROOT
 from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 from torch.nn import functional
@@ -479,7 +479,7 @@ def test_a_network_with_the_operation_has_a_backward_pass(name):
 
 
 def test_the_page_lists_exactly_the_operations_that_are_tested():
-    page = Path(__file__).parents[2] / "docs/portable.md"
+    page = ROOT / "docs/portable.md"
     table = (
         page.read_text().split("| list | operations |")[1].partition("| without a backward pass")[0]
     )
