@@ -2,8 +2,8 @@
 ...]`.
 
 `train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The
-photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `layers` and `step`
-are diagrams. `report` and `serve` are pages in Chromium. All are written to docs/pictures/, on a
+photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `step` is a
+diagram. `report` and `serve` are pages in Chromium. All are written to docs/pictures/, on a
 background of their own, so that they read on light and dark pages.
 """
 
@@ -39,29 +39,6 @@ TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photo
 TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
-
-# The folders of src/lockstep, from the top: a folder imports only from rows below its own.
-LAYERS: tuple[tuple[tuple[str, str], ...], ...] = (
-    (("commands", "one file a command: the function of Python and of the shell"),),
-    (("classify", "a classifier in the caller's process, a page and POST /predict, export"),),
-    (("launch", "from a job to processes: start, watch, restart, signals, outer launchers"),),
-    (("jobs", "train, evaluate, verify, report, labels: what processes compute"),),
-    (("pages", "reports as HTML: a run, doubtful labels"),),
-    (("runs", "the folder of a run on the disk"),),
-    (("listeners", "console, log file, metrics.jsonl, TensorBoard"),),
-    (("head", "what is known around a trained head: features, confidence, outliers"),),
-    (("core", "loop, tower, vector, state, network, evaluation; the exact sum. Read this first"),),
-    (("recipes", "functions that return a recipe"),),
-    (("config", "recipe, placement, schedules, overrides"),),
-    (
-        ("data", "datasets, plan, augmentation"),
-        ("models", "networks"),
-        ("optim", "SGD, Adam(W), Muon, EMA"),
-    ),
-    (("pictures", "a folder's files and labels, the decoder, the file of pixels"),),
-    (("kernels", "fused convolutions, Winograd, pooling: plain functions"),),
-    (("top-level modules", "errors, files, hardware, messages, numerics, rng, schema, text"),),
-)
 
 STYLE = """<style>
   text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328; }
@@ -330,31 +307,6 @@ def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     )
 
 
-def layers() -> str:
-    """Return the folders of src/lockstep in their order, with one line each."""
-    width, height, gap, left, y = 820, 38, 6, 52, 20
-    parts = []
-    for row in LAYERS:
-        each = (width - left - 20 - gap * (len(row) - 1)) / len(row)
-        if len(row) > 1:
-            for column, (name, note) in enumerate(row):
-                parts += box(left + column * (each + gap), y, each, height + 8, name, note)
-            y += 8  # a row of several is higher
-        else:
-            ((name, note),) = row
-            parts += [rect(left, y, each, height, "box"), label(left + 14, y + 24, name, "name")]
-            parts.append(label(left + 170, y + 24, note))
-        y += height + gap
-    middle = (20 + y) / 2
-    parts += [
-        arrow(26, 26, 26, y - 12),
-        label(18, middle, "imports", anchor="middle", transform=f"rotate(-90 18 {middle})"),
-    ]
-    return picture(
-        width, y + 14, "The folders of src/lockstep: each imports only from those below it", parts
-    )
-
-
 def step() -> str:
     """Return the flow of data through one step of four towers on two processes."""
     width, left, across, between = 840, 156, 138, 16
@@ -413,7 +365,6 @@ def step() -> str:
 PICTURES: dict[str, Callable[[], str]] = {
     "train": train,
     "own-images": own_images,
-    "layers": layers,
     "step": step,
 }
 SCREENSHOTS: dict[str, Callable[[], bytes]] = {"report": report, "serve": serve}

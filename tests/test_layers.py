@@ -7,10 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from benchmarks import pictures
-
 import lockstep
-from tests.documents import trees
+from tests.documents import ROOT as DOCUMENTS, trees
 
 ROOT = Path(lockstep.__file__).parent
 
@@ -136,21 +134,17 @@ def test_models_optimizers_and_kernels_know_nothing_of_processes():
             assert not re.search("process|rank|world_size|distributed", names), path
 
 
-def test_the_picture_of_the_layers_is_the_order_that_is_enforced():
-    drawn = [{name for name, _ in row} for row in pictures.LAYERS]
-    assert drawn[:-1] == LAYERS[:-1]
-    assert set(pictures.LAYERS[-1][0][1].split(", ")) == LAYERS[-1]
-    saved = (Path(pictures.__file__).parents[1] / "docs/pictures/layers.svg").read_text()
-    assert saved == pictures.layers()
-
-
-def test_the_map_in_words_has_each_folder_in_order_and_marked():
-    design = (Path(pictures.__file__).parents[1] / "docs/design.md").read_text()
-    rows = re.findall(r"^\| `(\w+)/` \| .+ \| (evening|appendix)\b.* \|$", design, re.M)
-    drawn = [name for row in pictures.LAYERS[:-1] for name, _ in row]
-    assert [name for name, _ in rows] == drawn
-    read = {path.partition("/")[0] for path in re.findall(r"^\d+\. `([\w/]+\.py)`", design, re.M)}
-    assert read == {name for name, mark in rows if mark == "evening"}
+def test_the_map_has_each_layer_in_order_and_its_files_of_the_evening():
+    design = (DOCUMENTS / "docs/design.md").read_text()
+    files = re.findall(r"^\d+\. `(\w+)/(\w+)\.py`", design, re.M)
+    rows = re.findall(r"^\| (`\w+/`.*) \| .+ \| (.*)\|$", design, re.M)
+    drawn = [{*re.findall(r"(\w+)/", folders)} for folders, _ in rows]
+    assert drawn == LAYERS[:-1]
+    for folders, (_, names) in zip(drawn, rows, strict=True):
+        read = {name for folder, name in files if folder in folders}
+        assert {*re.findall(r"\w+", names)} == read
+    modules = re.search(r"^\| top-level modules \| (.+?) \|", design, re.M)
+    assert {*modules[1].split(", ")} == LAYERS[-1]
 
 
 def test_no_modules_import_each_other_in_a_circle():
