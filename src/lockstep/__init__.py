@@ -1,6 +1,6 @@
 """Lockstep trains image classifiers on one or many devices, with the same result on all of them.
 
-The recipe decides the bits; the placement decides only the speed.
+On one kind of device, the recipe decides the bits, and the placement only the speed.
 
     import lockstep
 

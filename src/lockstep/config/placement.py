@@ -1,5 +1,7 @@
-"""Placement: where a run computes and what it records. No setting here can change a bit of the
-weights.
+"""Placement: where a run computes and what it records.
+
+No setting here can change a bit of the weights, with two exceptions: in native arithmetic `device`,
+because each kind of device has bits of its own, and `reduction` where the recipe says exact=false.
 """
 
 import re
@@ -35,8 +37,7 @@ def _device(value: Any) -> Any:
 
 
 class Placement(Settings):
-    """All settings that cannot change a bit of the weights: where a run computes and what it
-    records.
+    """All settings that are not the recipe's: where a run computes and what it records.
 
     Options of the command line, and the manual's tables of them, are made from these fields.
 
