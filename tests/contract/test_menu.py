@@ -128,7 +128,9 @@ def trained_in(group, of, dataset, *, first=None, steps=None) -> Trained:
     last = bound.steps if steps is None else steps
     poll = lambda: Requests(SIGTERM if state.step == last - 1 else None)  # noqa: E731
     tower, reduction = Tower(bound, model.network), Reduction(group, of.towers)
-    for _ in updates(dataset, tower, reduction, state, Log(bound), poll_flags=poll) if last else ():
+    for _ in (
+        updates(dataset, tower, reduction, state, Log(bound), poll_requests=poll) if last else ()
+    ):
         pass
     assert state.step == last
     evaluation = evaluate(

@@ -44,7 +44,7 @@ def test_it_yields_once_after_each_update():
 
 def test_it_ends_after_a_step_with_a_request_to_stop_not_to_save():
     state, items = loop(
-        poll_flags=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1)
+        poll_requests=lambda: Requests(SIGTERM if state.step == 2 else None, save=state.step == 1)
     )
     assert list(items) == [Requests(), Requests(save=True), Requests(SIGTERM)]
     assert state.step == 3

@@ -73,4 +73,4 @@ def test_seconds_count_for_the_innermost_part_not_in_evaluations(monkeypatch):
         passing(8)
     passing(100)
     assert monitor.mark.seconds == 14
-    assert monitor.mark.parts == (0.0, 4.0, 0.0, 0.0, 10.0)
+    assert monitor.mark.spent == (0.0, 4.0, 0.0, 0.0, 10.0)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.config.placement import Placement
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.monitor import PARTS
+from lockstep.core.monitor import ACTIVITIES
 from lockstep.listeners.tensorboard import EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
 from lockstep.schema import load_object
@@ -56,7 +56,7 @@ def test_every_summary_is_written_at_the_chosen_steps(trained):
         "loss/test_raw",
         "speed/images_per_s",
         "speed/s_per_step",
-        *(f"speed/{part}_s" for part in PARTS),
+        *(f"speed/{part}_s" for part in ACTIVITIES),
         "process_0/memory_mib",
         *(f"sparsity/{name}" for name in ("conv1", "conv2", "conv3", "logits")),
     }

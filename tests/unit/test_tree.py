@@ -24,7 +24,7 @@ def node_sum(vectors):
     node = NodeSum()
     for one in others:
         node.add(one)
-    return node.with_last(last, slice(None))
+    return node.finished_with(last, slice(None))
 
 
 def test_any_number_of_processes_has_the_bits_of_the_definition():

@@ -53,15 +53,15 @@ def updates(
     state: State,
     log: Observer,
     *,
-    poll_flags: Callable[[], Requests] = Requests,
+    poll_requests: Callable[[], Requests] = Requests,
 ) -> Generator[Requests]:
     """Train `state`, in place, to the last step of the tower's bound recipe. Yield after every
     update.
 
-    Each item is the combined flags of all processes, equal in each. The iterator ends after a
-    request to stop. `poll_flags` returns what this process requests now. `log.monitor` learns what
-    is done, and adds up the seconds of each part of a step. Raises: NonFiniteError, in every
-    process at the same step; `state` is then as before the step.
+    Each item is the combined requests of all processes, equal in each. The iterator ends after a
+    request to stop. `poll_requests` returns what this process requests now. `log.monitor` learns
+    what is done, and adds up the seconds of each activity. Raises: NonFiniteError, in every process
+    at the same step; `state` is then as before the step.
     """
     bound = tower.bound
     recipe = bound.recipe
@@ -83,7 +83,7 @@ def updates(
                     on_part = (
                         reduction.begin_part if reduction.in_parts and number == last else None
                     )
-                    vector = tower(state, shard, step, poll_flags(), on_part)
+                    vector = tower(state, shard, step, poll_requests(), on_part)
                 with monitor.doing("communication"):
                     reduction.add(vector)
             with monitor.doing("communication"):

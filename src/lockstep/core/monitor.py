@@ -1,8 +1,8 @@
-"""Monitor: how far this process is, for its launcher to see, and how long each part of a step
-takes.
+"""Monitor: how far this process is, for its launcher to see, and how long each activity in a
+step takes.
 
 One context manager does both: `monitor.doing("compute", step)` writes the heartbeat, and adds the
-seconds within it to a part of the step. Needs no torch at import time.
+seconds within it to an activity. Needs no torch at import time.
 """
 
 import mmap
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 if TYPE_CHECKING:
     import torch
 
-Part = Literal["data", "compute", "communication", "report", "update"]
-PARTS: tuple[Part, ...] = get_args(Part)
+Activity = Literal["data", "compute", "communication", "report", "update"]
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 
 # times the timeout: for the first step, a part of an evaluation, and a stopped process outside of
 # steps
@@ -73,14 +73,14 @@ class Mark(NamedTuple):
 
     seconds: float = 0.0  # time trained
     steps: int = 0  # steps done
-    parts: tuple[float, ...] = (0.0,) * len(PARTS)  # seconds spent on each of PARTS
-    measured: int = 0  # steps that `parts` cover
+    spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)  # seconds on each of ACTIVITIES
+    measured: int = 0  # steps that `spent` covers
 
 
 class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
-    A GPU computes asynchronously. There the parts of a step are measured only if `begin_step` asks
+    A GPU computes asynchronously. There the activities are measured only if `begin_step` asks
     for it, as each measurement waits for the device. The training time itself is right in any case.
 
     Attributes:
@@ -89,38 +89,38 @@ class Monitor(HeartbeatFile):
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path)
-        self._part: Part | None = None  # what the present seconds count as
+        self._activity: Activity | None = None  # what the present seconds count as
         # whether the present work may take as long as it likes: all but what says otherwise
         self._endless = True
         self._measuring = True
         self._gpu: torch.device | None = None
         self._last = time.perf_counter()
         self._seconds, self._steps, self._measured = 0.0, 0, 0
-        self._parts: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+        self._spent: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
         self._warm = Mark()
         self.warming_up = False
         self._move()
 
     def use(self, device: "torch.device") -> None:
-        """Measure the parts of steps that are computed on `device`."""
+        """Measure steps that are computed on `device`."""
         self._gpu = device if device.type == "cuda" else None
 
     def training(self) -> AbstractContextManager[None]:
-        """Count the seconds within the context as training time: those of no other part as
-        "update".
+        """Count the seconds within the context as training time: those of no other
+        activity as "update".
         """
         return self._entered("update")
 
-    def doing(self, part: Part, step: int | None = None) -> AbstractContextManager[None]:
+    def doing(self, activity: Activity, step: int | None = None) -> AbstractContextManager[None]:
         """Move on, in `step` (None: the same as before). Within training, count the seconds as
-        `part` of a step.
+        `activity`.
 
         A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may
         take any time.
         """
         if step is not None:
             self._fields[_STEP] = step
-        return self._entered(part if self._part else None, endless=part == "report")
+        return self._entered(activity if self._activity else None, endless=activity == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:
         """Do work that is no training, and may take as long as it likes unless `endless` is
@@ -129,35 +129,35 @@ class Monitor(HeartbeatFile):
         return self._entered(None, endless=endless)
 
     @contextmanager
-    def _entered(self, part: Part | None, *, endless: bool = False) -> Iterator[None]:
-        before = self._part, self._endless
-        self._move_to(part, endless)
+    def _entered(self, activity: Activity | None, *, endless: bool = False) -> Iterator[None]:
+        before = self._activity, self._endless
+        self._move_to(activity, endless)
         try:
             yield
         finally:
             self._move_to(*before)
 
-    def _move_to(self, part: Part | None, endless: bool) -> None:
+    def _move_to(self, activity: Activity | None, endless: bool) -> None:
         self._count()
-        self._part, self._endless = part, endless
+        self._activity, self._endless = activity, endless
         self._move()
 
     def _count(self) -> None:
         """Count the seconds since the last call."""
-        if self._gpu is not None and self._measuring and self._part is not None:
+        if self._gpu is not None and self._measuring and self._activity is not None:
             import torch
 
             torch.cuda.synchronize(self._gpu)
         now = time.perf_counter()
-        if self._part is not None:
+        if self._activity is not None:
             self._seconds += now - self._last
             if self._measuring:
-                self._parts[self._part] += now - self._last
+                self._spent[self._activity] += now - self._last
         self._last = now
 
     def _move(self) -> None:
         self._fields[_MOVES] += 1
-        self._fields[_SLOW] = SLOW if self.warming_up or self._part is None else 1
+        self._fields[_SLOW] = SLOW if self.warming_up or self._activity is None else 1
 
     def tick(self) -> None:
         """Report that this process runs, if its work may take as long as it likes. The watching
@@ -168,7 +168,7 @@ class Monitor(HeartbeatFile):
             self._fields[_TICKS] += 1
 
     def begin_step(self, measure: bool) -> None:
-        """Begin a step. On a GPU, measure its parts only if `measure` is true."""
+        """Begin a step. On a GPU, measure its activities only if `measure` is true."""
         self._count()
         self._measuring = measure or self._gpu is None
         self._measured += self._measuring
@@ -183,7 +183,7 @@ class Monitor(HeartbeatFile):
     @property
     def mark(self) -> Mark:
         """The reading at the last change."""
-        return Mark(self._seconds, self._steps, tuple(self._parts.values()), self._measured)
+        return Mark(self._seconds, self._steps, tuple(self._spent.values()), self._measured)
 
     def steps_per_s(self) -> float:
         """Return the mean over this session, without its first five steps unless there are no
@@ -194,13 +194,16 @@ class Monitor(HeartbeatFile):
         return (self._steps - since.steps) / seconds if seconds else 0.0
 
 
-def mean_parts(since: Mark, now: Mark) -> dict[str, float]:
-    """Return the mean seconds per step of each part between two readings, or nothing if no step was
-    measured.
+def mean_seconds(since: Mark, now: Mark) -> dict[str, float]:
+    """Return the mean seconds per step of each activity between two readings, or nothing if no
+    step was measured.
     """
     steps = now.measured - since.measured
     return (
-        {part: (b - a) / steps for part, a, b in zip(PARTS, since.parts, now.parts, strict=True)}
+        {
+            activity: (after - before) / steps
+            for activity, before, after in zip(ACTIVITIES, since.spent, now.spent, strict=True)
+        }
         if steps
         else {}
     )

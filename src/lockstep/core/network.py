@@ -45,16 +45,16 @@ class Network:
         self.shape = shape
         self.module = module.to(device)
         self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        for part in self.module.modules():
+        for layer in self.module.modules():
             if (
                 self.dtype == torch.float16
                 and device.type == "cpu"
-                and isinstance(part, nn.modules.conv._ConvNd)
+                and isinstance(layer, nn.modules.conv._ConvNd)
             ):
-                part.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
-                part.register_forward_hook(lambda _, inputs, output: output.half())
-            elif not isinstance(part, _NORMS):
-                _cast(part, self.dtype)
+                layer.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
+                layer.register_forward_hook(lambda _, inputs, output: output.half())
+            elif not isinstance(layer, _NORMS):
+                _cast(layer, self.dtype)
         self.parameters = dict(self.module.named_parameters())
         factors = lr_factors(recipe, self.parameters)
         for name, parameter in self.parameters.items():
@@ -195,13 +195,13 @@ def failure(error: Exception) -> str:
     return f"{first[0] if first else type(error).__name__}{where}"
 
 
-def _cast(part: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the floating-point parameters and constant buffers that `part` holds itself, in
+def _cast(layer: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters and constant buffers that `layer` holds itself, in
     place.
     """
-    for parameter in part.parameters(recurse=False):
+    for parameter in layer.parameters(recurse=False):
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
-    for name, buffer in part.named_buffers(recurse=False):
-        if buffer.is_floating_point() and name in part._non_persistent_buffers_set:
-            setattr(part, name, buffer.to(dtype))
+    for name, buffer in layer.named_buffers(recurse=False):
+        if buffer.is_floating_point() and name in layer._non_persistent_buffers_set:
+            setattr(layer, name, buffer.to(dtype))

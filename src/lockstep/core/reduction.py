@@ -20,7 +20,7 @@ class Reduction:
     `kind` is a name in `config.placement.REDUCTIONS`:
 
     tree: The processes of a host add their nodes, then hosts add the sums of theirs
-        (`transports.levels`). In either step each member owns a slice of the vector: it collects
+        (`transports.levels`). On either level each member owns a slice of the vector: it collects
         this slice of all other members' nodes, adds them, and in the end gives the sum back to all
         of them. So a value crosses a link once for each host, not once for each process, if the
         towers of a host are one node. Between hosts the vector goes in parts, while the last tower
@@ -77,7 +77,7 @@ class Reduction:
         if self._added == len(self.owned):
             self._last = vector
         elif tower + 1 == end:
-            self._sums.append(self._node.with_last(vector, slice(None)))
+            self._sums.append(self._node.finished_with(vector, slice(None)))
             self._node = NodeSum()
         else:
             self._node.add(vector)
@@ -136,20 +136,20 @@ class Reduction:
     def _own(self, vector: Tensor, part: slice) -> list[Tensor]:
         """Return this part of each node of this process, in place. `vector` is its last tower's."""
         sums = [node[part] for node in self._sums]
-        return [*sums, self._node.with_last(vector, part)]
+        return [*sums, self._node.finished_with(vector, part)]
 
-    def _exchange(self, step: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
+    def _exchange(self, depth: int, part: slice, values: dict[Node, Tensor], total: Tensor) -> None:
         """Overwrite `total` [n] with the sum of all nodes, of which this process has `values` [n],
-        from a level on.
+        from the level number `depth` on.
         """
-        if step == len(self._levels):
+        if depth == len(self._levels):
             total.copy_(add_nodes((0, self._towers), values))
             return
-        level = self._levels[step]
-        transport = self._transports[step]
+        level = self._levels[depth]
+        transport = self._transports[depth]
         own = level.slices(total.numel())[level.place]
         slices = {node: value[own] for node, value in values.items()}
         slices |= transport.collect(level, part, list(values.values()))
         sums = {node: add_nodes(node, slices) for node in level.sums}
-        self._exchange(step + 1, part, sums, total[own])
+        self._exchange(depth + 1, part, sums, total[own])
         transport.give_back(level, part, total)

@@ -293,10 +293,10 @@ def classifier_weights(tensors: NamedTensors) -> dict[str, Tensor]:
     They are the averaged ones if the recipe keeps an average, else the raw ones. No file, export,
     prediction or `--init` decides this by itself. `tensors` of another file are returned unchanged.
     """
-    parts = _parts(tensors)
-    if "parameter" not in parts:
+    groups = _by_group(tensors)
+    if "parameter" not in groups:
         return dict(tensors)
-    return {**parts["frozen"], **(parts["ema"] or parts["parameter"]), **parts["buffer"]}
+    return {**groups["frozen"], **(groups["ema"] or groups["parameter"]), **groups["buffer"]}
 
 
 def weights_sha256(tensors: NamedTensors) -> str:
@@ -304,18 +304,18 @@ def weights_sha256(tensors: NamedTensors) -> str:
 
     It is that of the little-endian bytes of all tensors, sorted by name, parameters first.
     """
-    parts = _parts(tensors)
+    groups = _by_group(tensors)
     result = hashlib.sha256()
-    for group in ({**parts["frozen"], **parts["parameter"]}, parts["buffer"]):
-        for name in sorted(group):
-            result.update(group[name].detach().cpu().contiguous().numpy().tobytes())
+    for members in ({**groups["frozen"], **groups["parameter"]}, groups["buffer"]):
+        for name in sorted(members):
+            result.update(members[name].detach().cpu().contiguous().numpy().tobytes())
     return result.hexdigest()
 
 
-def _parts(tensors: NamedTensors) -> dict[str, dict[str, Tensor]]:
+def _by_group(tensors: NamedTensors) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of a `state_dict` by the first part of their names, and by the rest."""
-    parts = defaultdict[str, dict[str, Tensor]](dict)
+    groups = defaultdict[str, dict[str, Tensor]](dict)
     for key, tensor in tensors.items():
-        part, _, name = key.partition("/")
-        parts[part][name] = tensor
-    return parts
+        group, _, name = key.partition("/")
+        groups[group][name] = tensor
+    return groups

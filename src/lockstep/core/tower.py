@@ -35,7 +35,7 @@ class Tower:
         }
         self._loaded_step: int | None = None
         self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
-        self._marks: dict[tuple[int, Requests], Tensor] = {}
+        self._flags_and_tower: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
 
     def __call__(
@@ -59,12 +59,12 @@ class Tower:
             self._network.load_parameters(state.parameters)
             self._loaded_step = step
         key = shard.tower, requests
-        if key not in self._marks:
+        if key not in self._flags_and_tower:
             towers = [float(tower == shard.tower) for tower in range(recipe.towers)]
-            self._marks[key] = torch.tensor(
+            self._flags_and_tower[key] = torch.tensor(
                 [*requests.flags(), *towers], dtype=torch.bool, device=device
             )
-        inputs = [shard.images, shard.labels, self._marks[key]]
+        inputs = [shard.images, shard.labels, self._flags_and_tower[key]]
         if shard.priors is not None:
             inputs.append(shard.priors)
         seed = partial(
@@ -80,14 +80,14 @@ class Tower:
         state: State,
         images: Tensor,
         labels: Tensor,
-        marks: Tensor,
+        flags_and_tower: Tensor,
         *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the vector. No number of the host may enter that differs from tower to tower: a
         graph repeats it.
 
-        `marks` is bool [flags of the requests + towers], of which one tower is marked.
+        `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
         """
         network = self._network
         recipe = self.bound.recipe
@@ -112,12 +112,12 @@ class Tower:
                     # no _foreach_sub.
                     buffer_deltas = torch._foreach_mul(before, -1.0)
                     torch._foreach_add_(buffer_deltas, list(self._float_buffers.values()))
-                tower = marks[-recipe.towers :]
+                tower = flags_and_tower[-recipe.towers :]
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
                 metrics.correct.copy_((logits.argmax(1) == labels).sum())
-                metrics.requests.copy_(marks[: -recipe.towers])
+                metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values
 

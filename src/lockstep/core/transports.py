@@ -2,7 +2,7 @@
 the sums of theirs.
 
 Why: each member of a `Level` owns a slice. It collects this slice of what the others have, and
-gives its sum back to all of them (a reduce-scatter and an all-gather), so a value crosses a link
+gives its sum back to all of them, so a value crosses a link
 once for each host. Gain: 1.6 to 2.1 times DDP over Gloo on 1 Gbit/s (docs/results.md).
 Exact: a transport only copies values; tree.py adds them, in an order that no transport knows.
 """
@@ -18,7 +18,7 @@ from lockstep.core.tree import Node, cover
 
 
 class Level(NamedTuple):
-    """A step of the exchange, in which each member owns a slice of the vector and adds the nodes of
+    """A level of the exchange: on it each member owns a slice of the vector, and adds the nodes of
     all members there.
 
     members: the processes. place: this process's place among them. nodes: the nodes that each
@@ -42,11 +42,11 @@ class Level(NamedTuple):
 
 
 def levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: int) -> list[Level]:
-    """Return the steps of the exchange: within this process's host, then between hosts.
+    """Return the levels of the exchange: within this process's host, then between hosts.
 
     `hosts` has the number of each process's host, `nodes` what each process has. Between hosts, the
     first processes of all hosts add their slices, so do the second, and so on. If some hosts have
-    more processes than others, there is one step, in which all processes are members.
+    more processes than others, there is one level, on which all processes are members.
     """
     groups: dict[int, list[int]] = {}  # of the processes on a host
     for number, host in enumerate(hosts):
@@ -61,15 +61,19 @@ def levels(process: int, hosts: Sequence[int], nodes: list[list[Node]], towers: 
     number = next(i for i, members in enumerate(by_host) if process in members)
     here = by_host[number]
     place = here.index(process)
-    steps = []
+    result = []
     if len(here) > 1:
-        steps.append(Level(here, place, [nodes[p] for p in here], sums[number]))
+        result.append(Level(here, place, [nodes[p] for p in here], sums[number]))
     if len(by_host) > 1:
         across = [members[place] for members in by_host]
-        steps.append(Level(across, number, sums, [(0, towers)]))
-    return steps
+        result.append(Level(across, number, sums, [(0, towers)]))
+    return result
 
 
+# Each transport exchanges `part` of a vector, n values, between the members of a level, who call it
+# together. `collect` takes the `values` [n] of this member's own nodes, and returns this member's
+# slice of the nodes of all others; with the additions that follow it is a reduce-scatter.
+# `give_back` completes `total` [n], of which each member has its own slice: an all-gather.
 class Messages:
     """The members send each other messages."""
 
@@ -149,8 +153,4 @@ class SharedMemory:
         return vectors.view(self._rows, -1)[:, part]
 
 
-# Both exchange `part` of a vector, n values, between the members of a level, who call them
-# together. `collect` takes the `values` [n] of this member's own nodes, and returns this member's
-# slice of the nodes of all others. `give_back` completes `total` [n], of which each member has its
-# own slice.
 Transport = Messages | SharedMemory

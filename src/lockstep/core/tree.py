@@ -73,7 +73,7 @@ class NodeSum:
             towers *= 2
         self._sums.append((towers, vector))
 
-    def with_last(self, vector: "Tensor", part: slice) -> "Tensor":
+    def finished_with(self, vector: "Tensor", part: slice) -> "Tensor":
         """Return a part of the node's sum, of which `vector` is the last tower's. The additions are
         in place.
         """

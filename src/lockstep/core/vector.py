@@ -155,7 +155,7 @@ class VectorBuilder:
         """
         self.values = torch.empty(layout.length, device=device)
         self._on_part = on_part
-        self._parts = layout.parts if on_part else [layout.whole]
+        self._unfilled = [*layout.parts] if on_part else [layout.whole]
         self._gradients: dict[int, Tensor] = {}
         self._finite: list[Tensor] = []  # of each part that is filled, bool []
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
@@ -169,10 +169,10 @@ class VectorBuilder:
         if gradient is None:
             return
         self._gradients[number] = gradient
-        for part in self._parts[len(self._finite) : -1]:
+        for part in self._unfilled[:-1]:
             if not all(each in self._gradients for each in part.parameters):
                 return
-            self._fill(part)
+            self._fill_next()
 
     def finish(
         self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: Tensor
@@ -183,13 +183,13 @@ class VectorBuilder:
         `tower` is bool [towers], of which one is marked.
         """
         self._gradients = dict(enumerate(gradients))
-        *others, last = self._parts[len(self._finite) :]
-        for part in others:
-            self._fill(part)
+        while len(self._unfilled) > 1:
+            self._fill_next()
         copy(buffer_deltas, self._buffer_deltas)
-        self._fill(last, tower)
+        self._fill_next(tower)
 
-    def _fill(self, part: Part, tower: Tensor | None = None) -> None:
+    def _fill_next(self, tower: Tensor | None = None) -> None:
+        part = self._unfilled.pop(0)
         gradients = [self._gradients[number] for number in part.parameters]
         count = sum(gradient.numel() for gradient in gradients)
         values = self.values[part.values]

@@ -180,11 +180,11 @@ class Replica:
         return dataset.to(self.device)
 
     def updates(
-        self, log: Observer, *, poll_flags: Callable[[], Requests] = Requests
+        self, log: Observer, *, poll_requests: Callable[[], Requests] = Requests
     ) -> Generator[Requests]:
         """Train the state to the last step, as `core.loop.updates`."""
         return updates(
-            self.train_set, self.tower, self.reduction, self.state, log, poll_flags=poll_flags
+            self.train_set, self.tower, self.reduction, self.state, log, poll_requests=poll_requests
         )
 
     def evaluate(

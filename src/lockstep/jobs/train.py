@@ -56,7 +56,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
-        updates = replica.updates(writer.log, poll_flags=writer.poll)
+        updates = replica.updates(writer.log, poll_requests=writer.poll)
         for requested in updates:
             writer.stepped()
             if writer.policy.should_save(replica.state.step, requested):

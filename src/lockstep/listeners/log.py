@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
-from lockstep.core.monitor import Mark, Monitor, mean_parts
+from lockstep.core.monitor import Mark, Monitor, mean_seconds
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
@@ -128,7 +128,7 @@ class Log(Observer):
             if not recipe.head:
                 images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
             event = event_with(
-                s_per_step=s_per_step, images_per_s=images_per_s, split=mean_parts(since, now)
+                s_per_step=s_per_step, images_per_s=images_per_s, split=mean_seconds(since, now)
             )
             listener.step(event, tensors)
 
