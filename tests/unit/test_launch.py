@@ -165,7 +165,7 @@ def test_only_ctrl_c_counts_twice_and_only_after_a_second(monkeypatch):
         (3.0, signal.SIGINT),
     ):
         now[0] = when
-        request.record(number, None)
+        request.remember(number, None)
         found.append(request.repeated)
     assert found == [False, False, False, True]
     assert request.received == signal.SIGINT
@@ -176,10 +176,10 @@ def test_a_signal_ends_the_process_unless_it_has_work_to_save(monkeypatch):
     request, done = StopRequest(), []
 
     def work():
-        with request.stopping(False):
+        with request.signals_end_at_once(False):
             request.handle(signal.SIGTERM, None)
             done.append("a step")
-            with request.stopping(True):
+            with request.signals_end_at_once(True):
                 done.append("an evaluation")
 
     with pytest.raises(SystemExit) as end:
@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_ends_even_a_step(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", None)
     request, now = StopRequest(), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with request.stopping(False):
+    with request.signals_end_at_once(False):
         request.handle(signal.SIGINT, None)
         now[0] = 2.0
         with pytest.raises(SystemExit):
@@ -210,7 +210,7 @@ def test_a_signal_that_is_held_back_is_not_lost():
             [sys.executable, "-S", "-c", f"import time; time.sleep(0.2); {LISTEN}"]
         )
         program.terminate()  # while it has no handler, as a worker that imports torch
-        with handled_by(request.record):
+        with handled_by(request.remember):
             assert request.received == signal.SIGTERM
     assert program.wait() == -signal.SIGTERM
 
@@ -284,7 +284,7 @@ def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
     )
     job.spec = spec
     monkeypatch.setattr(job, "_send", signals.append)
-    job.request.record(signal.SIGINT, None)
+    job.request.remember(signal.SIGINT, None)
     monkeypatch.setattr(job, "_running", lambda: Still._running(job) if job.rows[0] else [])
     assert job._wait() == ""
     assert (signals, job.killed) == ([signal.SIGTERM] * sent, killed)
@@ -386,7 +386,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored():
     before = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGTERM)
     }
-    handler = StopRequest().record
+    handler = StopRequest().remember
     with handled_by(handler):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) == handler

@@ -41,7 +41,7 @@ def trained(path, request, monitor, **spec):
     ctx = Context(
         monitor=monitor,
         stop=lambda: request.received,
-        stopping=request.stopping,
+        signals_end_at_once=request.signals_end_at_once,
         send=sent.__setitem__,
     )
     try:

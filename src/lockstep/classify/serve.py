@@ -460,7 +460,7 @@ def serve_until_signal(server: uvicorn.Server, listening: socket.socket) -> int 
     request = StopRequest()
 
     def end(number: int, frame: FrameType | None) -> None:
-        request.record(number, frame)
+        request.remember(number, frame)
         server.should_exit = True
 
     # uvicorn would log a traceback for each request that has not arrived when the server ends.

@@ -19,11 +19,12 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Tower:
-    """A function from (state, shard, step) to one flat float32 vector, in the order of `layout`,
-    for a `bound` recipe.
+    """What computes the towers of a process: from (state, shard, step) one flat float32 vector, in
+    the order of `layout`, for a `bound` recipe.
 
-    All towers of a process share this object and its copy of the network. They run one after the
-    other, and each starts from the same weights and buffers.
+    A tower is one of T equal shares of the batch, computed alone. All towers of a process share
+    this object and its copy of the network. They run one after the other, and each starts from the
+    same weights and buffers.
     """
 
     def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:

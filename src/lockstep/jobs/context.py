@@ -25,9 +25,9 @@ class Context:
         send: gives something to the launcher at once, in process 0: ("run", its folder) or
             ("record", a record). The record that the job returns follows by itself.
         stop: returns the signal that this process was sent to stop, or None.
-        stopping: stopping(at_once) says within the context whether a signal ends this process at
-            once, as it does by default, or waits until the job looks at `stop`, because there is
-            something to save.
+        signals_end_at_once: signals_end_at_once(True) lets a signal end this process at once within
+            the context, as it does by default. With False it waits until the job looks at `stop`,
+            because there is something to save.
         group: the processes, and how they exchange tensors and bytes.
         device: what this process computes on.
         local: this process's number on its host.
@@ -37,7 +37,7 @@ class Context:
     monitor: Monitor = field(default_factory=Monitor)
     send: Callable[[str, Any], None] = lambda kind, value: None
     stop: Callable[[], Signals | None] = lambda: None
-    stopping: Callable[[bool], AbstractContextManager[None]] = lambda at_once: nullcontext()
+    signals_end_at_once: Callable[[bool], AbstractContextManager[None]] = lambda yes: nullcontext()
     group: Group = field(default_factory=Group)
     device: torch.device = torch.device("cpu")  # noqa: RUF009  a constant
     local: int = 0

@@ -135,7 +135,7 @@ class Replica:
 
     @cached_property
     def tower(self) -> Tower:
-        """The tower of this process."""
+        """What computes the towers of this process, one by one."""
         on_gpu = self.device.type == "cuda"
         return Tower(self.bound, self.network, as_graph=on_gpu and self.without_graphs is None)
 

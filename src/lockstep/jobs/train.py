@@ -50,22 +50,22 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
             writer.log.note(text)
 
         # From here on there is something to save, so a signal waits for the end of a step.
-        stack.enter_context(ctx.stopping(False))
+        stack.enter_context(ctx.signals_end_at_once(False))
         stack.enter_context(writer.saving_when_it_ends())
+        # A run can be continued from its start on, and no process begins with other weights: `save`
+        # compares them. On a resume, the checkpoint is written again with what this session states.
         writer.save()
 
         # Go! A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
-        updates = replica.updates(writer.log, poll_requests=writer.poll)
-        for requested in updates:
+        for requested in replica.updates(writer.log, poll_requests=writer.poll):
             writer.stepped()
             if writer.policy.should_save(replica.state.step, requested):
                 writer.save()
             if requested.stop is not None:
-                writer.stop()
+                writer.report_stop()
                 raise StoppedError(requested.stop)
             evaluations = _evaluate_if_due(replica, writer, ctx)
-        updates.close()
 
         # How did it end? There is no evaluation if the run was resumed after its last step.
         evaluations = evaluations or _evaluate(replica, writer, ctx)
@@ -90,5 +90,5 @@ def _evaluate(replica: Replica, writer: RunWriter, ctx: Context) -> dict[str, Ev
         with ctx.monitor.doing("report"):
             writer.log.evaluating(replica.state.step, replica.recipe.evaluated_split, share)
 
-    with ctx.monitor.pausing(endless=False), ctx.stopping(True):
+    with ctx.monitor.pausing(endless=False), ctx.signals_end_at_once(True):
         return replica.evaluate_all(progress)

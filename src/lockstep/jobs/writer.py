@@ -145,7 +145,7 @@ class RunWriter:
         try:
             yield
         except SystemExit:
-            self.stop()
+            self.report_stop()
             raise
         except NonFiniteError as error:
             # The state that process 0 saves must be the state of all.
@@ -160,7 +160,7 @@ class RunWriter:
                 f"{error}. The run's newest checkpoint is its last good state", error.code
             ) from None
 
-    def stop(self) -> None:
+    def report_stop(self) -> None:
         """Say how to continue a run that was asked to stop, when its last checkpoint is saved."""
         if self.folder is None:
             return
@@ -180,7 +180,7 @@ class RunWriter:
             return None
         folder.saver.require_saved()
         # To find out which answers are sure may take as long as the training.
-        with self.ctx.stopping(True):
+        with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
             sure, logits = None, next(iter(evaluations.values())).logits
             if logits is not None:

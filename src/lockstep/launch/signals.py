@@ -37,7 +37,7 @@ class StopRequest:
         self.repeated = False
         self._when = 0.0
 
-    def record(self, number: int, frame: FrameType | None) -> None:
+    def remember(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal by remembering it."""
         now = time.monotonic()
         if self.received is None:
@@ -48,13 +48,13 @@ class StopRequest:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: end the process, or remember it while a step is computed."""
-        self.record(number, frame)
+        self.remember(number, frame)
         if self.repeated:
             self.at_once = True
         self._leave_if_due()
 
     @contextlib.contextmanager
-    def stopping(self, at_once: bool) -> Iterator[None]:
+    def signals_end_at_once(self, at_once: bool) -> Iterator[None]:
         """Set `at_once` within the context."""
         before = self.at_once
         self.at_once = at_once
@@ -135,7 +135,7 @@ def ending_program() -> Iterator[None]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         first = request.received is None
-        request.record(number, frame)
+        request.remember(number, frame)
         if request.repeated:
             end()
         if first:

@@ -82,14 +82,14 @@ def submit(
             variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
         job = Supervisor(spec, output, world, processes, Path(name), variables, relay)
         if stdout is None:
-            stack.enter_context(handled_by(job.request.record))
+            stack.enter_context(handled_by(job.request.remember))
         elif threading.current_thread() is threading.main_thread():
             unused = [
                 n
                 for n in STOP_SIGNALS
                 if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
             ]
-            stack.enter_context(handled_by(job.request.record, unused))
+            stack.enter_context(handled_by(job.request.remember, unused))
         outcome = job.run()
     received = job.request.received
     if stdout is not None and received in (signal.SIGTERM, signal.SIGHUP):

@@ -247,7 +247,7 @@ class Supervisor:
                 if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._started_by:
                     raise LockstepError("torchrun has ended, so this process ends too", ENVIRONMENT)
             except KeyboardInterrupt:  # in a program that calls Lockstep
-                self.request.record(signal.SIGINT, None)
+                self.request.remember(signal.SIGINT, None)
         return ""
 
     # Stop. A signal to this program becomes a SIGTERM to each worker, again every second. A worker

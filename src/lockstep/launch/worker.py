@@ -40,12 +40,12 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None,
     LockstepError.
 
     `ctx` has the output, the monitor and `send`; the rest of it is filled in here. A signal ends
-    this process at once, unless the job says that it has something to save (`ctx.stopping`).
+    this process at once, unless the job has something to save (`ctx.signals_end_at_once`).
     """
     request = StopRequest()
     shown = world.process == 0 and not ctx.output.quiet
     ctx.stop = lambda: request.received
-    ctx.stopping = request.stopping
+    ctx.signals_end_at_once = request.signals_end_at_once
     ctx.local = world.local
     with handled_by(request.handle), handled(on_stderr if shown else lambda text: None):
         numerics.configure(spec.recipe.threads_per_tower, spec.recipe.exact)
