@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from lockstep.config.placement import REDUCTIONS
 from lockstep.core.group import Group
 from lockstep.core.transports import Messages, SharedMemory, Transport, levels
 from lockstep.core.tree import Node, NodeSum, add_nodes, cover, owned
@@ -40,7 +41,7 @@ class Reduction:
 
     def __init__(self, group: Group, towers: int, kind: str = "tree") -> None:
         """Reduce over the processes of `group`."""
-        self.exact = kind != "allreduce"
+        self.exact = REDUCTIONS[kind].exact  # A KeyError refuses other kinds.
         self.owned = owned(towers, group.processes, group.process)
         self._group = group
         self._towers = towers

@@ -89,7 +89,7 @@ def placement_lines(replica: Replica) -> list[Line]:
     place = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
     how = (
         f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; "
-        f"{REDUCTIONS[replica.placement.reduction]}"
+        f"{REDUCTIONS[replica.placement.reduction].text}"
     )
     places = exchange(place, replica.group)
     lines = []
