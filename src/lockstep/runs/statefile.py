@@ -184,7 +184,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     write(path, copied(tensors), {}, fence)
 
 
-def latest(folder: Path) -> StateFile | None:
+def newest_verified(folder: Path) -> StateFile | None:
     """Return the newest checkpoint in `folder` that verifies, or None if there is none at all.
 
     Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the
