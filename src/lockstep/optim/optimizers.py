@@ -2,9 +2,11 @@
 built.
 
 Each optimizer has one settings class, which builds the optimizer that it describes. The learning
-rate is no setting here: `State.apply` sets it before every step, times the group's `scale` if the
-group has one. Weight decay has one coefficient for each parameter group. It is the gradient of
-coefficient / 2 * ||w||^2, except in AdamW.
+rate is no setting here: `State.apply` sets it before every step, times the group's `scale`, so
+every group has one. Weight decay has one coefficient for each parameter group. It is the gradient
+of coefficient / 2 * ||w||^2, except in AdamW. What an optimizer keeps for a parameter, its slots,
+are tensors of the parameter's shape or scalars: checkpoints are checked for that
+(`State._require_form_of`).
 """
 
 import inspect
