@@ -8,6 +8,8 @@ Exact: the size of a chunk decides the order in which the weight's gradient is a
 constant, and portable arithmetic has it on a GPU too.
 """
 
+from collections.abc import Callable
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -42,9 +44,8 @@ def conv_relu(
     pool: (size, stride) of the max-pool, whose last windows may reach over the edge; None for no
     pool. Among equal values the gradient goes to the first one, as in torch's max_pool2d.
     """
-    if reference.is_used():
-        return reference.conv_relu(x, weight, bias, padding, pool)
-    return _computed(x, weight, bias, padding, _PoolRelu(pool))
+    plain = partial(reference.conv_relu, x, weight, bias, padding, pool)
+    return _computed(x, weight, bias, padding, _PoolRelu(pool), plain)
 
 
 def conv(
@@ -56,12 +57,11 @@ def conv(
     """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if
     `pool` is true.
     """
-    if reference.is_used() or not _in_chunks(x):
-        return reference.conv(x, weight, padding, pool)
-    return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue())
+    plain = partial(reference.conv, x, weight, padding, pool)
+    return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue(), plain)
 
 
-def _in_chunks(x: Tensor) -> bool:
+def _is_on_cpu_or_portable(x: Tensor) -> bool:
     return x.device.type == "cpu" or portable.is_active()
 
 
@@ -71,7 +71,16 @@ def _computed(
     bias: Tensor | None,
     padding: Padding,
     epilogue: "_Epilogue",
+    plain: Callable[[], Tensor],
 ) -> Tensor:
+    """Return the result of a kernel, or of `plain`, torch's own operators.
+
+    Here the device decides, for the forward and the backward pass: a kernel for GPUs is one more
+    branch.
+    """
+    on_gpu = not _is_on_cpu_or_portable(x)
+    if reference.is_used() or (on_gpu and epilogue.is_plain_on_gpu):
+        return plain()
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
     return _forward(_Convolution(x, weight, padding, bias), x, epilogue)
@@ -139,6 +148,8 @@ class _Epilogue:
 
     # The result has the shape of the convolution's output, so it is computed in place.
     keeps_shape = True
+    # On a GPU, torch's own operators compute it and the convolution, in native arithmetic.
+    is_plain_on_gpu = True
 
     def shape(self, shape: Shape) -> Shape:
         """Return the shape of one image's result, for this `shape` of the convolution's output."""
@@ -233,7 +244,11 @@ def _at_least(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _PoolRelu(_Epilogue):
-    """Torch's max-pool of (size, stride), or no pool for None, and a ReLU."""
+    """Torch's max-pool of (size, stride), or no pool for None, and a ReLU. On a GPU all images are
+    one chunk.
+    """
+
+    is_plain_on_gpu = False
 
     def __init__(self, pool: tuple[int, int] | None) -> None:
         self._pool = pool
@@ -307,7 +322,7 @@ class _Convolution:
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         if self._winograd:
             self.images = self._winograd.images
-        elif _in_chunks(x):
+        elif _is_on_cpu_or_portable(x):
             self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
         else:
             self.images = len(x)
