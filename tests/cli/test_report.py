@@ -106,7 +106,7 @@ def test_logits_that_are_not_finite_have_no_class_and_a_word(tmp_path, here, mon
     assert 0 < sum(map(sum, record["confusion"])) < record["examples"]
     # A softmax of such logits is NaN, which is neither class 0 nor two classes that are equally
     # probable.
-    assert any(one["predicted"] is None for one in record["mistakes"])
+    assert any(one["label"] is None for one in record["mistakes"])
     assert "classified as no class" in runs.page(Run(run.path), record)
 
 

@@ -70,7 +70,7 @@ def test_the_job_counts_as_eval_and_finds_the_worst_mistakes(judged):
     assert len(record["mistakes"]) == min(24, wrong)
     certainties = [one["probability"] for one in record["mistakes"]]
     assert certainties == sorted(certainties, reverse=True)
-    assert all(one["predicted"] != one["label"] for one in record["mistakes"])
+    assert all(one["label"] != one["labelled"] for one in record["mistakes"])
 
 
 def test_calibration_error_is_mean_distance_to_accuracy():

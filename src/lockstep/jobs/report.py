@@ -87,8 +87,8 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
 def _shown(
     replica: Replica, images: Dataset, probabilities: Tensor, row: int, names: list[str]
 ) -> Record:
-    """Return an image as the page shows it: its name, its label, the class that was found, its two
-    most probable classes, and its pictures.
+    """Return an image as the page shows it: the record of its prediction, with its name, how it is
+    labelled, its two most probable classes, and its pictures.
     """
     name = Path(names[row]) if names else row
     prediction = Prediction.of(name, probabilities[row], images.classes, 2)
@@ -99,11 +99,10 @@ def _shown(
         prediction = replace(prediction, evidence=None if parts is None else parts.numpy())
     pictures = prediction.pictures(image[0].numpy())
     return {
+        **prediction.record(),
         "name": names[row] if names else f"image {row:,}",
-        "label": images.classes[int(images.labels[row])],
-        "predicted": prediction.label,
-        "probability": prediction.probability,
-        "ranked": prediction.ranked(1),
+        "labelled": images.classes[int(images.labels[row])],
+        "ranked": [*prediction.ranked(1), *prediction.marks()],
         "pictures": {
             what: None if pixels is None else address(pixels) for what, pixels in pictures.items()
         },

@@ -1,11 +1,12 @@
 """A prediction, and all that is told of it: `lockstep predict`, the JSON of programs, the page of
 `lockstep serve` and the mistakes of a report.
 
-A new output is a field here, with its entry in MARKS if people read it.
+It lies among the pages because all of these show it, and a report, which is computed without
+`classify`, too. A new output is a field here, with its entry in MARKS if people read it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,9 @@ class Prediction:
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     answer: "Answer | None" = None
     error: str | None = None
-    evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    evidence: NDArray[np.float64] | None = field(
+        default=None, compare=False, repr=False, metadata={"is_array": True}
+    )
 
     @classmethod
     def of(
@@ -81,28 +84,30 @@ class Prediction:
         return cls(source, names[0], labels[0], shares[0], pairs)
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object, without `evidence`. Its keys are always the
-        same.
-        """
+        """Return the prediction as a JSON object, without arrays. Its keys are always the same."""
         top = [{"label": label, "probability": probability} for label, probability in self.top]
-        record = {**vars(self), "source": str(self.source), "top": top}
-        del record["evidence"]
-        return record
+        plain = [each.name for each in fields(self) if not each.metadata.get("is_array")]
+        record = {name: getattr(self, name) for name in plain}
+        return {**record, "source": str(self.source), "top": top}
 
     def ranked(self, digits: int) -> list[str]:
         """Return the most probable classes with their probabilities in percent."""
         return [f"{label} {probability:.{digits}%}" for label, probability in self.top]
 
+    def marks(self) -> list[str]:
+        """Return the first of the words in MARKS for each field that has some."""
+        return [
+            words[value][0]
+            for name, words in MARKS.items()
+            if (value := getattr(self, name)) in words
+        ]
+
     def text(self) -> str:
         """Return the line of `lockstep predict`."""
         if self.error is not None:
             return f"{self.source}: {self.error}"
-        marks = [
-            f"  ({words[value][0]})"
-            for name, words in MARKS.items()
-            if (value := getattr(self, name)) in words
-        ]
-        return f"{self.source}  {', '.join(self.ranked(2))}{''.join(marks)}"
+        marks = "".join(f"  ({mark})" for mark in self.marks())
+        return f"{self.source}  {', '.join(self.ranked(2))}{marks}"
 
     def pictures(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8] | None]:
         """Return what a page shows of the image `pixels` [H, W, C]: it as the "input" of the

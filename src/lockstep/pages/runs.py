@@ -169,10 +169,10 @@ def pictures(record: Record) -> list[Section]:
 
 
 def _picture(mistake: Record) -> Picture:
-    name, label, pictures = mistake["name"], mistake["label"], mistake["pictures"]
+    name, label, pictures = mistake["name"], mistake["labelled"], mistake["pictures"]
     return Picture(
         pictures["input"],
-        f"{name}, labelled {label}, classified as {mistake['predicted'] or 'no class'}",
+        f"{name}, labelled {label}, classified as {mistake['label'] or 'no class'}",
         [f"labelled {label}", *mistake["ranked"], name],
         pictures["evidence"] or "",
     )
