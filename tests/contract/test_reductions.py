@@ -26,6 +26,7 @@ from lockstep.core.group import Group
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.errors import PeerLostError
+from lockstep.jobs import startup
 from lockstep.kernels.portable import arithmetic
 
 LENGTH = 1003  # not divisible by 2, 3 or 4
@@ -65,6 +66,12 @@ def reduced(members, kind, towers):
     reduction = reduction_of(members, towers, kind)
     assert reduction.exact == (kind != "allreduce")
     return [bits(summed(reduction, map(vector, reduction.owned))) for _ in range(2)]
+
+
+def test_an_unknown_kind_is_refused_and_a_known_one_described():
+    with pytest.raises(KeyError):
+        Reduction(Group(), 2, "ring")
+    assert startup._REDUCTIONS.keys() == REDUCTIONS.keys()
 
 
 @pytest.mark.parametrize("kind", [*REDUCTIONS, MESSAGES])

@@ -93,9 +93,11 @@ def train_spec(
     its choice. `placement.init` is the file or run whose weights the run starts from. `folder` has
     the name, the folder of runs and whether to resume.
     """
-    if placement.init and in_shell():
-        numerics.prepare(1)  # before torch is imported, to verify the file of a run
-    weights = find_weights(placement.init) if placement.init else None
+    weights = None
+    if placement.init:
+        if in_shell():
+            numerics.prepare(1)  # before torch is imported, to verify the file of a run
+        weights = find_weights(placement.init)
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     if skip_damaged and stated is None:

@@ -6,7 +6,7 @@ because each kind of device has bits of its own, and `reduction` where the recip
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -17,24 +17,8 @@ from lockstep.schema import Settings
 if TYPE_CHECKING:
     from lockstep.config.recipe import Recipe
 
-
-class ReductionKind(NamedTuple):
-    """Whether it keeps all bits, and a description for several processes."""
-
-    exact: bool
-    text: str
-
-
-# With one process they are the same.
-REDUCTIONS = {
-    "tree": ReductionKind(
-        True, "each process adds one slice of the vectors, in the canonical tree; exact"
-    ),
-    "allreduce": ReductionKind(
-        False,
-        "the backend's own all-reduce, in its own order of additions; not exact, for comparison",
-    ),
-}
+# name -> whether it keeps all bits. With one process they are the same.
+REDUCTIONS = {"tree": True, "allreduce": False}
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
 
@@ -135,7 +119,7 @@ def check(recipe: "Recipe", placement: Placement) -> None:
             f"least one tower. Choose {option('processes', 1)} to {recipe.towers}, or more "
             f"{option('towers')} (which makes another recipe)"
         )
-    if recipe.exact and not REDUCTIONS[placement.reduction].exact:
+    if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(
             f"reduction {placement.reduction!r} does not keep the bits: choose tree, or "
             f"give up exactness in the recipe with {option('settings', 'exact=false')}"

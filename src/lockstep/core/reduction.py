@@ -41,7 +41,7 @@ class Reduction:
 
     def __init__(self, group: Group, towers: int, kind: str = "tree") -> None:
         """Reduce over the processes of `group`."""
-        self.exact = REDUCTIONS[kind].exact  # A KeyError refuses other kinds.
+        self.exact = REDUCTIONS[kind]  # A KeyError refuses other kinds.
         self.owned = owned(towers, group.processes, group.process)
         self._group = group
         self._towers = towers

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from lockstep import hardware
-from lockstep.config.placement import REDUCTIONS
 from lockstep.core.tree import owned_in_words
 from lockstep.data import IMAGE_FOLDER
 from lockstep.jobs.agreement import exchange
@@ -19,6 +18,13 @@ from lockstep.schema import dotted
 from lockstep.text import plural
 
 Line = tuple[str, str]  # (label, text)
+
+# name -> a description for several processes
+_REDUCTIONS = {
+    "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
+    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for "
+    "comparison",
+}
 
 
 def startup_lines(replica: Replica, run: Path) -> list[Line]:
@@ -89,7 +95,7 @@ def placement_lines(replica: Replica) -> list[Line]:
     place = f"{socket.gethostname()}, pid {os.getpid()}, {name}"
     how = (
         f"{length:,} float32 values a step, {length * 4 / 2**20:.1f} MiB; "
-        f"{REDUCTIONS[replica.placement.reduction].text}"
+        f"{_REDUCTIONS[replica.placement.reduction]}"
     )
     places = exchange(place, replica.group)
     lines = []

@@ -49,15 +49,10 @@ def find_weights(path: Path) -> WeightsFile:
     """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises:
     LockstepError.
     """
-    file = path
-    if path.is_dir():
-        file = Run.open(path).load_weights().path
+    is_run = path.is_dir()
+    file = Run.open(path).load_weights().path if is_run else path
     try:
-        return WeightsFile(
-            path=file.absolute(),
-            sha256=files.sha256(file),
-            run=path if path.is_dir() else None,
-        )
+        return WeightsFile(file.absolute(), files.sha256(file), path if is_run else None)
     except OSError as error:
         raise _unreadable(path, error) from None
 

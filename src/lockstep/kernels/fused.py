@@ -9,7 +9,6 @@ constant, and portable arithmetic has it on a GPU too.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -44,8 +43,14 @@ def conv_relu(
     pool: (size, stride) of the max-pool, whose last windows may reach over the edge; None for no
     pool. Among equal values the gradient goes to the first one, as in torch's max_pool2d.
     """
-    plain = partial(reference.conv_relu, x, weight, bias, padding, pool)
-    return _computed(x, weight, bias, padding, _PoolRelu(pool), plain)
+    return _computed(
+        x,
+        weight,
+        bias,
+        padding,
+        _PoolRelu(pool),
+        lambda: reference.conv_relu(x, weight, bias, padding, pool),
+    )
 
 
 def conv(
@@ -57,12 +62,18 @@ def conv(
     """Return the convolution of `x` [b, C, H, W] with stride 1 and no bias, and its 2x2 max-pool if
     `pool` is true.
     """
-    plain = partial(reference.conv, x, weight, padding, pool)
-    return _computed(x, weight, None, padding, _Pool() if pool else _Epilogue(), plain)
+    return _computed(
+        x,
+        weight,
+        None,
+        padding,
+        _Pool() if pool else _Epilogue(),
+        lambda: reference.conv(x, weight, padding, pool),
+    )
 
 
-def _is_on_cpu_or_portable(x: Tensor) -> bool:
-    return x.device.type == "cpu" or portable.is_active()
+def _is_native_on_gpu(x: Tensor) -> bool:
+    return x.device.type != "cpu" and not portable.is_active()
 
 
 def _computed(
@@ -78,8 +89,7 @@ def _computed(
     Here the device decides, for the forward and the backward pass: a kernel for GPUs is one more
     branch.
     """
-    on_gpu = not _is_on_cpu_or_portable(x)
-    if reference.is_used() or (on_gpu and epilogue.is_plain_on_gpu):
+    if reference.is_used() or (epilogue.is_plain_on_gpu and _is_native_on_gpu(x)):
         return plain()
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
@@ -322,10 +332,10 @@ class _Convolution:
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         if self._winograd:
             self.images = self._winograd.images
-        elif _is_on_cpu_or_portable(x):
-            self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
-        else:
+        elif _is_native_on_gpu(x):
             self.images = len(x)
+        else:
+            self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
         self._sums: list[Tensor] = []
 
     def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:

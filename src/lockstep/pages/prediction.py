@@ -86,8 +86,11 @@ class Prediction:
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without arrays. Its keys are always the same."""
         top = [{"label": label, "probability": probability} for label, probability in self.top]
-        plain = [each.name for each in fields(self) if not each.metadata.get("is_array")]
-        record = {name: getattr(self, name) for name in plain}
+        record = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if "is_array" not in each.metadata
+        }
         return {**record, "source": str(self.source), "top": top}
 
     def ranked(self, digits: int) -> list[str]:
