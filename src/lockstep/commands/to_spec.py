@@ -4,8 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lockstep import numerics
-from lockstep.commands.shell import in_shell
 from lockstep.commands.subject import Subject, subject_of
 from lockstep.commands.to_placement import Fields, What, data_of, placed
 from lockstep.commands.to_recipe import fitted, with_initial_weights
@@ -93,11 +91,7 @@ def train_spec(
     its choice. `placement.init` is the file or run whose weights the run starts from. `folder` has
     the name, the folder of runs and whether to resume.
     """
-    weights = None
-    if placement.init:
-        if in_shell():
-            numerics.prepare(1)  # before torch is imported, to verify the file of a run
-        weights = find_weights(placement.init)
+    weights = find_weights(placement.init) if placement.init else None
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     if skip_damaged and stated is None:

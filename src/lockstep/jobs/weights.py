@@ -1,8 +1,7 @@
 """The weights that a run starts from: which file `--init` names, and which of its tensors a model
 takes.
 
-Finding the file comes before the recipe, which has its SHA-256. It imports torch only for a run,
-whose file is verified: a damaged checkpoint is passed over, as in predictions. No code in a file is
+Finding the file needs no torch, because its SHA-256 is part of the recipe. No code in a file is
 executed.
 """
 
@@ -50,7 +49,11 @@ def find_weights(path: Path) -> WeightsFile:
     LockstepError.
     """
     is_run = path.is_dir()
-    file = Run.open(path).load_weights().path if is_run else path
+    file = Run.open(path).weights_file if is_run else path
+    if file is None:
+        raise LockstepError(
+            f"{option('init', path)}: the run has no checkpoint yet: train it", DATA
+        )
     try:
         return WeightsFile(file.absolute(), files.sha256(file), path if is_run else None)
     except OSError as error:

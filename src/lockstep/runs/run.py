@@ -185,13 +185,19 @@ class Run:
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from None
 
+    @property
+    def weights_file(self) -> Path | None:
+        """Return the file of the run's weights, not verified, as that takes torch: the model of a
+        complete run, else the newest readable checkpoint. None if there is none.
+        """
+        return self.model if self.complete and self.model.is_file() else self.newest_readable
+
     def load_weights(self) -> StateFile:
-        """Return the file of the run's weights: the model of a complete run, else the newest valid
-        checkpoint. To verify it takes torch.
+        """Return what `weights_file` holds, or the checkpoint before one that is damaged.
 
         Raises: LockstepError if there is none, or it is damaged.
         """
-        if self.complete and self.model.is_file():
+        if self.weights_file == self.model:
             return statefile.read(self.model)
         return self.load()
 
