@@ -187,10 +187,10 @@ class Run:
 
     @property
     def weights_file(self) -> Path | None:
-        """Return the file of the run's weights, not verified, as that takes torch: the model of a
-        complete run, else the newest readable checkpoint. None if there is none.
+        """Return the file of the run's weights, not verified, as that takes torch: the model, which
+        is written at the end, else the newest readable checkpoint. None if there is none.
         """
-        return self.model if self.complete and self.model.is_file() else self.newest_readable
+        return self.model if self.model.is_file() else self.newest_readable
 
     def load_weights(self) -> StateFile:
         """Return what `weights_file` holds, or the checkpoint before one that is damaged.
