@@ -202,7 +202,7 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
     found = example["Exported"](str(written[1]))
     picture = next(odd_pictures())
     label, probability, answer = found.predict(picture)
-    assert (answer, found.metadata["sure_from"], found.facts["like_from"]) == (None, None, None)
+    assert (answer, found.metadata["sure_from"], found.metadata["like_from"]) == (None, None, None)
     index = found.metadata["classes"].index(label)
     for least, expected in (
         (probability, "sure"),
@@ -260,7 +260,7 @@ def test_nothing_is_exported_that_differs_or_cannot_be_compared(
     written, tmp_path, here, monkeypatch
 ):
     path, _, record = written
-    monkeypatch.setattr("lockstep.pictures.progress._SILENT_S", 0.0)
+    monkeypatch.setattr("lockstep.messages._SILENT_S", 0.0)
     done = succeeded(here("export", path / "model.safetensors"))
     first, second, third, *_ = done.stderr.splitlines()
     compared = "comparing the file with Lockstep on 355 images"
