@@ -138,10 +138,9 @@ class Trial:
         self.ended_s = 0.0  # from the fault to the end of the program
 
     def survive(self, expected: str) -> str:
-        """Make the fault. Return how the run reached the `expected` sha256: "goes on", "resume" or
-        "again".
+        """Make the fault. Return how the run still got the `expected` weights, by their SHA-256.
 
-        Raises: MissError.
+        It "goes on", continues by "resume", or is started "again". Raises: MissError.
         """
         process = self._start(
             ["--processes", str(self._case.processes), "--init", str(self._weights)], hook=True

@@ -1,6 +1,4 @@
-"""Datasets of the user's own in the real program: the same bits from arrays and sequences, and code
-that is allowed.
-"""
+"""The user's datasets in the real program: arrays and sequences give the same bits."""
 
 import json
 

@@ -121,8 +121,7 @@ class Classifier:
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
     def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
-        """Classify one image and return its Prediction, or several and return a list of theirs, in
-        order.
+        """Return the Prediction of one image, or a list of those of several, in their order.
 
         One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
         image, or an array or tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a

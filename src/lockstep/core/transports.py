@@ -2,8 +2,8 @@
 the sums of theirs.
 
 Why: each member of a `Level` owns a slice. It collects this slice of what the others have, and
-gives its sum back to all of them, so a value crosses a link
-once for each host. Gain: 1.6 to 2.1 times DDP over Gloo on 1 Gbit/s (docs/results.md).
+gives its sum back to all of them, so a value crosses a link once for each host.
+Gain: 1.6 to 2.1 times DDP over Gloo on 1 Gbit/s (docs/results.md).
 Exact: a transport only copies values; tree.py adds them, in an order that no transport knows.
 """
 

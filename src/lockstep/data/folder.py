@@ -29,7 +29,7 @@ from lockstep.pictures.scan import SPLITS, Photo
 def load(
     survey: Survey, *, image_px: int, grey: bool = False, fit: Fit = "crop"
 ) -> dict[str, Dataset]:
-    """Return the splits of the folder that was `survey`, images [N, image_px, image_px, 3 or 1].
+    """Return the splits of a surveyed folder, images [N, image_px, image_px, 3 or 1].
 
     The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`,
     `grey`, `fit`, and the SHA-256 and label of each file. What a user should know is logged as

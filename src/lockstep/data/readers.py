@@ -143,7 +143,7 @@ def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the values of an idx file. Raises: LockstepError if the file has another magic number
     or `shape`.
     """
-    # The magic number says that the values are bytes, in so many dimensions.
+    # The magic number: 0x08 for bytes, then the number of dimensions.
     expected = [0x800 + len(shape), *shape]
     length, count = 4 * len(expected), math.prod(shape)
     try:

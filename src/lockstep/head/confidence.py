@@ -221,9 +221,9 @@ def _fold_of(train_set: Dataset) -> Tensor:
 
 
 # Why not the loop of core/: it trains one network, in towers of equal size, and adds their vectors
-# across processes. Here up to five heads are trained at once on features that are in memory. They
-# are one linear layer, which sees the batches of the run's own plan once for all heads, and a mask
-# takes its fifth out of each head's loss: a tower has no such mask. The update is `State.apply`.
+# across processes. Here one linear layer is up to five heads, on features that are in memory. All
+# see the batches of the run's plan, and a mask leaves each head's held-out fifth out of its loss,
+# which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
     bound: BoundRecipe,
     state: State,

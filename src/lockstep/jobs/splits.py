@@ -40,8 +40,7 @@ def read_splits(
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
     downloaded.
 
-    With `classes`, all images of a folder are one split, see `photos.survey`. Raises:
-    LockstepError.
+    With `classes`, all images of a folder are one split, see `survey_folder`.
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:

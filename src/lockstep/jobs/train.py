@@ -1,6 +1,4 @@
-"""The train job: a run from its folder to its result. All processes compute the same; only process
-0 writes.
-"""
+"""The train job: a run from its folder to its result. Only process 0 writes."""
 
 from contextlib import ExitStack
 

@@ -35,7 +35,7 @@ class StepEvent:
     s_per_step: float
     # mean over the same time; None if a step computes no image, but features of images
     images_per_s: float | None
-    # mean seconds of each part of a step (`monitor.PARTS`) over the same time, in process 0
+    # mean seconds of each activity (`monitor.ACTIVITIES`) over the same time, in process 0
     split: dict[str, float]
     memory_bytes: int  # of process 0. result.json has the most memory that each process held.
     # Of each GPU of process 0's host, by number: "utilization", the share of the last second in

@@ -1,8 +1,8 @@
-"""A prediction, and all that is told of it: `lockstep predict`, the JSON of programs, the page of
-`lockstep serve` and the mistakes of a report.
+"""Prediction: what a classifier says of one image, described once for every output.
 
-It lies among the pages because all of these show it, and a report, which is computed without
-`classify`, too. A new output is a field here, with its entry in MARKS if people read it.
+`lockstep predict`, JSON, the page of `lockstep serve` and the mistakes of a report use it. A report
+does not import classify/, so this file is in pages/. A new output is a field here, and an entry in
+MARKS if people read it.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,8 @@ from lockstep.pictures.scan import SPLITS, Photo
 # Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
 # taken one after the other up to 0.25, and others 0.33 or more.
 _ALIKE = 0.25
-_LEAST_PX = 64  # of the shorter side. Looks of smaller pictures, as of digits, are equal too often.
+# Of the shorter side. Smaller pictures, as of digits, have equal hashes too often.
+_LEAST_PX = 64
 _PLAIN = 16  # Two hashes with fewer set bits are never alike.
 
 
@@ -54,8 +55,7 @@ def record_of(survey: Survey) -> Record:
 
 
 def near_duplicates(survey: Survey) -> list[list[str]]:
-    """Return pairs of paths [in one split, in a later one] of images that look alike but differ in
-    bytes.
+    """Return pairs of similar images: [path in one split, path in a later one]. Their bytes differ.
 
     Each image of the later split is compared with its most similar one.
     """
