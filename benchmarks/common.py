@@ -78,7 +78,7 @@ def step_s(*args: object, data: Path | None, processes: int = 1, timed: int = 50
         return statistics.fmean([row["s_per_step"] for row in rows if row["kind"] == "step"][2:])
 
 
-def bare(data: Path | None, processes: int, steps: int) -> float:
+def bare(data: Path | None, processes: int, steps: int, precision: str) -> float:
     """Run benchmarks/bare_loop.py. Return its images/s over all processes."""
     command = [
         sys.executable,
@@ -91,6 +91,8 @@ def bare(data: Path | None, processes: int, steps: int) -> float:
         "benchmarks.bare_loop",
         "--steps",
         steps,
+        "--precision",
+        precision,
         *data_option(data),
     ]
     return float(record_of(command, **numerics.environment(1)))

@@ -34,13 +34,16 @@ from benchmarks.common import (
     step_s,
 )
 from benchmarks.kinds import kind, slug
+from lockstep.config.precision import resolve
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
 from lockstep.schema import dotted
 
 Figures = dict[str, float]
-TUTORIAL = ("cifar10-tutorial", "--precision", "bfloat16")
+# the fastest on this CPU: one without units for bfloat16 takes minutes for a few steps in it
+PRECISION = resolve(get_recipe("cifar10-tutorial").replace(precision="auto"), "cpu")[0].precision
+TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
 
 
 class Call(NamedTuple):
@@ -76,7 +79,7 @@ def overhead(call: Call) -> Figures:
         seconds = step_s(*TUTORIAL, *more, data=call.data, processes=processes, timed=60)
         return get_recipe(TUTORIAL[0]).batch * processes / seconds
 
-    one, loop, two = rate(1), bare(call.data, 1, 65), rate(2)
+    one, loop, two = rate(1), bare(call.data, 1, 65, PRECISION), rate(2)
     backend = rate(2, "--reduction", "allreduce", "--set", "exact=false")
     return {
         "loop / bare loop, one process": one / loop,
