@@ -254,7 +254,7 @@ def replace(
     flush(path.parent)
 
 
-def deliver(path: Path, data: bytes) -> None:
+def deliver(path: Path, data: bytes | Callable[[Path], object]) -> None:
     """Write `data` to a file that the user asked for, as `replace` does. Raises: LockstepError."""
     try:
         replace(path, data)

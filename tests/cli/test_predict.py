@@ -2,6 +2,7 @@
 for programs.
 """
 
+import csv
 import json
 import subprocess
 import sys
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.conftest import NATIVE, _outside
-from tests.helpers import record_of
+from tests.helpers import record_of, refused
 
 from lockstep.data.readers import load_digits as load
-from lockstep.errors import DATA
+from lockstep.errors import DATA, USAGE, printable
 
 RUNS = [
     NATIVE,
@@ -97,6 +98,12 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
         "none.png: no such file or directory",
         "lockstep: 2 of 4 images could not be classified",
     ]
+    table = predict(run, *given, "--csv")
+    assert (table.returncode, table.stderr) == (DATA, text.stderr)
+    assert len(table.stdout.splitlines()) == 5
+    columns = [*csv.DictReader(table.stdout.splitlines())]
+    assert [row["file"] for row in columns] == [printable(str(path)) for path in given]
+    assert [f"{row['file']}: {row['error']}" for row in columns[2:]] == text.stderr.splitlines()[:2]
     record = predict(run, *given, "--json", "--top", "20")
     assert record.returncode == DATA
     assert [row["source"] for row in rows(record)] == [*map(str, given)]
@@ -106,6 +113,12 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
         if row["top"]:
             assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
+    for row, found in zip(columns, rows(record), strict=True):
+        assert (row["label"] or None, row["answer"] or None) == (found["label"], found["answer"])
+        shares = {each["label"]: each["probability"] for each in found["top"]}
+        assert {name: float(row[name]) for name in "0123456789" if row[name]} == shares
+    for option in (["--json"], ["--top", 2]):
+        refused(predict(run, odd, "--csv", *option), USAGE, "excludes", option[0])
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from lockstep.commands.of_run import evaluated_split, fields_of_run
-from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of
+from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of, require_writable
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
 from lockstep.jobs.specs import EvaluateSpec
@@ -85,6 +85,7 @@ def evaluate(
     weights: Literal["ema", "raw"] | None = None,
     *,
     examples: Annotated[int | None, typer.Option(metavar="N")] = None,
+    predictions: Annotated[Path | str | None, typer.Option(metavar="FILE.csv")] = None,
     watch: bool = False,
     interval: Annotated[float | None, typer.Option(metavar="S")] = None,
     once: bool = False,
@@ -109,6 +110,7 @@ def evaluate(
       lockstep eval runs/digits-1
       lockstep eval runs/digits-1 --weights raw --split train --json
       lockstep eval runs/digits-1 --examples 100
+      lockstep eval runs/digits-1 --predictions test.csv
       lockstep eval runs/big --checkpoint best
       lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
       lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
@@ -121,6 +123,7 @@ def evaluate(
             (--eval-every). Default: the newest.
         weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
         examples: Evaluate only N examples of the split, at even distances. Default: all.
+        predictions: Write a table to a new file: a row for each example, a column for each class.
         watch: Evaluate each new checkpoint once, until the run ends. The run may start later.
         interval: With --watch: seconds between two searches. Default: 5.
         once: With --watch: search once, evaluate the newest checkpoint if it is new.
@@ -145,11 +148,15 @@ def evaluate(
             f"{option('once', True) if once else option('interval')} needs "
             f"{option('watch', True)}: add it, or leave out the option"
         )
-    if watch and checkpoint is not None:
-        raise LockstepError(
-            f"{option('checkpoint')} is for one checkpoint, and {option('watch', True)} evaluates "
-            "each: leave one of them out"
-        )
+    for name, value in {"checkpoint": checkpoint, "predictions": predictions}.items():
+        if watch and value is not None:
+            raise LockstepError(
+                f"{option(name)} is for one checkpoint, and {option('watch', True)} evaluates "
+                "each: leave one of them out"
+            )
+    table = None if predictions is None else given(predictions).absolute()
+    if table is not None:
+        require_writable(table, force=False, name="predictions")
     if weights not in ("ema", "raw", None):
         raise LockstepError(f"weights: got {weights!r}: give 'ema', 'raw' or None")
     step = step_or_best(checkpoint)
@@ -169,6 +176,7 @@ def evaluate(
             weights=weights,
             examples=examples,
             checkpoint=step,
+            predictions=table,
         )
         if not watch:
             return EvaluationRecord(**record_of(spec, quiet))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lockstep import numerics
-from lockstep.commands.shell import Checkpoint, Source
-from lockstep.errors import DATA, LockstepError, printable
+from lockstep.commands.shell import Checkpoint, Source, as_json
+from lockstep.errors import DATA, LockstepError, option, printable
 from lockstep.files import given
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def predict(
     source: Source,
     images: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...")],
     top: Annotated[int, typer.Option(min=1)] = 1,
+    csv: bool = False,
     sure: float = 0.95,
     checkpoint: Checkpoint = None,
     device: str = "auto",
@@ -89,25 +90,38 @@ def predict(
       lockstep predict runs/photos cat.jpg holiday/
       lockstep predict runs/photos holiday/ --top 3
       lockstep predict model.safetensors new/ --json
+      lockstep predict runs/photos holiday/ --csv > holiday.csv
 
     Args:
         source: A run's folder, or model.safetensors.
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
+        csv: Print a table: a row for each image, a column for each class.
         sure: Share of the sure answers that shall be right, by training images that were held out.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
             (--eval-every). Default: the newest.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
+    if csv and (as_json() or top > 1):
+        other = option("top") if top > 1 else "--json"
+        raise LockstepError(
+            f"--csv prints a table with all classes, so it excludes {other}: leave one of them out"
+        )
     classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
+    from lockstep.pages import prediction_table  # imports NumPy
+
     count = unreadable = 0
+    if csv:
+        yield prediction_table.head(classifier.classes)
     for prediction in classifier.predict_each([given(image) for image in images], top):
         count += 1
         yield prediction.record()
-        if prediction.error is None:
+        if csv:
+            yield prediction_table.row(prediction, classifier.classes)
+        elif prediction.error is None:
             yield prediction.text()
-        else:
+        if prediction.error is not None:
             unreadable += 1
             print(printable(prediction.text()), file=sys.stderr, flush=True)
     if unreadable:

@@ -169,6 +169,11 @@ def in_shell() -> bool:
     return _as_json.get() is not None
 
 
+def as_json() -> bool:
+    """Return whether the shell asked for JSON."""
+    return bool(_as_json.get())
+
+
 def run_job(
     spec: Spec, quiet: bool = False, inline: bool = False, verbose: bool = False
 ) -> Outcome:
@@ -181,7 +186,7 @@ def run_job(
             return submit(spec, Output(quiet, verbose=verbose), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)
-    outcome = submit(spec, Output(quiet, bool(_as_json.get()), verbose), inline=inline)
+    outcome = submit(spec, Output(quiet, as_json(), verbose), inline=inline)
     if outcome.code:
         raise typer.Exit(outcome.code)
     return outcome

@@ -8,6 +8,7 @@ from lockstep.errors import LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
+from lockstep.jobs.predictions import write_predictions
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.jobs.splits import read_splits
@@ -23,7 +24,13 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises:
     LockstepError.
     """
-    return judge(spec, ctx, replica_of(spec, ctx))[0]
+    replica = replica_of(spec, ctx)
+    record, result = judge(spec, ctx, replica, keep_logits=spec.predictions is not None)
+    if result.logits is not None:
+        dataset = replica.split(spec.split, spec.examples)
+        if ctx.first:
+            write_predictions(spec, ctx, replica, dataset, result.logits)
+    return record
 
 
 def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:

@@ -8,19 +8,18 @@ from pathlib import Path
 from torch import Tensor
 
 from lockstep.core.evaluation import predicted, probabilities_of
-from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, replica_of
+from lockstep.jobs.predictions import names_of
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
-from lockstep.pictures.photos import ALL
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 
@@ -43,12 +42,8 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
     probabilities = probabilities_of(logits)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
-    images, names = replica.splits[spec.split], list[str]()
-    if spec.recipe.dataset == IMAGE_FOLDER:
-        found = spec.recipe.survey(
-            spec.placement.data, images.classes if spec.split == ALL else None
-        )
-        names = [photo.path for photo in found.splits.get(spec.split, ())]
+    images = replica.splits[spec.split]
+    names = names_of(spec, images, len(images))
     model = Run(spec.path).model
     tensors = statefile.read(model).tensors if model.is_file() else {}
     try:
@@ -67,7 +62,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         "calibration": calibration(first, correct),
         "sure": sure,
         "mistakes": [
-            _shown(replica, images, probabilities, row, names) for row in mistakes[:_SHOWN]
+            _shown(replica, images, probabilities, row, names[row]) for row in mistakes[:_SHOWN]
         ],
     }
 
@@ -85,12 +80,11 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
 
 
 def _shown(
-    replica: Replica, images: Dataset, probabilities: Tensor, row: int, names: list[str]
+    replica: Replica, images: Dataset, probabilities: Tensor, row: int, name: Path | int
 ) -> Record:
     """Return an image as the page shows it: the record of its prediction, with its name, how it is
     labelled, its two most probable classes, and its pictures.
     """
-    name = Path(names[row]) if names else row
     prediction = Prediction.of(name, probabilities[row], images.classes, 2)
     image = images.pixels(slice(row, row + 1)).cpu()
     if replica.backbone is not None and prediction.index is not None:
@@ -100,7 +94,7 @@ def _shown(
     pictures = prediction.pictures(image[0].numpy())
     return {
         **prediction.record(),
-        "name": names[row] if names else f"image {row:,}",
+        "name": f"image {name:,}" if isinstance(name, int) else str(name),
         "labelled": images.classes[int(images.labels[row])],
         "ranked": [*prediction.ranked(1), *prediction.marks()],
         "pictures": {

@@ -49,6 +49,7 @@ class EvaluateSpec(_Spec):
         split: the split to evaluate.
         examples: how many of its examples, see `Replica.split`, or None for all.
         checkpoint: the step of a checkpoint, "best", or None for the newest.
+        predictions: the file that gets a row for each example, or None.
     """
 
     job: ClassVar[str] = "evaluate"
@@ -56,6 +57,7 @@ class EvaluateSpec(_Spec):
     split: str = "test"
     examples: int | None = None
     checkpoint: int | Literal["best"] | None = None
+    predictions: Path | None = None
 
 
 class ReportSpec(EvaluateSpec):

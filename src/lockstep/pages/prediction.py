@@ -50,6 +50,8 @@ class Prediction:
             read, or the classifier has no tensors for it: these are in the model files of recipes
             with a linear `head`.
         error: why the image cannot be read, or None.
+        probabilities: those of all classes, in order of label, float64 [classes]. None if the image
+            cannot be read.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
             grid over the middle square. With the bias of the class, the parts add up to the logit.
             None if it was not asked for, or the network is not a linear head on averages over
@@ -63,6 +65,9 @@ class Prediction:
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     answer: "Answer | None" = None
     error: str | None = None
+    probabilities: NDArray[np.float64] | None = field(
+        default=None, compare=False, repr=False, metadata={"is_array": True}
+    )
     evidence: NDArray[np.float64] | None = field(
         default=None, compare=False, repr=False, metadata={"is_array": True}
     )
@@ -81,7 +86,9 @@ class Prediction:
         shares, labels = ranked.values[:top].tolist(), ranked.indices[:top].tolist()
         names = [classes[label] for label in labels]
         pairs = tuple(zip(names, shares, strict=True))
-        return cls(source, names[0], labels[0], shares[0], pairs)
+        return cls(
+            source, names[0], labels[0], shares[0], pairs, probabilities=probabilities.numpy()
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without arrays. Its keys are always the same."""

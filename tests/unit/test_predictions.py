@@ -1,0 +1,138 @@
+"""Tables of predictions: their lines, and that each example of an evaluation has one, under its own
+name.
+"""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import NATIVE
+from tests.helpers import lockstep_error, recipe_with
+from tests.images import bright_and_dark
+from tests.replicas import equal_in_all, on_replicas
+from tests.runs import fit_here
+
+import lockstep
+from lockstep.commands.of_run import fields_of_run
+from lockstep.config.placement import Placement
+from lockstep.data.readers import load_digits
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import evaluate
+from lockstep.jobs.specs import EvaluateSpec
+from lockstep.pages import prediction_table
+from lockstep.pages.prediction import Prediction
+
+HOSTILE = 'a,"b"\n\x1b[2J.png'
+
+
+def test_a_row_is_one_line_that_programs_read():
+    classes = ("cat", "label", "Katze, \u00e4lter")
+    found = Prediction.of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)
+    lines = [
+        prediction_table.head(classes, with_truth=True),
+        prediction_table.row(found, classes, "cat"),
+        prediction_table.row(Prediction("x.png", error="no, image"), classes, "cat"),
+    ]
+    assert all(line.isprintable() for line in lines)
+    first, second = csv.DictReader(lines)
+    assert first == {
+        "file": 'a,"b"\\n\\x1b[2J.png',
+        "true_label": "cat",
+        "label": "label",
+        "probability": str(found.probability),
+        "answer": "",
+        "error": "",
+        "cat": "0.25",
+        "class label": str(found.probability),
+        "Katze, \u00e4lter": str(float(found.probabilities[2])),
+    }
+    assert (second["file"], second["error"]) == ("x.png", "no, image")
+    assert {value for name, value in second.items() if name not in ("file", "error")} == {
+        "",
+        "cat",
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on 20 bright and 20 dark images, of which six and their copies are held out."""
+    folder = tmp_path_factory.mktemp("run")
+    data = bright_and_dark(folder / "photos", 20)
+    (data / "dark/again.png").write_bytes((data / "dark/7.png").read_bytes())
+    changes = {
+        "image_px": 32,
+        "model": "digits",
+        "model_options": {},
+        "batch": 8,
+        "steps": 4,
+        "eval_batch": 5,
+        "test_views": "one",
+        "precision": "float32",
+        "held_out": 6,
+    }
+    recipe = recipe_with("folder", changes)
+    fit_here(recipe, folder / "run", Placement(data=data, summary_every=0))
+    return folder / "run"
+
+
+def rows(file):
+    with file.open(newline="") as lines:
+        return [*csv.DictReader(lines)]
+
+
+def table_of(run, file, group=None, **options):
+    """Write the table of an evaluation of `run` to `file`. Return its rows, and the record."""
+    spec = EvaluateSpec(**fields_of_run(run, False), predictions=file, **options)
+    record = evaluate(spec, Context() if group is None else Context(group=group))
+    return rows(file), record
+
+
+def test_each_example_has_one_row_with_the_name_of_its_file(run, tmp_path):
+    data, classifier, files = run.parent / "photos", lockstep.load(run), []
+    for split in ("train", "held-out", "test"):
+        found, record = table_of(run, tmp_path / f"{split}.csv", split=split)
+        assert len(found) == record["examples"]
+        assert sum(row["label"] == row["true_label"] for row in found) == record["correct"]
+        for row in found:
+            path = data / row["file"]
+            assert row["true_label"] == path.parent.name
+            shares = [float(row["bright"]), float(row["dark"])]
+            assert shares == pytest.approx(classifier.predict(path).probabilities, abs=1e-5)
+        files += [row["file"] for row in found]
+    every = [str(path.relative_to(data)) for path in data.rglob("*.png")]
+    assert sorted(files) == sorted(every)
+
+
+def test_the_file_of_three_processes_is_whole_or_not_there(run, tmp_path, monkeypatch):
+    table_of(run, tmp_path / "alone.csv", split="train")
+    file = tmp_path / "three.csv"
+
+    def in_group(group):
+        spec = EvaluateSpec(**fields_of_run(run, False), predictions=file, split="train")
+        return evaluate(spec, Context(group=group))
+
+    equal_in_all(on_replicas(3, in_group))
+    assert file.read_bytes() == (tmp_path / "alone.csv").read_bytes()
+    with lockstep_error("three.csv.*: this file exists already"):
+        lockstep.evaluate(run, predictions=file)
+    with lockstep_error("predictions=? is for one checkpoint"):
+        lockstep.evaluate(run, predictions=tmp_path / "w.csv", watch=True)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lockstep.files.flush", full)
+    with lockstep_error("new.csv cannot be written: No space left"):
+        table_of(run, tmp_path / "new.csv")
+    files = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert files == {"alone.csv", "three.csv"}
+
+
+def test_images_without_files_have_the_numbers_of_the_dataset(trained_once, tmp_path):
+    path, _ = trained_once(*NATIVE)
+    found, _ = table_of(path, tmp_path / "four.csv", examples=4)
+    assert [row["file"] for row in found] == ["0", "88", "177", "266"]
+    assert [row["true_label"] for row in found] == [
+        str(int(load_digits(None)["test"].labels[number])) for number in (0, 88, 177, 266)
+    ]
