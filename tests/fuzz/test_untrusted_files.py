@@ -197,8 +197,13 @@ def look_at(path):
 
 
 TEXTS = ["recipe.json", "environment.json", "result.json", "metrics.jsonl"]
-FAST = ["result.json", "metrics.jsonl", "model.safetensors"]
-OTHERS = ["recipe.json", "environment.json", "checkpoints/step-000000001.safetensors"]
+FAST = ["metrics.jsonl", "model.safetensors"]
+OTHERS = [
+    "recipe.json",
+    "result.json",
+    "environment.json",
+    "checkpoints/step-000000001.safetensors",
+]
 
 
 @pytest.mark.parametrize(

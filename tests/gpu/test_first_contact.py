@@ -49,6 +49,7 @@ def test_packed_data_loses_nothing_and_a_damaged_part_is_refused(kit, tmp_path):
         packed.unpack(parts, tmp_path / "again")
 
 
+@pytest.mark.slow  # two profiles
 def test_a_count_has_the_launches_of_each_tower_and_one_update():
     one, two = (
         count.counted(f"digits,batch=8,towers={towers}", as_graph=False) for towers in (1, 2)

@@ -17,7 +17,6 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import option
 from lockstep.recipes import get_recipe
 
-TREES = trees(SOURCE)
 # A text that ends in -- is followed by a name.
 NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")
 
@@ -69,7 +68,7 @@ def test_no_text_of_the_source_spells_an_option():
     """
     found = {
         path: {word for text in texts(tree) for word in NAMED.findall(text)}
-        for path, tree in TREES.items()
+        for path, tree in trees(SOURCE).items()
     }
     assert {path: words for path, words in found.items() if words} == EXCEPTIONS
 
@@ -78,7 +77,7 @@ def test_no_option_is_named_before_the_reader_is_known():
     """A module's constants are made when it is imported, before the command line says that a shell
     reads.
     """
-    for path, tree in TREES.items():
+    for path, tree in trees(SOURCE).items():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         late = {
             id(call) for function in functions for part in function.body for call in calls(part)
@@ -165,7 +164,7 @@ def test_a_decision_by_the_text_of_an_error_is_found(source, count):
 
 def test_no_decision_reads_the_text_of_an_error():
     """A sentence is for people. Types and values decide: `DamagedFileError.path`."""
-    found = {path for path, tree in TREES.items() if any(decisions(tree))}
+    found = {path for path, tree in trees(SOURCE).items() if any(decisions(tree))}
     assert found == OF_LIBRARIES.keys()
 
 
@@ -173,7 +172,7 @@ def test_every_option_in_a_message_is_an_argument_in_python():
     functions = [lockstep.train, lockstep.evaluate, lockstep.load, lockstep.report, lockstep.export]
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     arguments |= {*Recipe.options, *Placement.model_fields}
-    for path, tree in TREES.items():
+    for path, tree in trees(SOURCE).items():
         names = {
             call.args[0].value for call in calls(tree) if isinstance(call.args[0], ast.Constant)
         }

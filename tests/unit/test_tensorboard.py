@@ -262,7 +262,11 @@ def test_an_image_is_scaled_like_tf_summary_image():
     assert pixels(torch.rand(3, 5, 4)).shape == (5, 4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+LARGE = [name for name in MODELS if name.startswith("efficientnet")]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in MODELS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 )
