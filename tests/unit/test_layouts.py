@@ -264,6 +264,51 @@ READ = {
         {},
         {"with_mask/1.png": "with_mask", "without_mask/1.png": "without_mask"},
     ),
+    "the names of the files": (
+        pictures("cat.0.jpg", "cat.1.jpg", "dog.0.jpg", "dog.1.jpg"),
+        {"label_from": "^([a-z]+)[.]"},
+        {"cat.0.jpg": "cat", "cat.1.jpg": "cat", "dog.0.jpg": "dog", "dog.1.jpg": "dog"},
+    ),
+    "all that matches in the names of the files": (
+        pictures("7_cat", "8_dog"),
+        {"label_from": "cat|dog"},
+        {"7_cat.png": "cat", "8_dog.png": "dog"},
+    ),
+    "the names of the files in splits": (
+        pictures("train/a_1", "train/b_2", "test/x/a_3", "sample"),
+        {"label_from": "([a-z])_"},
+        {
+            "train/a_1.png": ("a", "train"),
+            "train/b_2.png": ("b", "train"),
+            "test/x/a_3.png": ("a", "test"),
+        },
+    ),
+    "the names of the files, in folders and beside a table": (
+        {
+            **pictures("cats/x_1", "cats/y_2", "dogs/x_3", "dogs/y_4"),
+            "l.csv": table("file,label", "x_1,cats", "y_2,cats", "x_3,dogs", "y_4,dogs"),
+        },
+        {"label_from": "([a-z])_"},
+        {"cats/x_1.png": "x", "cats/y_2.png": "y", "dogs/x_3.png": "x", "dogs/y_4.png": "y"},
+    ),
+    "the names of the files, with the splits of a table": (
+        {
+            **pictures("x_1", "y_2", "x_3", "y_4"),
+            "l.csv": table("file,part", "x_1,train", "y_2,train", "x_3,test", "y_4,test"),
+        },
+        {"label_from": "([a-z])_", "split_column": "part"},
+        {
+            "x_1.png": ("x", "train"),
+            "y_2.png": ("y", "train"),
+            "x_3.png": ("x", "test"),
+            "y_4.png": ("y", "test"),
+        },
+    ),
+    "case that is meant in the names of the files": (
+        pictures("A_1", "a_2"),
+        {"label_from": "[Aa]", "layout": "names"},
+        {"A_1.png": "A", "a_2.png": "a"},
+    ),
     "folders of systems": (
         {
             **CATS,
@@ -456,6 +501,34 @@ REFUSED = {
         {},
         ["2 images named like masks"],
     ),
+    "names of files without a label": (
+        pictures("cat_1", "dog_2", "7", "8"),
+        {"label_from": "(cat|dog)_"},
+        [
+            "2 images without a label (7.png and 1 more): move them away, or give a --label-from "
+            "that matches more than (cat|dog)_"
+        ],
+    ),
+    "names of files with one label": (
+        pictures("cat_1", "cat_2"),
+        {"label_from": "cat"},
+        ["only one class, cat: --label-from cat must find at least two"],
+    ),
+    "names of files without any label": (
+        CATS,
+        {"label_from": "cow()|x"},
+        ["4 images without a label (cats/1.png and 3 more): move them away"],
+    ),
+    "case in the names of files": (
+        pictures("Cat_1", "cat_2"),
+        {"label_from": "([Cc]at)_"},
+        ["'Cat' and 'cat' differ only", "add --layout names to keep them apart"],
+    ),
+    "masks beside images with labels in their names": (
+        pictures("cat_1", "cat_1_mask", "dog_2"),
+        {"label_from": "([a-z]+)_"},
+        ["1 image named like masks of others", "--layout names to train on them"],
+    ),
     "measures as labels": (
         {
             **pictures(*map(str, range(40))),
@@ -508,10 +581,14 @@ def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
     assert other.digest() != recipe.digest()
     for changes in (
         {"layout": "folders", "label_column": "dx"},
+        {"layout": "table", "label_from": "x"},
+        {"label_column": "dx", "label_from": "x"},
         {"group": "a", "group_column": "b"},
     ):
-        with lockstep_error("leave one out"):
+        with lockstep_error("exclude each other: leave one out"):
             recipe.replace(**changes)
+    with lockstep_error("layout=names needs label_from"):
+        recipe.replace(layout="names")
     with lockstep_error("label_column is for folders of images"):
         get_recipe("digits").replace(label_column="dx")
 
@@ -524,3 +601,23 @@ def test_the_groups_of_a_column_with_another_name_stay_together(tmp_path):
     sides = [{photo.group for photo in photos} for photos in found.splits.values()]
     assert len(sides[0] | sides[1]) == 15
     assert not sides[0] & sides[1]
+
+
+def test_labels_of_names_are_said_with_three_examples(tmp_path):
+    names = [f"{name}.{number}.jpg" for number in range(9) for name in ("cat", "dog", "eel", "fox")]
+    found = read(tmp_path, pictures(*names), {"label_from": "^[a-z]+"}).require_sound()
+    assert found.notes == [
+        "labels by --label-from ^[a-z]+: cat.0.jpg is cat, dog.0.jpg is dog and eel.0.jpg is eel"
+    ]
+    with lockstep_error(r"--label-from \(: missing \).*, as in \(\[a-z"):
+        read(tmp_path, {}, {"label_from": "("})
+
+
+def test_labels_of_names_or_of_folders_are_evaluated(tmp_path):
+    """Other images of a run may have their labels in the names of files or of folders."""
+    source = LabelSource(label_from="^[a-z]+_")
+    photos = {"names": pictures("a_1", "b_2"), "folders": pictures("a_/1", "b_/2")}
+    for name, contents in photos.items():
+        root = lay(tmp_path / name, contents)
+        found = survey_folder(root, 0.2, source=source, classes=("a_", "b_")).require_sound()
+        assert found.labels("all").tolist() == [0, 1]

@@ -83,11 +83,14 @@ class Recipe(Settings):
             group in parentheses, or else all it matches, is the same stay on one side of every
             division.
         layout: What names the classes of a folder that can be read in two ways: folders (each one
-            in it is a class, with all images in it), or table.
+            in it is a class, with all images in it), table, or names (of the files, by
+            --label-from).
         label_column: Column of a folder's table with the classes. Default: label, class, category
             or target.
         group_column: Column with the groups, as in --group. Default: group.
         split_column: Column with train, val or test. Default: split.
+        label_from: Regular expression on the path of an image in its folder. Its first group in
+            parentheses, or else all it matches, is the label.
         left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
         held_out: Training images that are left out and evaluated in place of the test images, so
             that settings can be chosen without looking at those. The choice is the same for every
@@ -161,10 +164,11 @@ class Recipe(Settings):
     fit: Literal["crop", "pad", "squash"] = "crop"
     test_share: float = Field(0.2, gt=0, lt=1)
     group: str | None = Field(None, min_length=1, max_length=1000)
-    layout: Literal["folders", "table"] | None = None
+    layout: Literal["folders", "table", "names"] | None = None
     label_column: str | None = None
     group_column: str | None = None
     split_column: str | None = None
+    label_from: str | None = Field(None, min_length=1, max_length=1000)
     left_out: tuple[str, ...] = ()
     held_out: int = Field(0, ge=0)
     model: str
@@ -221,11 +225,9 @@ class Recipe(Settings):
                     f"{name} is for folders of images, and dataset {self.dataset} is not one: "
                     f"leave it out"
                 )
-        if (self.layout == "folders" and self.label_column) or (self.group and self.group_column):
-            raise ValueError(
-                "layout=folders excludes label_column, and group excludes group_column: leave one "
-                "out"
-            )
+        conflict = self.label_source.conflict(self.group)
+        if conflict:
+            raise ValueError(conflict)
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             name = self.model if self.model.isidentifier() else "resnet50"
             raise ValueError(
@@ -284,15 +286,25 @@ class Recipe(Settings):
         """Return how what a dataset holds becomes the input of the layers that are trained."""
         return self.augmentation if self.head is None else Features()
 
+    @property
+    def label_source(self) -> LabelSource:
+        """Return where the labels of a folder stand."""
+        return LabelSource(*(getattr(self, name) for name in LabelSource._fields))
+
     def survey(self, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
         """Return the photos of a folder as the recipe divides them, or all of it as one split with
         the `classes`.
         """
         from lockstep.pictures.photos import survey_folder
 
-        source = LabelSource(*(getattr(self, name) for name in LabelSource._fields))
         return survey_folder(
-            folder, self.test_share, self.group, source, classes, self.fit, {*self.left_out}
+            folder,
+            self.test_share,
+            self.group,
+            self.label_source,
+            classes,
+            self.fit,
+            {*self.left_out},
         )
 
     @property

@@ -8,8 +8,6 @@ From the survey, `data/folder.py` makes the datasets, and `check.py` the report 
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -25,6 +23,7 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decoder_versions, read_image
+from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
@@ -154,7 +153,7 @@ def survey_folder(
     usable = [photo for photo in scan.readable if photo.class_name in known]
     usable.sort(key=lambda photo: (photo.class_name, photo.sha256))
     keys = _group_keys(usable)
-    notes = list[str]()
+    notes = _origin(scan)
     if classes is None:
         splits = {
             split or "train": [photo for photo in usable if photo.split == split]
@@ -185,6 +184,17 @@ def survey_folder(
     return survey
 
 
+def _origin(scan: Scan) -> list[str]:
+    """Return the note that says where labels come from, with three examples, if the user must see
+    that they are right.
+    """
+    path_of = {photo.class_name: photo.path for photo in reversed(scan.photos) if photo.class_name}
+    if not (scan.named_by and path_of):
+        return []
+    examples = [f"{path} is {name}" for name, path in sorted(path_of.items())[:3]]
+    return [f"labels by {scan.named_by}: {listed(examples)}"]
+
+
 def _class_problems(
     scan: Scan, training: str, classes: Sequence[str], usable: list[Photo]
 ) -> list[str]:
@@ -200,6 +210,8 @@ def _class_problems(
         images = sum(photo.path.startswith(folder) for photo in scan.unlabelled)
         unlabelled = f", but {plural(images, 'image')} in no class" if images else ""
         give = f"give each class a folder with its images, or {table}"
+        if images:
+            give += f", or {option('label_from', 'REGEX')} if the files' names tell the class"
         if training:
             give += f". If {folder} is a class, give it a name without the word of a split"
         return [f"{prefix}it holds no folders{unlabelled}: {give}"]
@@ -215,6 +227,8 @@ def _class_problems(
     if len(classes) == 1:
         if scan.table:
             give = f"name at least two in {scan.table}"
+        elif scan.named_by:
+            give = f"{scan.named_by} must find at least two"
         elif lists:
             give = table
         else:
@@ -263,21 +277,10 @@ def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
     """
     if pattern is None:
         return []
-    done = subprocess.run(
-        [sys.executable, "-IS", Path(__file__).with_name("groups.py")],
-        input=json.dumps([pattern, [photo.path for photo in scan.photos]]),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        problem = done.stderr.strip() or "the search takes too long"
-        raise LockstepError(
-            f"{option('group', pattern)}: {problem}: give a regular expression, as in "
-            f"(patient[0-9]+)_"
-        )
+    paths = [photo.path for photo in scan.photos]
     scan.photos = [
         photo._replace(group=name)
-        for photo, name in zip(scan.photos, json.loads(done.stdout), strict=True)
+        for photo, name in zip(scan.photos, found_in(paths, pattern, "group"), strict=True)
     ]
     return noted(
         [photo.path for photo in scan.photos if not photo.group],

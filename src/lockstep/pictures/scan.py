@@ -3,8 +3,8 @@ times, and tables of labels, by `table.py`. `photos.py` then reads the images.
 
 Two layouts: ROOT/<class>/** and ROOT/{train,val,test}/<class>/**. The folders of the splits may
 have other usual names, such as training_set or seg_test, and may hold a folder of the same name
-that holds the classes. In a third layout, tables of labels name the class of each image. What can
-be read in two ways is a problem, until the user has chosen.
+that holds the classes. In a third layout, tables of labels name the class of each image, and in a
+fourth the path of each image. What can be read in two ways is a problem, until the user has chosen.
 """
 
 import os
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
+from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
     TABLES,
     UNSTATED,
@@ -117,6 +118,7 @@ class Scan:
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
         table: the names and headers of the tables of labels; "" if the folders are the classes.
+        named_by: the option whose expression finds the labels in the paths, or "".
         tables: paths of the CSV files, which may be such tables.
     """
 
@@ -129,7 +131,13 @@ class Scan:
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     table: str = ""
+    named_by: str = ""
     tables: list[str] = field(default_factory=list)
+
+    @property
+    def by(self) -> str:
+        """What names the classes if no table does, as `Recipe.layout`."""
+        return "names" if self.named_by else "folders"
 
     @property
     def readable(self) -> list[Photo]:
@@ -152,6 +160,8 @@ def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = Fals
         scan.folders = _split_folders(scan, partial)
         for split, path in scan.folders.items():
             _add_split(scan, split, path)
+        if source.label_from:
+            _label_by_path(scan, source.label_from, partial)
         _add_tables(scan, source, partial)
     except OSError as error:
         raise LockstepError(
@@ -160,6 +170,36 @@ def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = Fals
     if source.layout is None:
         scan.problems += _doubts(scan)
     return scan
+
+
+def _label_by_path(scan: Scan, pattern: str, partial: bool) -> None:
+    """Give each image the label that `pattern` finds in its path. An image without one is a
+    problem.
+
+    In a folder that is `partial`, the classes stay as they are if no image has such a label.
+    """
+    photos = [photo for photo in (*scan.photos, *scan.unlabelled) if photo.split in scan.folders]
+    paths = [unicodedata.normalize("NFC", photo.path) for photo in photos]
+    names = found_in(paths, pattern, "label_from")
+    if partial and not any(names):
+        return
+    lacking = [photo.path for photo, name in zip(photos, names, strict=True) if not name]
+    remedy = f"move them away, or give a {option('label_from')} that matches more than {pattern}"
+    scan.problems += noted(lacking, "image", "without a label", remedy)
+    unclear = [name for name in names if not _is_unicode(name)]
+    scan.problems += noted(unclear, "label", "not in UTF-8", "rename the images")
+    scan.unlabelled = [photo for photo in scan.unlabelled if photo.split not in scan.folders]
+    labelled = [
+        photo._replace(class_name=name)
+        for photo, name in zip(photos, names, strict=True)
+        if _is_unicode(name)
+    ]
+    scan.photos = sorted(labelled, key=lambda photo: (photo.split, photo.class_name, photo.path))
+    scan.classes = {
+        split: sorted({photo.class_name for photo in labelled if photo.split == split} - {""})
+        for split in scan.folders
+    }
+    scan.named_by = option("label_from", pattern)
 
 
 def require_folder(path: Path) -> None:
@@ -250,7 +290,7 @@ def _add_split(scan: Scan, split: str, path: str) -> None:
     folders: dict[str, str] = {}  # class -> its folder
     for name in _folders(scan.root / path):
         class_name = unicodedata.normalize("NFC", name)
-        if any("\ud800" <= c <= "\udfff" for c in name):  # as Python decodes other bytes
+        if not _is_unicode(name):
             scan.problems.append(f"the name of the folder {prefix}{name!a} is not UTF-8: rename it")
         elif class_name in folders:
             scan.problems.append(
@@ -305,8 +345,10 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     Tables and folders that name different classes are a problem, if `source` does not choose.
     """
     class_of = {photo.path: photo.class_name for photo in (*scan.photos, *scan.unlabelled)}
-    by_folder = len({*class_of.values()} - {""}) > 1
-    asked = source.layout == "table" or any(source[1:])
+    by_folder = bool(scan.named_by) or len({*class_of.values()} - {""}) > 1
+    asked = source.layout == "table" or any(
+        (source.label_column, source.group_column, source.split_column)
+    )
     beside = [f"../{path.name}" for path in scan.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
     paths = sorted(scan.tables or beside) if class_of else []
     if not asked and (not paths or (source.layout and (by_folder or not partial))):
@@ -323,7 +365,7 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
         except LockstepError as error:
             other = "give each class a folder with its images"
             if by_folder:
-                other = f"add {option('layout', 'folders')}"
+                other = f"add {option('layout', scan.by)}"
             errors.append(f"{error}, or {other}")
     titles = listed([table.title for table in tables])
     if len({table.folder for table in tables}) < len(tables):
@@ -338,7 +380,7 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     rows, problems = matched(tables, index, needed)
     if by_folder:
         differing = [path for path, row in rows.items() if row.class_name != class_of[path]]
-        if differing and source.layout is None:
+        if differing and source.layout is None and not scan.named_by:
             path = differing[0]
             said = "names it too"
             other = option("label_column", "NAME")
@@ -404,7 +446,7 @@ def _doubts(scan: Scan) -> list[str]:
     for name in sorted(set().union(*scan.classes.values())):
         words = _BETWEEN.sub(" ", unicodedata.normalize("NFKC", name))
         alike[words.strip().casefold()].append(repr(name))
-    apart = option("layout", "table" if scan.table else "folders")
+    apart = option("layout", "table" if scan.table else scan.by)
     problems = [
         f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or "
         f"add {apart} to keep them apart"
@@ -414,7 +456,7 @@ def _doubts(scan: Scan) -> list[str]:
     if scan.table:
         return problems
     remedy = f"move it away, or add {apart} to count its images to the class around it"
-    for split, root in scan.folders.items():
+    for split, root in scan.folders.items() if not scan.named_by else ():
         parents = [
             photo.path[len(root) :].strip("/").split("/")[:-1]
             for photo in scan.photos
@@ -456,6 +498,11 @@ def is_image(path: str) -> bool:
 
 def _folders(folder: Path) -> list[str]:
     return sorted(name for name in _visible(os.listdir(folder)) if (folder / name).is_dir())
+
+
+def _is_unicode(name: str) -> bool:
+    """Return whether a name of the disk is text. Python decodes other bytes as surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _visible(names: list[str]) -> list[str]:

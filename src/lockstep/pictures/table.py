@@ -41,6 +41,25 @@ class LabelSource(NamedTuple):
     label_column: str | None = None
     group_column: str | None = None
     split_column: str | None = None
+    label_from: str | None = None
+
+    def conflict(self, group: str | None) -> str:
+        """Return the sentence that refuses settings which exclude each other, or "". `group` is the
+        expression for groups.
+        """
+        stated = {"label_column": "table", "label_from": "names"}
+        named = [name for name in stated if getattr(self, name)]
+        sources = {stated[name] for name in named}
+        if self.layout:
+            named.append(f"layout={self.layout}")
+            sources.add(self.layout)
+        if group and self.group_column:
+            named, sources = ["group", "group_column"], {"path", "table"}
+        if len(sources) > 1:
+            return f"{listed(named)} exclude each other: leave one out"
+        if self.layout == "names" and not self.label_from:
+            return "layout=names needs label_from, the expression that finds the labels: add it"
+        return ""
 
 
 UNSTATED = LabelSource()
