@@ -89,6 +89,9 @@ class Recipe(Settings):
         group_column: Column with the groups, as in --group. Default: group.
         split_column: Column with train, val or test. Default: split.
         left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
+        labels: How many labels a picture has: one, or several: any number, also none. With several,
+            the loss is the sum over the classes of binary cross-entropies, and each class has a
+            probability of its own.
         held_out: Training images that are left out and evaluated in place of the test images, so
             that settings can be chosen without looking at those. The choice is the same for every
             seed.
@@ -134,9 +137,14 @@ class Recipe(Settings):
         tower_batch: Images per step for each tower; or give --batch.
         portable: Compute the same bits on every kind of CPU tried, in float32, at about twice the
             time; or --no-portable.
+        several_labels: Pictures have any number of labels, also none; or --no-several-labels.
     """
 
-    shorthands: ClassVar[dict[str, type]] = {"tower_batch": int, "portable": bool}
+    shorthands: ClassVar[dict[str, type]] = {
+        "tower_batch": int,
+        "portable": bool,
+        "several_labels": bool,
+    }
     options: ClassVar[tuple[str, ...]] = (
         "towers",
         "batch",
@@ -147,6 +155,7 @@ class Recipe(Settings):
         "seed",
         "model",
         "dataset",
+        "several_labels",
         "group",
         *LabelSource._fields,
         "precision",
@@ -166,6 +175,7 @@ class Recipe(Settings):
     group_column: str | None = None
     split_column: str | None = None
     left_out: tuple[str, ...] = ()
+    labels: Literal["one", "several"] = "one"
     held_out: int = Field(0, ge=0)
     model: str
     model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field({})
@@ -226,6 +236,11 @@ class Recipe(Settings):
                 "layout=folders excludes label_column, and group excludes group_column: leave one "
                 "out"
             )
+        if self.several and (self.balanced or self.label_smoothing or self.dataset in DATASETS):
+            raise ValueError(
+                "labels=several is for data of your own, with balanced=false and label_smoothing=0:"
+                f" set these, or leave out {option('several_labels', True)}"
+            )
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             name = self.model if self.model.isidentifier() else "resnet50"
             raise ValueError(
@@ -273,6 +288,11 @@ class Recipe(Settings):
                 f"test_views {self.test_views} needs views that are not computed: set "
                 f"test_views=one"
             )
+
+    @property
+    def several(self) -> bool:
+        """Return whether a picture has any number of labels."""
+        return self.labels == "several"
 
     @property
     def tower_batch(self) -> int:
