@@ -87,15 +87,13 @@ def evaluate(
     group: Group,
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
-    thresholds: Tensor | None = None,
 ) -> Evaluation:
     """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in
     every process.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
-    calls `progress` before each of its chunks, and when all processes are done. `thresholds`,
-    float32 [classes], are for several labels; None: 0.5.
+    calls `progress` before each of its chunks, and when all processes are done.
     """
     recipe = network.recipe
     network.load_parameters(parameters)
@@ -145,7 +143,7 @@ def evaluate(
     progress(1.0)
     if dataset.several:
         counted_once = Evaluation(len(dataset), 0, loss_sum / len(dataset), logits=every)
-        return counted_once.at(thresholds, dataset.labels)
+        return counted_once.at(None, dataset.labels)
     confusion = counts[:classes, :classes]
     return Evaluation(
         len(dataset),

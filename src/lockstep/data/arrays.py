@@ -125,13 +125,14 @@ def store(data: object, image_px: int | None) -> str:
             labels += [label for _, label in chunk]
         if not labels:
             _refuse(name, "is empty: give at least one example")
-    _require_one_kind(labels_of)
-    classes = _classes(data, labels_of)
-    splits = {}
-    for name in names:
-        labels = [x if isinstance(x, int) else _numbers(x) for x in labels_of[name]]
-        splits[name] = {"labels": labels, "ids": ids_of[name]}
-    metadata = {"shape": shape, "classes": classes, "splits": splits}
+    metadata = {
+        "shape": shape,
+        "classes": _classes(data, labels_of),
+        "splits": {
+            name: {"labels": [*map(_stored, labels_of[name])], "ids": ids_of[name]}
+            for name in names
+        },
+    }
     sha256 = _sha256(metadata)
     if not _path(sha256).exists():
         files.replace(_path(sha256), json.dumps(metadata).encode())
@@ -185,30 +186,18 @@ def _as_tensor(labels: Sequence[int] | Sequence[Sequence[int]], classes: int) ->
     return found
 
 
-def _numbers(label: Label) -> list[int]:
-    """Return the numbers of the classes that an example has, in order."""
+def _stored(label: Label) -> int | list[int]:
+    """Return the number of an example's class, or those of any number of classes, in order."""
     if isinstance(label, np.ndarray):
         return np.flatnonzero(label).tolist()
-    return [label] if isinstance(label, int) else sorted(label)
+    return label if isinstance(label, int) else sorted(label)
 
 
 def _width(label: Label) -> int:
     """Return how many classes there are at least."""
-    return len(label) if isinstance(label, np.ndarray) else max(_numbers(label), default=-1) + 1
-
-
-def _require_one_kind(labels: Mapping[str, Sequence[Label]]) -> None:
-    """Raise a LockstepError if some examples have a number as their label, and others several."""
-    one = isinstance(labels["train"][0], int)
-    for split, values in labels.items():
-        for row, label in enumerate(values):
-            if isinstance(label, int) != one:
-                _refuse(
-                    f"{split}, example {row}",
-                    f"the label is {'an array or a set' if one else 'a number'}, and that of the "
-                    f"first training example is not: give all examples one label, or all of them "
-                    f"any number",
-                )
+    if isinstance(label, np.ndarray):
+        return len(label)
+    return max({label} if isinstance(label, int) else label, default=-1) + 1
 
 
 def _path(sha256: str) -> Path:
@@ -258,18 +247,29 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> 
                 f"the classes of train in the same order, or pairs (image, label) with the labels "
                 f"of train",
             )
+    one = isinstance(labels["train"][0], int)
     for split, values in labels.items():
         for row, label in enumerate(values):
-            if isinstance(label, np.ndarray) and len(label) != len(names):
+            where = f"{split}, example {row}"
+            if isinstance(label, int) != one:
                 _refuse(
-                    f"{split}, example {row}",
-                    f"the array of labels has {len(label)} values, expected one for each of the "
-                    f"{len(names)} classes",
+                    where,
+                    f"the label is {'an array or a set' if one else 'a number'}, and that of the "
+                    f"first training example is not: give all examples one label, or all of them "
+                    f"any number",
                 )
-            for number in _numbers(label):
+            if isinstance(label, np.ndarray):
+                if len(label) != len(names):
+                    _refuse(
+                        where,
+                        f"the array of labels has {len(label)} values, expected one for each of "
+                        f"the {len(names)} classes",
+                    )
+                continue
+            for number in {label} if isinstance(label, int) else label:
                 if not 0 <= number < len(names):
                     _refuse(
-                        f"{split}, example {row}",
+                        where,
                         f"label {number}, allowed are 0 to {len(names) - 1}, as there are "
                         f"{len(names)} classes",
                     )
@@ -328,7 +328,7 @@ def _label(where: str, label: Any) -> Label:
             _refuse(
                 where, f"the array of labels has {values!r:.100}, expected 0 and 1 for each class"
             )
-        return values == 1
+        return np.asarray(values == 1)
     if isinstance(label, list | tuple):
         _refuse(
             where,
