@@ -6,7 +6,9 @@ from lockstep.data.dataset import Dataset
 
 # dataset -> (height, width, channels, classes), so that the shape is known without the dataset's
 # files
+SEVERAL = "benchmarks.invented:several"  # images with any number of labels
 SHAPES = {
+    SEVERAL: (8, 8, 1, 10),
     "digits": (8, 8, 1, 10),
     "cifar10": (32, 32, 3, 10),
     "mnist": (28, 28, 1, 10),
@@ -20,11 +22,15 @@ def load(
     process.
 
     image_px: the side of the images of a dataset without a size of its own, which gets three
-    channels, or one with `grey`, and ten classes.
+    channels, or one with `grey`, and ten classes. An image of `SEVERAL` has the label of each of
+    its first pixels that is bright.
     """
     *shape, classes = (
         (image_px, image_px, 1 if grey else 3, 10) if image_px is not None else SHAPES[name]
     )
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
-    dataset = Dataset.of(images, np.arange(examples) % classes, tuple(map(str, range(classes))))
+    labels = np.arange(examples) % classes
+    if name == SEVERAL:
+        labels = images.reshape(examples, -1)[:, :classes] >> 7
+    dataset = Dataset.of(images, labels, tuple(map(str, range(classes))))
     return {"train": dataset, "test": dataset}

@@ -58,6 +58,21 @@ def loss_text(loss: float | None) -> str:
     return "not finite" if loss is None or not math.isfinite(loss) else f"{loss:.4f}"
 
 
+def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Return how well labels are found, where an image has any number of them, as `core/several.py`
+    computes it.
+    """
+    parts = []
+    for name in ("f1", "mean_average_precision"):
+        macro, micro = (
+            "-" if value is None else f"{value:.2%}"
+            for value in (scores[name]["macro"], scores[name]["micro"])
+        )
+        words = "F1" if name == "f1" else name.replace("_", " ")
+        parts.append(f"{words} {macro} (mean of the classes), {micro} (of all labels)")
+    return "; ".join(parts)
+
+
 def listed(words: Sequence[str], last: str = "and") -> str:
     """Return `a`, `a and b`, or `a, b and c`; `last` is the word before the last one."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

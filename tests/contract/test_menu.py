@@ -214,6 +214,20 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
     assert evaluation.correct_one_view is not None
 
 
+@pytest.mark.parametrize(
+    ("precision", "processes"),
+    [("float32", 3), *(pytest.param("bfloat16", n, marks=pytest.mark.slow) for n in (2, 3, 4))],
+)
+def test_several_labels_are_one_result(dataset, precision, processes):
+    changes = {"dataset": "any:function", "several_labels": True, "towers": 5, "batch": 30}
+    labels = noise(1, 50, 5) % 2  # a few images have none
+    several = Dataset.of(dataset.images.numpy(), labels, dataset.classes)
+    of = recipe(precision=precision, **changes)
+    evaluation = require_one_result(of, several, processes, stopped_after=3).evaluation
+    assert evaluation.several.examples == tuple(labels.sum(0))
+    assert 0 < sum(evaluation.several.right) < labels.sum()
+
+
 def test_float16_is_one_result_where_steps_overflow(dataset):
     """This network's gradients are too large for the first loss scales."""
     loud = recipe(precision="float16", model="tests.helpers:loud", lr=1e-8, steps=12)

@@ -43,6 +43,7 @@ CASES = {
         "label_smoothing": 0.1,
     },
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
+    "digits, several labels": {"dataset": invented.SEVERAL, "several_labels": True},
     "cifar10, GELU": {"model_options.activation": "gelu", "progressive": None},
 }
 SLOW, TAKE_LONG = pytest.mark.slow, {"mnist", "folder", "cifar10, GELU"}

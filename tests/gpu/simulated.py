@@ -60,6 +60,7 @@ SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
     "untrained": {"lr_factors.conv1": 0.0},
+    "several labels": {"dataset": invented.SEVERAL, "several_labels": True},
     "float16": {"precision": "float16"},
     **{
         f"a model that is {flaw}": {"model": f"tests.gpu.simulated:{flaw}"}

@@ -423,6 +423,9 @@ OPERATIONS = {
     "cross-entropy": lambda x: (
         x * functional.cross_entropy(x.mean((2, 3)), torch.arange(4), label_smoothing=0.1)
     ),
+    "binary cross-entropy with logits": lambda x: functional.binary_cross_entropy_with_logits(
+        x, (x > 0).float(), reduction="none"
+    ),
     "`exp`": torch.exp,
     "`log`": lambda x: torch.log(x.abs() + 0.1),
     "`pow`": lambda x: x.pow(3) + (x.abs() + 0.1).pow(1.7) + x.square() + (x.abs() + 0.5).pow(-0.5),

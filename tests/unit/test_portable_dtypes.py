@@ -209,6 +209,7 @@ ARGUMENTS = {
         lambda t: (t(2, 3), _positions(2), None, 1, -100),
         lambda t: (t(3), t()[None][0], None, 1, 9),
     ],
+    "binary_cross_entropy_with_logits": lambda t: (t(2, 3), t(2, 3), None, None, 0),
     "nll_loss_backward": lambda t: (t(), t(2, 3), _positions(2), None, 1, -100, t()),
     "addcmul": [
         lambda t: (t(2, 3), t(3), t(2, 3), {"value": 2}),

@@ -20,7 +20,8 @@ from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
 from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
-from lockstep.core.evaluation import classify, probabilities_of
+from lockstep.core.evaluation import classify
+from lockstep.core.loss import probabilities_of
 from lockstep.core.model import Model
 from lockstep.core.state import classifier_weights, weights_sha256
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
@@ -28,7 +29,7 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.messages import logger
+from lockstep.messages import command, logger
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
@@ -74,6 +75,11 @@ class Classifier:
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
+        if recipe.several:
+            raise LockstepError(
+                f"{self.origin} finds several labels a picture, and so far only training and "
+                f"{command('eval')} can do that"
+            )
         if recipe.precision == "auto":
             raise _damaged(file, "its recipe does not fix the precision")
         model = self._build(recipe)
@@ -213,7 +219,7 @@ class Classifier:
 
     def _probabilities(self, inputs: Tensor) -> Tensor:
         logits, _ = classify(self.recipe, self._network, inputs.to(self.device))
-        return probabilities_of(logits).cpu()
+        return probabilities_of(logits, self.recipe.several).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a

@@ -20,7 +20,7 @@ from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
-from lockstep.text import counted, loss_text
+from lockstep.text import counted, loss_text, scores_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 
@@ -40,6 +40,13 @@ class EvaluationRecord:
         confusion: a list of lists of counts; the row is the label, the column the prediction.
         accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several;
             else None.
+        mean_average_precision, f1: if an image has any number of labels: the "macro" mean over the
+            classes that have examples, and the "micro" value of all labels together; else None.
+
+    With several labels, an example is correct if exactly its labels are found. Then "confusion" is
+    empty, and each class has its "name", "examples", in how many it is "found", in how many of
+    these "right", "precision", "recall", "f1" with its 95 % "f1_interval", "average_precision", and
+    the "threshold", the least probability of a found label. A share of nothing is None.
     """
 
     run: str
@@ -54,6 +61,8 @@ class EvaluationRecord:
     classes: list[dict[str, Any]] = field(repr=False)
     confusion: list[list[int]] = field(repr=False)
     accuracy_one_view: float | None = None
+    mean_average_precision: dict[str, float | None] | None = None
+    f1: dict[str, float | None] | None = None
 
     def __str__(self) -> str:
         """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of
@@ -61,11 +70,16 @@ class EvaluationRecord:
         """
         averaged = ", averaged weights" if self.weights == "ema" else ""
         subject = f"{self.run} after {self.step} steps{averaged}"
-        correct = counted(self.correct, self.examples, f"{self.split} images")
+        what = f"{self.split} images"
+        if self.f1 and self.mean_average_precision:
+            what += " with exactly their labels"
+            scores = {"f1": self.f1, "mean_average_precision": self.mean_average_precision}
+            rows = [scores_text(scores), "", *labels_table(self.classes)]
+        else:
+            rows = ["", *table_lines(self.classes, self.confusion)]
+        correct = counted(self.correct, self.examples, what)
         result = f"accuracy {self.accuracy:.2%} ({correct}), loss {loss_text(self.loss)}"
-        return "\n".join(
-            [printable(f"{subject}: {result}"), "", *table_lines(self.classes, self.confusion)]
-        )
+        return "\n".join([printable(f"{subject}: {result}"), *rows])
 
 
 class WatchedRecord(EvaluationRecord):
@@ -100,7 +114,8 @@ def evaluate(
 
     Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for
     each class: examples, accuracy, and its row of the confusion matrix, unless there are more than
-    20 classes.
+    20 classes. With several labels the accuracy counts the images whose labels are found exactly,
+    and a row has precision, recall, F1 with its interval, and average precision.
 
     --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's
     CIFAR-10 evaluator. The run may be training in another program. Evaluations are recorded in
@@ -178,6 +193,10 @@ def evaluate(
             checkpoint=step,
             predictions=table,
         )
+        if spec.recipe.several and table is not None:
+            raise LockstepError(
+                f"{option('predictions')} is for one label a picture, and this run has several"
+            )
         if not watch:
             return EvaluationRecord(**record_of(spec, quiet))
     return watched(spec, seconds, once, quiet)
@@ -254,5 +273,30 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
         accuracy = "-" if counts["accuracy"] is None else f"{counts['accuracy']:.1%}"
         row = [name.ljust(width), str(counts["examples"]), accuracy]
         rows.append([*row, *map(str, predicted)] if columns else row)
+    return _aligned(rows)
+
+
+def labels_table(classes: list[Record]) -> list[str]:
+    """Return a table with a line per class, where an image has any number of labels."""
+    names = [printable(counts["name"]) for counts in classes]
+    width = max(map(len, ["class", *names]))
+    shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]
+    counts = ["examples", "found", "right"]
+    rows = [["class".ljust(width), *counts, *(share.replace("_", " ") for share in shares)]]
+    for name, row in zip(names, classes, strict=True):
+        cells = [*(str(row[count]) for count in counts), *(_share(row[share]) for share in shares)]
+        rows.append([name.ljust(width), *cells])
+    return _aligned(rows)
+
+
+def _share(value: float | list[float] | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return f"{100 * value[0]:.1f} to {value[1]:.1%}"
+    return f"{value:.1%}"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [f"  {'  '.join(map(str.rjust, row, widths))}" for row in rows]

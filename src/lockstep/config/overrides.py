@@ -14,7 +14,18 @@ from lockstep.schema import validated
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
-_ONE_SETTING = ("batch", "tower_batch"), ("steps", "epochs"), ("arithmetic", "portable")
+# shorthand -> the setting that it switches, and its values without and with it
+_SWITCHES = {
+    "portable": ("arithmetic", "native", "portable"),
+    "several_labels": ("labels", "one", "several"),
+}
+_ONE_SETTING = (
+    ("batch", "tower_batch"),
+    ("steps", "epochs"),
+    *((setting, name) for name, (setting, *_) in _SWITCHES.items()),
+)
+# With several labels, each class has a threshold of its own in place of these.
+_OF_ONE_LABEL = ("balanced", "label_smoothing")
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
@@ -83,8 +94,9 @@ def make(
 
     A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower
     batch. `tower_batch` and `batch` both set the batch, so one source may give only one of them;
-    the same holds for `steps` and `epochs`. A source that changes the model drops the settings that
-    name parts of the old model, and sends a `note`.
+    the same holds for `steps` and `epochs`. A source with several labels turns off what is for one
+    label, unless it states that too. A source that changes the model drops the settings that name
+    parts of the old model, and sends a `note`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
     changed = copy.deepcopy(dict(fields))
@@ -137,13 +149,16 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
             fields.pop(name, None)
     # A new kind comes first, as it drops the settings of the old kind.
     for name in sorted(source, key=lambda name: not name.endswith(".kind")):
-        if name == "portable":
+        if name in _SWITCHES:
+            setting, *values = _SWITCHES[name]
             value = source[name]
-            fields["arithmetic"] = (
-                ("native", "portable")[value] if isinstance(value, bool) else value
-            )
+            fields[setting] = values[value] if isinstance(value, bool) else value
         elif name != "tower_batch":
             _put(fields, name, source[name])
+    if fields.get("labels") == "several":
+        for name in _OF_ONE_LABEL:
+            if name not in source:
+                fields.pop(name, None)
     if "tower_batch" in source:
         before = source["tower_batch"]
         if not _is_count(before):

@@ -92,6 +92,9 @@ class Recipe(Settings):
         label_from: Regular expression on the path of an image in its folder. Its first group in
             parentheses, or else all it matches, is the label.
         left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
+        labels: How many labels a picture has: one, or several: any number, also none. With several,
+            the loss is the sum over the classes of binary cross-entropies, and each class has a
+            probability of its own.
         held_out: Training images that are left out and evaluated in place of the test images, so
             that settings can be chosen without looking at those. The choice is the same for every
             seed.
@@ -137,9 +140,14 @@ class Recipe(Settings):
         tower_batch: Images per step for each tower; or give --batch.
         portable: Compute the same bits on every kind of CPU tried, in float32, at about twice the
             time; or --no-portable.
+        several_labels: Pictures have any number of labels, also none; or --no-several-labels.
     """
 
-    shorthands: ClassVar[dict[str, type]] = {"tower_batch": int, "portable": bool}
+    shorthands: ClassVar[dict[str, type]] = {
+        "tower_batch": int,
+        "portable": bool,
+        "several_labels": bool,
+    }
     options: ClassVar[tuple[str, ...]] = (
         "towers",
         "batch",
@@ -150,6 +158,7 @@ class Recipe(Settings):
         "seed",
         "model",
         "dataset",
+        "several_labels",
         "group",
         *LabelSource._fields,
         "precision",
@@ -170,6 +179,7 @@ class Recipe(Settings):
     split_column: str | None = None
     label_from: str | None = Field(None, min_length=1, max_length=1000)
     left_out: tuple[str, ...] = ()
+    labels: Literal["one", "several"] = "one"
     held_out: int = Field(0, ge=0)
     model: str
     model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field({})
@@ -228,6 +238,11 @@ class Recipe(Settings):
         conflict = self.label_source.conflict(self.group)
         if conflict:
             raise ValueError(conflict)
+        if self.several and (self.balanced or self.label_smoothing or self.dataset in DATASETS):
+            raise ValueError(
+                "labels=several is for data of your own, with balanced=false and label_smoothing=0:"
+                f" set these, or leave out {option('several_labels', True)}"
+            )
         if self.model not in MODELS and not _OWN.fullmatch(self.model):
             name = self.model if self.model.isidentifier() else "resnet50"
             raise ValueError(
@@ -275,6 +290,11 @@ class Recipe(Settings):
                 f"test_views {self.test_views} needs views that are not computed: set "
                 f"test_views=one"
             )
+
+    @property
+    def several(self) -> bool:
+        """Return whether a picture has any number of labels."""
+        return self.labels == "several"
 
     @property
     def tower_batch(self) -> int:

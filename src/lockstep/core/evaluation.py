@@ -1,7 +1,7 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.group import Group
+from lockstep.core.loss import loss_of
 from lockstep.core.network import Network
+from lockstep.core.several import Found, found_in
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.files import finite
@@ -25,19 +27,29 @@ class Evaluation:
     """Counts over a split.
 
     A prediction that is not finite counts as wrong. Among equal logits the first class is
-    predicted.
+    predicted. With several labels an example is correct if exactly its labels are found; there is
+    no confusion matrix, and no count by one view.
     """
 
     examples: int
     correct: int
-    loss: float  # mean cross-entropy
+    loss: float  # mean cross-entropy; of several labels the sum over the classes of binary ones
     class_examples: tuple[int, ...] = ()  # [classes], examples of each class
     # [classes][classes], the row is the label, the column the prediction. Predictions that are not
     # finite have no column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
     correct_one_view: int | None = None  # by the image alone, if `test_views` are several
-    # float32 [examples, classes] on the CPU, if asked for
+    # float32 [examples, classes] on the CPU, if asked for, or with several labels
     logits: Tensor | None = field(default=None, compare=False)
+    several: Found | None = None  # which labels are found, if an example has any number
+
+    def at(self, thresholds: Tensor | None, labels: Tensor) -> "Evaluation":
+        """Return the same evaluation of several `labels`, as those of the dataset, with other
+        `thresholds`, float32 [classes]; None: 0.5.
+        """
+        assert self.logits is not None
+        found = found_in(self.logits, labels.cpu(), thresholds)
+        return replace(self, correct=found.exact, class_examples=found.examples, several=found)
 
     @property
     def accuracy(self) -> float:
@@ -46,7 +58,9 @@ class Evaluation:
 
     @property
     def class_correct(self) -> list[int]:
-        """Return how many examples of each class are classified correctly."""
+        """Return how many examples of each class are classified correctly, or get its label."""
+        if self.several:
+            return [*self.several.right]
         return [row[label] for label, row in enumerate(self.confusion)]
 
     def summary(self) -> dict[str, Any]:
@@ -61,7 +75,7 @@ class Evaluation:
         }
         if self.correct_one_view is not None:
             results["accuracy_one_view"] = self.correct_one_view / self.examples
-        return results
+        return results | (self.several.summary() if self.several else {})
 
 
 @torch.no_grad()
@@ -89,7 +103,9 @@ def evaluate(
     classes = len(dataset.classes)
     device = dataset.labels.device
     chunks = -(-len(dataset) // size)
-    share = owned(chunks, group.processes, group.process)
+    shares = [owned(chunks, group.processes, process) for process in range(group.processes)]
+    share = shares[group.process]
+    keep_logits = keep_logits or dataset.several
     # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between
     # chunks. There is one loss for each chunk, so that the order in which they are summed does not
     # depend on the processes.
@@ -97,7 +113,8 @@ def evaluate(
     # The last column counts predictions that are not finite. The last row begins with the count by
     # one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
-    kept = torch.zeros(len(dataset) if keep_logits else 0, classes, device=device)
+    most = size * max(map(len, shares)) if keep_logits else 0
+    kept = torch.zeros(most, classes, device=device)
     for done, chunk in enumerate(share):
         progress(done / len(share))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
@@ -106,26 +123,36 @@ def evaluate(
         labels = dataset.labels[index]
         logits, one_view = classify(recipe, network, dataset.pixels(index), counted)
         if keep_logits:
-            kept[index[counted]] = logits[counted]
+            kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):
-            loss = functional.cross_entropy(logits, labels, reduction="none").double()
+            loss = loss_of(logits, labels, each=True).double()
             losses[chunk] = (loss * counted).sum()
+        if dataset.several:
+            continue
         counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
     # The chunks and rows of other processes are 0.
     losses = group.gather(losses).sum(0)
+    loss_sum = sum(losses.tolist())
     counts = group.gather(counts).sum(0).cpu()
+    every = None
+    if keep_logits:
+        blocks = zip(group.gather(kept).cpu(), shares, strict=True)
+        every = torch.cat([block[: len(part) * size] for block, part in blocks])[: len(dataset)]
     progress(1.0)
+    if dataset.several:
+        counted_once = Evaluation(len(dataset), 0, loss_sum / len(dataset), logits=every)
+        return counted_once.at(None, dataset.labels)
     confusion = counts[:classes, :classes]
     return Evaluation(
         len(dataset),
         correct=int(confusion.trace()),
-        loss=sum(losses.tolist()) / len(dataset),
+        loss=loss_sum / len(dataset),
         class_examples=tuple(counts[:classes].sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_one_view=None if recipe.test_views == "one" else int(counts[classes, 0]),
-        logits=group.gather(kept).sum(0).cpu() if keep_logits else None,
+        logits=every,
     )
 
 
@@ -138,8 +165,9 @@ def classify(
     `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`,
     bool [b], is False for the repeats that fill the last chunk up. The unmoved image has half the
     weight, the two moved ones the other half, and mirror images count equally. With "unsure" in the
-    views, only the images whose two best classes are closest to each other are moved: a quarter of
-    the `counted` ones, or a single image.
+    views, only the images whose two best classes are closest to each other (with several labels,
+    those with a label that is nearest to 0.5) are moved: a quarter of the `counted` ones, or a
+    single image.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only,
     Hiverge 2025.
     """
@@ -153,7 +181,7 @@ def classify(
             return unmoved, one_view
         if "unsure" not in views:
             return (unmoved + _moved(network, images)) / 2, one_view
-        unsure = _unsure(unmoved, counted)
+        unsure = _unsure(unmoved, counted, recipe.several)
         logits = (unmoved[unsure] + _moved(network, images[unsure])) / 2
         return unmoved.index_copy(0, unsure, logits), one_view
 
@@ -168,12 +196,6 @@ def _moved(network: Forward, images: Tensor) -> Tensor:
     return sum(network(image) + network(image.flip(-1)) for image in moved) / 4  # type: ignore[return-value]
 
 
-def probabilities_of(logits: Tensor) -> Tensor:
-    """Return the probabilities, float64 [n, classes]; NaN where logits are not finite."""
-    unclassified = ~logits.isfinite().all(1, keepdim=True)
-    return logits.double().softmax(1).masked_fill(unclassified, torch.nan)
-
-
 def predicted(logits: Tensor, classes: int) -> Tensor:
     """Return the class of each row of `logits`, int64 [b]; `classes` for a row that is not finite
     or predicts none.
@@ -181,14 +203,17 @@ def predicted(logits: Tensor, classes: int) -> Tensor:
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
-def _unsure(logits: Tensor, counted: Tensor | None) -> Tensor:
-    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest: int64 [b //
-    4, at least 1].
+def _unsure(logits: Tensor, counted: Tensor | None, several: bool) -> Tensor:
+    """Return the `counted` rows of `logits` [b, classes] whose two largest are closest, or with
+    `several` labels those with a logit that is nearest to 0: int64 [b // 4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """
-    first, second = logits.softmax(1).topk(2).values.unbind(1)
-    margins = first - second
+    if several:
+        margins = logits.abs().amin(1)
+    else:
+        first, second = logits.softmax(1).topk(2).values.unbind(1)
+        margins = first - second
     if counted is not None:
         margins.masked_fill_(~counted, torch.inf)
     return margins.argsort(stable=True)[: max(1, len(logits) // 4)]

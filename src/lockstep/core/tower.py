@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lockstep import rng
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.captured import Captured
+from lockstep.core.loss import is_correct, loss_of
 from lockstep.core.network import Network
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
@@ -96,10 +96,9 @@ class Tower:
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
             logits = network(images)
-            loss = functional.cross_entropy(
+            loss = loss_of(
                 logits + priors[0] if priors else logits,
                 labels,
-                reduction="sum",
                 label_smoothing=recipe.label_smoothing,
             )
             vector = VectorBuilder(self.layout, loss.device, on_part)
@@ -117,7 +116,7 @@ class Tower:
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
-                metrics.correct.copy_((logits.argmax(1) == labels).sum())
+                metrics.correct.copy_(is_correct(logits, labels).sum())
                 metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values

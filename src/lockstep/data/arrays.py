@@ -8,6 +8,9 @@ the classes. The examples of a split are either
 - anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them.
   An image is a Pillow image or a uint8 array. An attribute "classes" has the names of the classes.
 
+If an image has any number of labels, also none, `labels` is [N, classes] of 0 and 1. Of a pair it
+is an array [classes] of 0 and 1, or a set of the numbers of classes.
+
 Images are copied once to a file that every process maps; see `pixels.py`. Beside it, a JSON file
 that is named after the SHA-256 of the dataset has labels, classes, and the SHA-256 of each image.
 """
@@ -26,6 +29,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lockstep import files
 from lockstep.data.dataset import Dataset, first_other_class
@@ -33,6 +37,10 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.pictures.decode import UnreadableImageError, decode_image, upright
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
+
+# the number of a class; or of any number of classes a set of their numbers, or 1 for each that an
+# image has and else 0
+Label = int | frozenset[int] | NDArray[np.bool_]
 
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
@@ -95,7 +103,7 @@ def store(data: object, image_px: int | None) -> str:
         splits = ", ".join(names) or "none"
         _refuse("data", f"has no split train, only {splits}: name the training examples train")
     shape: Any = ()
-    labels_of = {name: list[int]() for name in names}
+    labels_of = {name: list[Label]() for name in names}
     ids_of = {name: list[str]() for name in names}
     for name in names:
         labels = labels_of[name]
@@ -120,7 +128,10 @@ def store(data: object, image_px: int | None) -> str:
     metadata = {
         "shape": shape,
         "classes": _classes(data, labels_of),
-        "splits": {name: {"labels": labels_of[name], "ids": ids_of[name]} for name in names},
+        "splits": {
+            name: {"labels": [*map(_stored, labels_of[name])], "ids": ids_of[name]}
+            for name in names
+        },
     }
     sha256 = _sha256(metadata)
     if not _path(sha256).exists():
@@ -146,7 +157,7 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
         raise LockstepError(
             f"{path} is damaged ({error}): delete it, and give data= again", DATA
         ) from None
-    shape = metadata["shape"]
+    shape, classes = metadata["shape"], tuple(metadata["classes"])
     cache = RowCache(_GIVEN, tuple(shape))
     datasets = {}
     for name, split in metadata["splits"].items():
@@ -155,14 +166,38 @@ def load_stored(sha256: str) -> dict[str, Dataset]:
             raise gone
         datasets[name] = Dataset(
             cache.images,
-            torch.tensor(split["labels"]),
-            tuple(metadata["classes"]),
+            _as_tensor(split["labels"], len(classes)),
+            classes,
             hashlib.sha256(json.dumps([shape, split]).encode()).hexdigest(),
             rows,
             mapped=True,
             row_ids=cache.ids,
         )
     return datasets
+
+
+def _as_tensor(labels: Sequence[int] | Sequence[Sequence[int]], classes: int) -> Tensor:
+    """Return the labels of a split, as its file has them, as `Dataset` has them."""
+    if isinstance(labels[0], int):
+        return torch.tensor(labels)
+    found = torch.zeros(len(labels), classes, dtype=torch.uint8)
+    for row, numbers in zip(found, labels, strict=True):
+        row[numbers] = 1
+    return found
+
+
+def _stored(label: Label) -> int | list[int]:
+    """Return the number of an example's class, or those of any number of classes, in order."""
+    if isinstance(label, np.ndarray):
+        return np.flatnonzero(label).tolist()
+    return label if isinstance(label, int) else sorted(label)
+
+
+def _width(label: Label) -> int:
+    """Return how many classes there are at least."""
+    if isinstance(label, np.ndarray):
+        return len(label)
+    return max({label} if isinstance(label, int) else label, default=-1) + 1
 
 
 def _path(sha256: str) -> Path:
@@ -174,7 +209,7 @@ def _sha256(metadata: object) -> str:
     return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
-def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> list[str]:
+def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> list[str]:
     """Return the names of the classes: those that `data` or its training examples state, or
     numbers.
 
@@ -184,7 +219,8 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
     stated = {split: getattr(data[split], _CLASSES, None) for split in labels}
     names = data.get(_CLASSES, stated["train"])
     if names is None:
-        names = [str(label) for label in range(min(max(labels["train"]) + 1, _MAX_UNNAMED))]
+        most = max(map(_width, labels["train"]))
+        names = [str(label) for label in range(min(most, _MAX_UNNAMED))]
     if (
         not isinstance(names, Sequence)
         or isinstance(names, str)
@@ -211,18 +247,36 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> li
                 f"the classes of train in the same order, or pairs (image, label) with the labels "
                 f"of train",
             )
+    one = isinstance(labels["train"][0], int)
     for split, values in labels.items():
         for row, label in enumerate(values):
-            if not 0 <= label < len(names):
+            where = f"{split}, example {row}"
+            if isinstance(label, int) != one:
                 _refuse(
-                    f"{split}, example {row}",
-                    f"label {label}, allowed are 0 to {len(names) - 1}, as there are {len(names)} "
-                    f"classes",
+                    where,
+                    f"the label is {'an array or a set' if one else 'a number'}, and that of the "
+                    f"first training example is not: give all examples one label, or all of them "
+                    f"any number",
                 )
+            if isinstance(label, np.ndarray):
+                if len(label) != len(names):
+                    _refuse(
+                        where,
+                        f"the array of labels has {len(label)} values, expected one for each of "
+                        f"the {len(names)} classes",
+                    )
+                continue
+            for number in {label} if isinstance(label, int) else label:
+                if not 0 <= number < len(names):
+                    _refuse(
+                        where,
+                        f"label {number}, allowed are 0 to {len(names) - 1}, as there are "
+                        f"{len(names)} classes",
+                    )
     return list(names)
 
 
-def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[Bytes, int]]:
+def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[Bytes, Label]]:
     """Yield image uint8 [H, W, C] and label of each example. Raises: LockstepError that names a
     wrong one.
     """
@@ -234,12 +288,14 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
                 f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for "
                 f"grey images",
             )
-        if len(images) != labels.size:
+        several = labels.ndim == 2
+        count = len(labels) if several else labels.size
+        if len(images) != count:
             _refuse(
                 name,
-                f"has {len(images)} images and {labels.size} labels: give one label for each image",
+                f"has {len(images)} images and {count} labels: give one label for each image",
             )
-        examples = zip(images, labels.tolist(), strict=True)
+        examples = zip(images, labels if several else labels.tolist(), strict=True)
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
         _refuse(
@@ -260,7 +316,29 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
         _refuse(name, f"an example cannot be read: {error}")
 
 
-def _label(where: str, label: Any) -> int:
+def _label(where: str, label: Any) -> Label:
+    """Return the label of an example, or its labels. Raises: LockstepError that says what is
+    allowed.
+    """
+    if isinstance(label, set | frozenset):
+        return frozenset(_index(where, number) for number in label)
+    if _is_array(label) and label.ndim == 1:
+        values = _array(label)
+        if not ((values == 0) | (values == 1)).all():
+            _refuse(
+                where, f"the array of labels has {values!r:.100}, expected 0 and 1 for each class"
+            )
+        return np.asarray(values == 1)
+    if isinstance(label, list | tuple):
+        _refuse(
+            where,
+            f"the label is a {type(label).__name__}, which may be read in two ways: give an array "
+            f"of 0 and 1 for each class, or a set of the numbers of classes",
+        )
+    return _index(where, label)
+
+
+def _index(where: str, label: Any) -> int:
     try:
         return operator.index(label)
     except TypeError:

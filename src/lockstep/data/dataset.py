@@ -91,7 +91,8 @@ class Plan:
 class Shard(NamedTuple):
     """The examples of one tower in one step.
 
-    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b]. priors:
+    images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b], or with
+    several labels uint8 [b, classes]. priors:
     what the loss adds to the logits of each class, see `Dataset.priors`, or None.
     """
 
@@ -107,7 +108,8 @@ class Dataset:
 
     Attributes:
         images: uint8 [M, H, W, C]. `pixels` returns those of the examples.
-        labels: int64 [N], each in range(len(classes)).
+        labels: int64 [N], each in range(len(classes)). If an image has any number of labels: uint8
+            [N, classes], 1 for each label that it has, else 0.
         classes: the names of the classes, in label order.
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
         rows: int64 [N], the row of each example's image. None: N = M, in order.
@@ -130,12 +132,14 @@ class Dataset:
     def of(
         images: NDArray[np.uint8], labels: NDArray[np.integer], classes: tuple[str, ...]
     ) -> "Dataset":
-        """Return the dataset of the arrays `images` [N, H, W, C] and `labels` [N]."""
+        """Return the dataset of the arrays `images` [N, H, W, C] and `labels`, [N] or [N,
+        classes].
+        """
         images = np.ascontiguousarray(images)
-        labels = labels.astype(np.int64)
+        labels = labels.astype(np.int64 if labels.ndim == 1 else np.uint8)
         assert images.dtype == np.uint8
         assert images.ndim == 4
-        assert labels.shape == images.shape[:1]
+        assert labels.shape[:1] == images.shape[:1]
         digest = hashlib.sha256(str(images.shape).encode())
         digest.update(images.data)
         digest.update(labels.tobytes())
@@ -145,6 +149,11 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def several(self) -> bool:
+        """Return whether an image has any number of labels."""
+        return self.labels.ndim == 2
 
     def ids(self) -> list[bytes]:
         """Return 32 bytes for each example that decide its pixels. The dataset must be on the
@@ -169,6 +178,13 @@ class Dataset:
         images = self.pixels(slice(None)).to(device)
         return replace(self, images=images, labels=labels, rows=None, mapped=False)
 
+    @property
+    def counts(self) -> Tensor:
+        """Return the number of examples of each class, int64 [classes]."""
+        if self.several:
+            return self.labels.sum(0, dtype=torch.int64)
+        return self.labels.bincount(minlength=len(self.classes))
+
     @cached_property
     def priors(self) -> Tensor | None:
         """The logarithm of each class's number of examples, over that of the largest one: float32
@@ -178,7 +194,7 @@ class Dataset:
         example.
         Source: logit adjustment of Menon et al. 2021 (arXiv:2007.07314).
         """
-        counts = self.labels.bincount(minlength=len(self.classes)).clamp(min=1).tolist()
+        counts = self.counts.clamp(min=1).tolist()
         if min(counts) == max(counts):
             return None
         # Not by torch, whose logarithm has other low-order bits on another kind of CPU.

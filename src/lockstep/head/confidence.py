@@ -46,7 +46,7 @@ def confidence_tensors(
     """
     names = [f"{bound.recipe.head}.weight", f"{bound.recipe.head}.bias"]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
-    if len(train_set) < LEAST_IMAGES or not linear:
+    if len(train_set) < LEAST_IMAGES or not linear or train_set.several:
         return {}
     classes = len(train_set.classes)
     smallest = int(train_set.labels.bincount(minlength=classes).min())

@@ -5,6 +5,7 @@ these images.
 import torch
 
 from lockstep.data.dataset import Dataset
+from lockstep.errors import LockstepError
 from lockstep.files import Record
 from lockstep.head import confidence
 from lockstep.jobs.context import Context
@@ -22,6 +23,8 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     own, the least probable label first. "first" is the probability of that class.
     """
     recipe = spec.recipe
+    if recipe.several:
+        raise LockstepError("pictures with several labels cannot be judged yet")
     replica = Replica(recipe, spec.placement, ctx)
     surveyed = recipe.survey(spec.placement.data).splits
     # Without test images, the validation images are those too, so they count once.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.core.evaluation import probabilities_of
+from lockstep.core.loss import probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
@@ -57,7 +57,7 @@ def _lines(spec: EvaluateSpec, replica: Replica, dataset: Dataset, logits: Tenso
     confidence = _confidence(spec, replica, len(classes))
     yield prediction_table.head(classes, with_truth=True)
     for start in range(0, len(dataset), size):
-        probabilities = probabilities_of(logits[start : start + size])
+        probabilities = probabilities_of(logits[start : start + size], spec.recipe.several)
         answers: list[Answer | None] = [None] * len(probabilities)
         if confidence is not None:
             features = dataset.pixels(slice(start, start + size)).cpu()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lockstep.core.evaluation import predicted, probabilities_of
+from lockstep.core.evaluation import predicted
+from lockstep.core.loss import probabilities_of
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
@@ -18,6 +19,7 @@ from lockstep.jobs.predictions import names_of
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
+from lockstep.messages import command
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
 from lockstep.runs import statefile
@@ -34,13 +36,18 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
 
     The record is that of an evaluation, with "calibration", "sure" and "mistakes".
     """
+    if spec.recipe.several:
+        raise LockstepError(
+            f"{spec.path} finds several labels a picture, and a report of it is not there yet: use "
+            f"{command('eval', spec.path)}"
+        )
     replica = replica_of(spec, ctx)
     record, result = judge(spec, ctx, replica, keep_logits=True)
     dataset, logits = replica.split(spec.split, spec.examples), result.logits
     if not ctx.first or logits is None:
         return None
     labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
-    probabilities = probabilities_of(logits)
+    probabilities = probabilities_of(logits, several=False)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
     names = names_of(spec, images, len(images))

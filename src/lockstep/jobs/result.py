@@ -23,7 +23,7 @@ from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.run import Run
-from lockstep.text import counted, gpu_text, noted, plural, rate_text, wilson_interval
+from lockstep.text import counted, gpu_text, noted, plural, rate_text, scores_text, wilson_interval
 
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 4  # times the images of the smallest class that the largest one has
@@ -54,7 +54,7 @@ class Result:
         """Return what the accuracy hides or what makes it doubtful, one sentence each."""
         train_set, best = self.replica.splits["train"], self.best
         names = train_set.classes
-        counts = train_set.labels.bincount(minlength=len(names)).tolist()
+        counts = train_set.counts.tolist()
         few = [f"{name} has {n}" for name, n in zip(names, counts, strict=True) if n < _FEW]
         texts = noted(few, "class", f"with fewer than {_FEW} training images")
         most = counts.index(max(counts))
@@ -66,15 +66,20 @@ class Result:
             )
         by_class = zip(best.class_correct, best.class_examples, names, strict=True)
         rows = sorted((row for row in by_class if row[1]), key=lambda row: row[0] / row[1])
+        rows = rows or [(1, 1, "")]  # No test image has a label.
         right, examples, name = rows[0]
         right_of_best, examples_of_best, best_name = rows[-1]
         if right / examples < right_of_best / examples_of_best / 2:
+            verb = "get this label" if best.several else "are classified correctly"
             texts.append(
-                f"of class {name} only {right} of {plural(examples, 'image')} are classified "
-                f"correctly, of class {best_name} {right_of_best} of {examples_of_best}"
+                f"of class {name} only {right} of {plural(examples, 'image')} {verb}, of class "
+                f"{best_name} {right_of_best} of {examples_of_best}"
             )
         share, most_common = max(zip(best.class_examples, names, strict=True))
-        if wilson_interval(best.correct, best.examples)[0] <= share / best.examples:
+        if (
+            not best.several
+            and wilson_interval(best.correct, best.examples)[0] <= share / best.examples
+        ):
             texts.append(
                 f"this accuracy may be chance: always answering {most_common} gives "
                 f"{share / best.examples:.2%}"
@@ -101,6 +106,9 @@ class Result:
             "sure": self.sure,
             "gpu_utilization": log.gpus.mean if replica.gpus else None,
         }
+        if best.several:
+            names = replica.splits["train"].classes
+            if_known |= {**best.several.summary(), "classes": best.several.by_class(names)}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -142,7 +150,10 @@ class Result:
                 f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of "
                 f"each image"
             )
-        counts = counted(best.correct, best.examples, f"{recipe.evaluated_split} images")
+        what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(
+            best.several
+        )
+        counts = counted(best.correct, best.examples, what)
         judge = recipe.command("eval", run)
         use = command("recipes")
         if recipe.dataset == IMAGE_FOLDER:
@@ -151,6 +162,8 @@ class Result:
         scope = _scope_of_bits(recipe, record["mixed_arithmetic"])
         left_out = noted(recipe.left_out, "image", "that could not be read")
         lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
+        if best.several:
+            lines.append(("labels", scores_text(best.several.summary())))
         if self.sure is not None:
             share, images, right, _ = self.sure.values()
             of = f"{images} of {best.examples} {recipe.evaluated_split} images"

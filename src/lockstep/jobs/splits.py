@@ -17,6 +17,13 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     Raises: LockstepError unless there is the split on which a run is evaluated.
     """
     train_set, name = splits["train"], recipe.evaluated_split
+    if train_set.several != recipe.several:
+        found = "any number of labels" if train_set.several else "one label"
+        raise LockstepError(
+            f"an image of dataset {recipe.dataset} has {found}, and the recipe has "
+            f"labels={recipe.labels}: give {option('several_labels', train_set.several)}",
+            DATA,
+        )
     if name in splits:
         return splits
     if recipe.held_out >= len(train_set):

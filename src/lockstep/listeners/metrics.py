@@ -116,7 +116,7 @@ class EvaluationLog:
             for name, value in record.items()
             if name not in ("run", "classes", "confusion")
         }
-        correct = [one["correct"] for one in record["classes"]]
+        correct = [one.get("correct", one.get("right")) for one in record["classes"]]
         self._rows.append(
             {
                 "kind": "evaluation",

@@ -216,6 +216,24 @@ def nll_loss(
     return loss.to(x.dtype), weight_sum.to(x.dtype)
 
 
+@portable("binary_cross_entropy_with_logits")
+def binary_cross_entropy(
+    x: Tensor,
+    targets: Tensor,
+    weight: Tensor | None = None,
+    positive_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Return the binary cross-entropy of each logit `x`. Torch composes its gradient of other
+    operations.
+    """
+    if weight is not None or positive_weight is not None or reduction != 0:
+        raise NotImplementedError
+    wide = x.double()
+    logarithms = elementary.log1p(elementary.exp(-wide.abs()))
+    return (wide.clamp_min(0.0) - wide * targets.double() + logarithms).to(x.dtype)
+
+
 @portable("sigmoid")
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + e**-x)."""
