@@ -26,7 +26,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """
     replica = replica_of(spec, ctx)
     record, result = judge(spec, ctx, replica, keep_logits=spec.predictions is not None)
-    if result.logits is not None:
+    if spec.predictions is not None and result.logits is not None:
         dataset = replica.split(spec.split, spec.examples)
         if ctx.first:
             write_predictions(spec, ctx, replica, dataset, result.logits)
