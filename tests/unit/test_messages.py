@@ -27,6 +27,7 @@ OF_SHELL = {"Option", "Typer", "Field", "command"}
 EXCEPTIONS = {
     "classify/serve.py": {"--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
+    "commands/predict.py": {"--csv", "--json", "--top"},
     "commands/program.py": {"--help"},
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations

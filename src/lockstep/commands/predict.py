@@ -9,7 +9,7 @@ import typer
 
 from lockstep import numerics
 from lockstep.commands.shell import Checkpoint, Source, as_json
-from lockstep.errors import DATA, LockstepError, option, printable
+from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import given
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def predict(
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
     if csv and (as_json() or top > 1):
-        other = option("top") if top > 1 else "--json"
+        other = "--top" if top > 1 else "--json"
         raise LockstepError(
             f"--csv prints a table with all classes, so it excludes {other}: leave one of them out"
         )
