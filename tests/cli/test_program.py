@@ -72,7 +72,7 @@ def test_train_then_eval(program, here, tmp_path):
     log, said = (run / "log.txt").read_text().splitlines(), done.stdout.splitlines()
     line = (
         r"\d{4}-.*: step {}, loss = \d\.\d\d \(\d+\.\d examples/sec; 0\.\d{3} sec/batch\), "
-        r"accuracy = \d+\.\d %"
+        r"accuracy = \d+\.\d %, epoch = \d+\.\d, lr = \S+, ETA \d+:\d\d"
     )
     assert [
         any(re.fullmatch(line.replace("{}", step), one) for one in log) for step in ("10", "240")
