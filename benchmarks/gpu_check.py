@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 
 from benchmarks.common import record_of
-from lockstep import hardware, numerics
+from lockstep import __version__, hardware, numerics
 from lockstep.kernels import fused, local_response, reference
 from lockstep.models import digits
 from lockstep.recipes import RECIPES, get_recipe
@@ -421,7 +421,7 @@ def main() -> None:
             "gpus": here.gpus,
             "system": platform.platform(),
         }
-        facts |= {name: version(name) for name in ("lockstep", "torch", "numpy")}
+        facts |= {"lockstep": __version__, **{name: version(name) for name in ("torch", "numpy")}}
         writing = threading.Lock()
 
         def note(name: str) -> None:

@@ -88,12 +88,6 @@ if [ -n "$KIT" ] && ls "$KIT"/wheels/*.whl > /dev/null 2>&1; then
     bad "FAIL wheels: pip cannot install those of $KIT"
 fi
 export PYTHONPATH=$PWD/src:$SITE:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-if ! $PY -c 'import importlib.metadata as metadata; metadata.version("lockstep")' 2> /dev/null; then
-  # Lockstep is imported from src, and asks for its own version.
-  version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-  mkdir -p "$SITE/lockstep-$version.dist-info"
-  printf 'Metadata-Version: 2.1\nName: lockstep\nVersion: %s\n' "$version" > "$SITE/lockstep-$version.dist-info/METADATA"
-fi
 if [ -n "$KIT" ] && ls "$KIT"/cifar-[ab].zip > /dev/null 2>&1; then
   part data 60 $PY -m benchmarks.gpu.packed unpack "$KIT" "$PLACE/data/cifar-10-batches-bin"
 fi

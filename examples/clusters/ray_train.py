@@ -1,7 +1,7 @@
 """Train on a Ray cluster: each worker of a TorchTrainer calls lockstep.train, and all train one run
 together.
 
-    pip install lockstep 'ray[train]'              on every host
+    pip install 'lockstep-images[ray]'             on every host
     ray start --head --num-cpus 4                  on the first host
     ray start --address HOST:6379 --num-cpus 4     on every other host
     python ray_train.py --workers 8 --runs /shared/runs --name big cifar10 --towers 8

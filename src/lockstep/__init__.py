@@ -16,6 +16,8 @@ On one kind of device, the recipe decides the bits, and the placement only the s
 import importlib
 import sys
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False  # The module typing would be imported before the program handles signals.
 if TYPE_CHECKING:
     from typing import Any
@@ -76,10 +78,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> "Any":
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("lockstep")
     if name not in _MODULES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -18,6 +18,7 @@ from lockstep.errors import printable
 from lockstep.text import duration
 
 logger = logging.getLogger("lockstep")
+DISTRIBUTION = "lockstep-images"  # under which pip installs Lockstep
 _SILENT_S = 1.0  # Shorter work shows no progress.
 _LINE_S = 10.0  # between two lines of progress
 

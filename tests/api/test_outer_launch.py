@@ -78,7 +78,7 @@ def test_what_an_outer_launch_does_not_allow_is_refused(trained_once, here, monk
 @pytest.mark.slow
 def test_ray_train(tmp_path, alone):
     """The example, on a real Ray of this host, with two workers."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'lockstep-images[ray]'")
     command = [
         EXAMPLE,
         "digits",

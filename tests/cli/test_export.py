@@ -272,7 +272,10 @@ def test_nothing_is_exported_that_differs_or_cannot_be_compared(
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxruntime", None)
         missing = here("export", path, "-o", "d.onnx")
-    assert (missing.returncode, "pip install '.[export]'" in missing.stderr) == (ENVIRONMENT, True)
+    assert (missing.returncode, "pip install 'lockstep-images[export]'" in missing.stderr) == (
+        ENVIRONMENT,
+        True,
+    )
     monkeypatch.setattr(api, "TOLERANCE", 0.0)
     differs = here("export", path, "-o", "d.onnx")
     assert (differs.returncode, "it is not written" in differs.stderr) == (CRASH, True)

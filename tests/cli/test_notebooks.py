@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import _outside
 from tests.documents import ROOT
 
-WITHOUT = "the notebooks need nbclient and ipykernel: pip install '.[dev]'"
+WITHOUT = "the notebooks need nbclient and ipykernel: pip install 'lockstep-images[dev]'"
 nbclient = pytest.importorskip("nbclient", reason=WITHOUT)
 nbformat = pytest.importorskip("nbformat", reason=WITHOUT)
 pytest.importorskip("ipykernel", reason=WITHOUT)

@@ -12,6 +12,7 @@ from tests.conftest import _outside
 from tests.documents import ROOT
 from tests.helpers import succeeded
 
+from lockstep.errors import ENVIRONMENT
 from lockstep.runs.provenance import code_sha256
 
 pytestmark = pytest.mark.slow
@@ -41,7 +42,8 @@ def test_the_wheel_and_the_sdist_have_every_file(built):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert names >= SOURCES
-    assert all(name.startswith(("lockstep/", "lockstep-")) for name in names)
+    assert wheel.name == "lockstep_images-0.1.0-py3-none-any.whl"
+    assert all(name.startswith(("lockstep/", "lockstep_images-")) for name in names)
     assert {Path(name).name for name in names if "licenses/" in name} >= {
         "LICENSE",
         "digits.LICENSE.txt",
@@ -107,3 +109,17 @@ def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
     assert "x.png" in run("predict", "runs/installed", "x.png")
     run("report", "runs/installed", "-o", "r.html", "-q")
     assert (tmp_path / "r.html").stat().st_size > 50_000
+
+    # Another author's distribution is installed beside it.
+    module, other = path.parent / "lockstep", path.parent / "lockstep_ml-0.0.2.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lockstep-ml\nVersion: 0.0.2\n")
+    (other / "RECORD").write_text("lockstep/__init__.py,,\n")
+    (module / "__init__.py").write_text('__version__ = "0.0.2"\n')
+    done = subprocess.run(
+        [fresh / "bin/lockstep", "recipes"], env=_outside(), capture_output=True, text=True
+    )
+    assert done.returncode == ENVIRONMENT, done.stderr
+    assert "pip uninstall lockstep-ml, then pip install --force-reinstall" in done.stderr
+    assert "lockstep-images" in done.stderr
+    assert "Traceback" not in done.stderr

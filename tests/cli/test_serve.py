@@ -76,7 +76,7 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
     refused(
         here("serve", run),
         ENVIRONMENT,
-        "serve needs uvicorn: pip install '.[serve]' in the folder of Lockstep's",
+        "serve needs uvicorn: pip install 'lockstep-images[serve]'",
     )
 
 

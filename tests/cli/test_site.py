@@ -12,7 +12,7 @@ import pytest
 from tests.documents import ROOT
 from tests.helpers import succeeded
 
-pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install '.[docs]'")
+pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'lockstep-images[docs]'")
 
 import lockstep
 

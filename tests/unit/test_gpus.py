@@ -129,7 +129,7 @@ def test_a_run_states_the_use_of_its_gpus(tmp_path, monkeypatch, percent, capfd)
     result = trained(path, monkeypatch, [0, 1])
     assert result["gpu_utilization"] == pytest.approx({0: 0.93, 1: 0.04})
     lines = " ".join(capfd.readouterr().err.split())
-    assert "%, GPU 0 93%, GPU 1 4%" in lines
+    assert ", GPU 0 93%, GPU 1 4%" in lines
     ends = "GPU 0 busy 93% of the time; GPU 1 busy 4% of the time; memory of each process at most "
     assert f"gpus {ends}" in lines
     rows = rows_of(path, "step")

@@ -24,7 +24,7 @@ TIME = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+"
 LINE = (
     TIME
     + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = "
-    r"(\d+\.\d) %$"
+    r"(\d+\.\d) %, epoch = \d+\.\d, lr = \S+, ETA \d:\d\d$"
 )
 STATE = SimpleNamespace(
     step=0,
@@ -200,6 +200,29 @@ def test_a_stream_gets_a_line_every_ten_seconds_or_as_asked_for(monkeypatch, eve
     assert ["a detail" in each.getvalue() for each in (stream, asked)] == [False, True]
 
 
+def test_a_stream_and_a_terminal_say_the_same_facts(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    stream, line = io.StringIO(), Terminal()
+    log = a_log([console.Plain(stream, 1), live(line, 160)])
+    with log.monitor.training():
+        now[0] += 0.5
+        step_of(log, 0)
+    for k in range(5):
+        now[0] += 4.0
+        log.evaluating(9, "test", k / 4)
+    step, *evaluating = stream.getvalue().splitlines()
+    *_, shown = [frame for frame in frames(line.getvalue()) if "step" in frame and "loss" in frame]
+    facts = ["256.0 examples/sec", "loss = 2.50", "accuracy = 50.0 %", "epoch = 0.0", ", lr = 0."]
+    assert [fact for fact in [*facts, "ETA 0:12"] if fact not in step] == []
+    facts = ["256 img/s", "loss 2.500", "acc 50.0%", "epoch 0.0", "  lr 0.", "ETA 0:12"]
+    assert [fact for fact in facts if fact not in shown] == []
+    assert [text.partition(": ")[2] for text in evaluating] == [
+        "evaluating on test after 9 steps, 75% done"
+    ]
+    assert "75%  evaluating on test  after 9 steps" in line.getvalue()
+
+
 def test_steps_on_features_count_no_images():
     stream, line = io.StringIO(), Terminal()
     recipe = get_recipe("photos").replace(batch=128, precision="float32")
@@ -213,6 +236,7 @@ def a_step(step, steps, **changes):
     return SimpleNamespace(
         **{
             "step": step,
+            "gpus": {},
             "steps": steps,
             "epoch": 16.9,
             "loss": 0.5123,

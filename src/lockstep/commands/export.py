@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep import numerics
+from lockstep import __version__, numerics
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
@@ -164,7 +164,7 @@ def export(
         "classes": list(classes),
         "image_shape": list(shape),
         "weights_sha256": classifier.weights_sha256,
-        "versions": {package: version(package) for package in ("lockstep", "torch")},
+        "versions": {"lockstep": __version__, "torch": version("torch")},
     }
     with progress("making the file", 1, at_once=True):
         content = exported(classifier, metadata)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+import lockstep
 from lockstep import errors
 from lockstep.commands.data import check, fetch
 from lockstep.commands.doctor import doctor
@@ -24,10 +25,10 @@ from lockstep.commands.train import train
 from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import CRASH, DATA, USAGE, LockstepError, printable
+from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError, printable
 from lockstep.files import given, require_permission, reserve_standard_streams
 from lockstep.launch.world import World
-from lockstep.messages import handled, on_stderr
+from lockstep.messages import DISTRIBUTION, handled, on_stderr
 from lockstep.pictures.table import LabelSource
 
 app = typer.Typer(
@@ -152,10 +153,27 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as installed
-
-        print(f"lockstep {installed('lockstep')}")
+        print(f"lockstep {lockstep.__version__}")
         raise typer.Exit
+
+
+def _require_own_package() -> None:
+    """Raise a LockstepError if another distribution has written its `lockstep/__init__.py` over
+    this one, or taken it away.
+
+    On the package index, `lockstep` and `lockstep-ml` have a module of this name.
+    """
+    if "__getattr__" in vars(lockstep):
+        return
+    from importlib.metadata import packages_distributions
+
+    owners = {*packages_distributions().get("lockstep", ())} - {DISTRIBUTION}
+    others = " ".join(sorted(owners)) or "lockstep"
+    raise LockstepError(
+        f"another package has replaced a file of {DISTRIBUTION}, as it has a module lockstep too: "
+        f"pip uninstall {others}, then pip install --force-reinstall --no-deps {DISTRIBUTION}",
+        ENVIRONMENT,
+    )
 
 
 def main() -> None:
@@ -174,6 +192,7 @@ def main() -> None:
         world = World()
     try:
         with handled(on_stderr if world.process == 0 else lambda text: None):
+            _require_own_package()
             try:
                 app(prog_name="lockstep")
             except PermissionError as error:

@@ -1,6 +1,8 @@
 """`lockstep recipes` and `lockstep show`."""
 
 import inspect
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -10,14 +12,18 @@ from lockstep.errors import option
 from lockstep.files import Record
 from lockstep.messages import command
 
+# the accuracy that a docstring states, of which images if a user brings them, and the time
+_MEASURED = re.compile(r"Measured: ([\d.]+ %)(?: of (.+?))? in ([^.]+(?:\.\d[^.]*)?)\.")
+
 
 def recipes() -> Iterator[str | Record]:
-    """List the recipes: what each is for, and its measured accuracy and time.
+    """List the recipes: the network and data of each, and its measured accuracy and time.
 
     Examples:
       lockstep recipes
-      lockstep recipes --json                           also how its results were measured
+      lockstep recipes --json                 what each is for, and how its results were measured
     """
+    from lockstep.data import IMAGE_FOLDER
     from lockstep.recipes import RECIPES
 
     texts = {
@@ -25,9 +31,21 @@ def recipes() -> Iterator[str | Record]:
         for name, make in RECIPES.items()
     }
     yield {name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}
-    for name, (summary, *_, measured) in texts.items():
-        brief = measured.removeprefix("Measured: ").partition(". ")[0]
-        yield from [f"{name}: {brief}", f"  {summary}"]
+    row = "{:16}  {:30}  {:11}  {:8}  {}".format
+    yield row("recipe", "network it trains", "dataset", "accuracy", "time")
+    measured_on = defaultdict[str, list[str]](list)
+    for name, make in RECIPES.items():
+        recipe = make()
+        result = _MEASURED.match(texts[name][-1])
+        assert result is not None
+        accuracy, images, time = result.groups()
+        network = f"{recipe.model}, last layer" if recipe.head else recipe.model
+        own = recipe.dataset == IMAGE_FOLDER
+        yield row(name, network, "your images" if own else recipe.dataset, accuracy, time)
+        if images:
+            measured_on[images].append(name)
+    shown = [f"{images} ({', '.join(names)})" for images, names in measured_on.items()]
+    yield f"your images: {'; '.join(shown)}"
     yield (
         f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of "
         "your own"

@@ -27,6 +27,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
+from lockstep.messages import DISTRIBUTION
 from lockstep.runs.run import Run
 from lockstep.schema import entries_of
 
@@ -211,8 +212,7 @@ def require_extra(name: str, modules: Sequence[str]) -> None:
     installed.
     """
     if missing := [module for module in modules if find_spec(module) is None]:
-        # The package with its extras is in no index.
-        install = f"pip install '.[{name}]' in the folder of Lockstep's source"
+        install = f"pip install '{DISTRIBUTION}[{name}]'"
         raise LockstepError(f"{name} needs {', '.join(missing)}: {install}", ENVIRONMENT)
 
 

@@ -44,23 +44,33 @@ class Plain(Listener):
         self.every = every
         self._stream, self._verbose = stream, verbose
         self._steps: int | None = None  # of the run
+        self._shown = 0.0  # when an evaluation began, or its progress was printed last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Print a line in the shape of TensorFlow's tutorial."""
+        """Print a line in the shape of TensorFlow's tutorial, and then what it does not say."""
         self._steps = event.steps
         rate = (
             _steps_per_s(event)
             if event.images_per_s is None
             else f"{event.images_per_s:.1f} examples"
         )
-        busy = "".join(
-            f", GPU {number} {use['utilization']:.0%}" for number, use in event.gpus.items()
-        )
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
             f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = "
-            f"{100 * event.accuracy:.1f} %{busy}"
+            f"{100 * event.accuracy:.1f} %, epoch = {event.epoch:.1f}, "
+            f"lr = {event.learning_rate:.2g}, {', '.join([_eta(event), *_busy(event)])}"
         )
+
+    def evaluating(self, step: int, split: str, share: float) -> None:
+        """Print the progress of a long evaluation every ten seconds."""
+        now = time.perf_counter()
+        if share == 0:
+            self._shown = now
+        elif now - self._shown >= self.every_s and share < 1:
+            self._shown = now
+            self._print(
+                f"{datetime.now()}: evaluating on {split} after {step} steps, {share:.0%} done"
+            )
 
     def evaluation(self, event: EvaluationEvent) -> None:
         """Print the accuracies, one for each kind of weights. Those after the last step are in the
@@ -113,7 +123,6 @@ class Live(Plain):
         bar = BarColumn(bar_width=_BAR, table_column=Column(min_width=_BAR, no_wrap=True))
         self._progress = Progress(bar, text, console=console, auto_refresh=False, transient=True)
         self._task = self._progress.add_task("", total=1.0, text="")
-        self._drawn = 0.0  # when the progress of an evaluation was drawn last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Redraw the line, the most important parts first. The ETA is by the latest steps."""
@@ -127,12 +136,13 @@ class Live(Plain):
         self._draw(
             done / event.steps,
             f"step {done:>{len(str(event.steps))}}/{event.steps}",
-            f"ETA {_clock((event.steps - done) * event.s_per_step)}",
+            _eta(event),
             f"loss {event.loss:.3f}",
             f"acc {event.accuracy:.1%}",
             f"{speed}/s",
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",
+            *_busy(event),
         )
 
     def evaluating(self, step: int, split: str, share: float) -> None:
@@ -140,8 +150,8 @@ class Live(Plain):
         done.
         """
         now = time.perf_counter()
-        if share in (0, 1) or now - self._drawn >= _FRAME_S:
-            self._drawn = now
+        if share in (0, 1) or now - self._shown >= _FRAME_S:
+            self._shown = now
             self._draw(share, f"evaluating on {split}", f"after {step} steps")
 
     def close(self) -> None:
@@ -169,6 +179,14 @@ def block(lines: Sequence[tuple[str, str]]) -> list[str]:
     """Return a line per (label, text), with the labels padded to one width."""
     width = max((len(label) for label, _ in lines), default=0)
     return [f"  {label:<{width}}  {text}" if label else f"  {text}" for label, text in lines]
+
+
+def _eta(event: StepEvent) -> str:
+    return f"ETA {_clock((event.steps - event.step - 1) * event.s_per_step)}"
+
+
+def _busy(event: StepEvent) -> list[str]:
+    return [f"GPU {number} {use['utilization']:.0%}" for number, use in event.gpus.items()]
 
 
 def _steps_per_s(event: StepEvent) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lockstep import hardware, numerics
+from lockstep import __version__, hardware, numerics
 from lockstep.config.recipe import Recipe
 from lockstep.errors import printable
 from lockstep.files import Record, sha256
@@ -33,7 +33,7 @@ _VARIABLES = re.compile(
 
 # else "environment"
 _KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}
-_PACKAGES = ("lockstep", "torch", "numpy", "safetensors", "pillow")
+_PACKAGES = ("torch", "numpy", "safetensors", "pillow")
 _OF_MODELS = ("timm", "torchvision")  # They count if the model's code has imported them.
 _NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its files were
 _SHA256_DIGITS = 8  # that a message shows
@@ -160,6 +160,7 @@ def versions() -> dict[str, str]:
     }
     return {
         "python": platform.python_version(),
+        "lockstep": __version__,
         **{name: version(name) for name in _PACKAGES},
         **imported,
         "lockstep_sha256": code_sha256(_PACKAGE),
