@@ -5,6 +5,9 @@ A head is trained as the recipe says, without a fifth of the training images, an
 these. This is done for as many fifths as have 1,000 images together, for all at once; each class
 counts as many images as the smallest. A model file holds these answers, so that the least
 probability of a sure one can be derived for any share of right ones.
+
+Where an image has any number of labels, all five fifths are classified, and each label that is
+found is an answer (`several.py`).
 """
 
 from collections.abc import Mapping
@@ -16,15 +19,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.config.recipe import BoundRecipe
+from lockstep.core.loss import loss_of
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, every_view
+from lockstep.head.several import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
 
 # In a model file: float32 [n, 3], of each image that was left out its label, the class found, and
-# its probability.
+# its probability. Of several labels a row for each one that was found: if the image does not have
+# it, the number of classes stands for its label.
 ANSWERS = "sure/answers"
 SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
 FOLDS = 5
@@ -46,8 +52,10 @@ def confidence_tensors(
     """
     names = [f"{bound.recipe.head}.weight", f"{bound.recipe.head}.bias"]
     linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
-    if len(train_set) < LEAST_IMAGES or not linear or train_set.several:
+    if len(train_set) < LEAST_IMAGES or not linear:
         return {}
+    if train_set.several:
+        return _of_several(bound, state, train_set)
     classes = len(train_set.classes)
     smallest = int(train_set.labels.bincount(minlength=classes).min())
     folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
@@ -56,6 +64,17 @@ def confidence_tensors(
     labels = train_set.labels[rows].float()
     answers = torch.stack([labels, best.indices.float(), best.values], 1)
     return {ANSWERS: answers.cpu()}
+
+
+def _of_several(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
+    """Return the tensors of `confidence_tensors` where an image has any number of labels."""
+    rows, probabilities = held_out(bound, state, train_set, FOLDS)
+    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+    thresholds = best_thresholds(probabilities, labels)
+    images, found = (probabilities >= thresholds).nonzero().unbind(1)
+    own = torch.where(labels[images, found] == 1, found, len(train_set.classes))
+    answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
+    return {THRESHOLDS: thresholds, ANSWERS: answers}
 
 
 def held_out(
@@ -83,7 +102,7 @@ def held_out(
         for fold_rows, weight, bias in heads_of:
             views = every_view(train_set.pixels(fold_rows))[:, :used]
             logits = functional.linear(views.mean(1), weight, bias)
-            probabilities.append(logits.softmax(1))
+            probabilities.append(logits.sigmoid() if train_set.several else logits.softmax(1))
     return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
@@ -92,6 +111,7 @@ def thresholds(
     classes: int,
     share: float,
     balanced: bool,
+    several: bool = False,
 ) -> Tensor:
     """Return the least probability of a sure answer for each class that may be found, float64
     [classes].
@@ -100,10 +120,11 @@ def thresholds(
     a class with fewer than half as many images as classes have on average, that must also be so
     among the answers that find this class. If `balanced`, every class counts alike, however many
     images it has. One more wrong answer is counted than there are: among all answers one that
-    counts as much as any. So few answers promise little.
+    counts as much as any. So few answers promise little. With `several` labels, the answers that
+    find a class count in place of its images.
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
-    most = torch.tensor([classes, classes, 1.001])
+    most = torch.tensor([classes + several, classes, 1.001])
     sound = (
         answers.dtype == torch.float32
         and answers.shape[1:] == (3,)
@@ -112,7 +133,7 @@ def thresholds(
     if not sound:
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
     labels, predicted = answers[:, :2].long().unbind(1)
-    counts = labels.bincount(minlength=classes).double()
+    counts = (predicted if several else labels).bincount(minlength=classes).double()
     weights = torch.ones(len(labels), dtype=torch.float64)
     if balanced:
         weights = counts.mean() / counts[labels]
@@ -154,6 +175,8 @@ class Confidence:
         sure_from: the result of `thresholds`; None if the model file has no answers.
         outliers: tells the images that are unlike the training images; None if the model file has
             none of these.
+        found_from: the least probability of a found label of each class, float32 [classes], if the
+            recipe has several labels; 0.5 if the model file has no other.
     """
 
     def __init__(
@@ -163,18 +186,21 @@ class Confidence:
         classes: int,
         share: float,
         balanced: bool,
+        several: bool = False,
     ) -> None:
-        """Use the tensors of a model file, from here and head/outliers.py, for images of `features`
-        values; see `thresholds`.
+        """Use the tensors of a model file, from here, head/several.py and head/outliers.py, for
+        images of `features` values; see `thresholds`.
 
         Raises: ValueError if they are not sound.
         """
         self.sure_from = None
         self.outliers = None
         references = dict(tensors)
+        self.found_from = thresholds_of(references, classes)
+        references.pop(THRESHOLDS, None)
         answers = references.pop(ANSWERS, None)
         if answers is not None:
-            self.sure_from = thresholds(answers, classes, share, balanced)
+            self.sure_from = thresholds(answers, classes, share, balanced, several)
         if references:
             self.outliers = Outliers(references, features)
 
@@ -195,6 +221,19 @@ class Confidence:
                     answers[row] = "unlike"
         return answers
 
+    def of_each_class(self, features: Tensor, probabilities: Tensor) -> list[list[Answer | None]]:
+        """Return what each class is worth as a found label of each image, as `__call__` does for
+        the most probable one.
+        """
+        marks = self(features, probabilities)
+        if self.sure_from is None:
+            return [[mark] * probabilities.shape[1] for mark in marks]
+        sure = (probabilities >= self.sure_from).tolist()
+        return [
+            ["unlike" if mark == "unlike" else "sure" if one else "unsure" for one in row]
+            for mark, row in zip(marks, sure, strict=True)
+        ]
+
 
 def _fold_of(train_set: Dataset) -> Tensor:
     """Return the fold of each image, int64 [N]: an equal share of each class. Copies and groups
@@ -214,6 +253,8 @@ def _fold_of(train_set: Dataset) -> Tensor:
         return_inverse=True,
     )
     labels = train_set.labels.cpu().numpy()[first_rows]
+    if train_set.several:  # an equal share of the images with the same labels
+        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
     by_class = np.argsort(labels, kind="stable")
     folds = np.empty(len(first_rows), np.int64)
     folds[by_class] = np.arange(len(first_rows)) % FOLDS
@@ -257,11 +298,11 @@ def _trained(
         logits = logits.view(len(rows) * folds, -1)
         if priors is not None:
             logits = logits + priors
-        losses = functional.cross_entropy(
+        losses = loss_of(
             logits,
-            train_set.labels[rows].repeat_interleave(folds),
-            reduction="none",
+            train_set.labels[rows].repeat_interleave(folds, 0),
             label_smoothing=recipe.label_smoothing,
+            each=True,
         )
         kept = fold_of[rows, None] != torch.arange(folds, device=device)
         weight = FOLDS / (FOLDS - 1) / len(rows)

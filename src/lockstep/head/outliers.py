@@ -21,7 +21,7 @@ from lockstep.data.dataset import Dataset
 
 # of the names in a model file
 _PREFIX = "unlike/"
-_SURE = "sure/"
+_OTHERS = ("sure/", "several/")
 _REFERENCES = f"{_PREFIX}references"
 _THRESHOLD = f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
@@ -66,7 +66,7 @@ def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     of_model = dict[str, Tensor]()
     of_head = dict[str, Tensor]()
     for name, tensor in tensors.items():
-        part = of_head if name.startswith((_PREFIX, _SURE)) else of_model
+        part = of_head if name.startswith((_PREFIX, *_OTHERS)) else of_model
         part[name] = tensor
     return of_model, of_head
 

@@ -4,8 +4,9 @@ meanwhile.
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
-from lockstep.errors import LockstepError, option
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
+from lockstep.head.several import thresholds_of
 from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.predictions import write_predictions
@@ -14,6 +15,7 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.jobs.splits import read_splits
 from lockstep.messages import logger
 from lockstep.pictures.photos import ALL
+from lockstep.runs import statefile
 from lockstep.runs.provenance import compare, describe_custom_code
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile
@@ -66,6 +68,7 @@ def judge(
             del checkpoint.tensors[name]
     restore(replica, checkpoint)
     step, weights = replica.state.step, spec.weights or spec.recipe.own_weights
+    own = weights == spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(
             f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}"
@@ -73,6 +76,12 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
+    if result.several and ctx.first and spec.checkpoint is None and own and run.model.is_file():
+        known = statefile.read(run.model).tensors
+        try:
+            result = result.at(thresholds_of(known, len(dataset.classes)), dataset.labels)
+        except ValueError as error:
+            raise LockstepError(f"{run.model} is damaged: {error}", DATA) from None
     record = {
         "run": str(run.path),
         "step": step,

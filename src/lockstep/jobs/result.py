@@ -167,6 +167,8 @@ class Result:
         if self.sure is not None:
             share, images, right, _ = self.sure.values()
             of = f"{images} of {best.examples} {recipe.evaluated_split} images"
+            if best.several:
+                of = f"{images} of {plural(sum(best.several.found), 'label')} that were found"
             lines.append(("sure", f"{of}, {right} of them right ({share:.0%} is asked for)"))
         lines += [("warning", text) for text in record["warnings"]]
         lines += [("left out", text) for text in left_out]
@@ -196,7 +198,7 @@ def sure_answers(
     share: float = SHARE,
 ) -> Record | None:
     """Return how many answers on `dataset` are sure and right, by the `tensors` of the model file;
-    None if unknown.
+    None if unknown. With several labels, each label that is found is an answer.
 
     "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
     """
@@ -206,15 +208,22 @@ def sure_answers(
         len(dataset.classes),
         share,
         replica.recipe.balanced,
+        dataset.several,
     )
     if marks.sure_from is None:
         return None
-    answers = marks(dataset.pixels(slice(None)).cpu(), probabilities)
-    sure = torch.tensor([answer == "sure" for answer in answers])
-    right = sure & (probabilities.argmax(1) == dataset.labels.cpu())
+    features, labels = dataset.pixels(slice(None)).cpu(), dataset.labels.cpu()
+    if dataset.several:
+        answers = marks.of_each_class(features, probabilities)
+        sure = torch.tensor([[answer == "sure" for answer in row] for row in answers])
+        sure &= probabilities >= marks.found_from
+        right = sure & labels.bool()
+    else:
+        sure = torch.tensor([answer == "sure" for answer in marks(features, probabilities)])
+        right = sure & (probabilities.argmax(1) == labels)
     return {
         "share": share,
-        "images": int(sure.sum()),
+        "labels" if dataset.several else "images": int(sure.sum()),
         "right": int(right.sum()),
         "least": sorted({least for least in marks.sure_from.tolist() if least <= 1}),
     }

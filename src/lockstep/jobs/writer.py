@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from lockstep import hardware
 from lockstep.core.evaluation import Evaluation
+from lockstep.core.loss import probabilities_of
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
+from lockstep.head.several import thresholds_of
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.policy import Policy
@@ -182,10 +184,14 @@ class RunWriter:
         # To find out which answers are sure may take as long as the training.
         with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
-            sure, logits = None, next(iter(evaluations.values())).logits
-            if logits is not None:
-                probabilities = logits.double().softmax(1)
-                sure = sure_answers(replica, tensors, replica.test_set, probabilities)
+            sure, test_set = None, replica.test_set
+            kind, best = next(iter(evaluations.items()))
+            if best.several:
+                known = thresholds_of(tensors, len(test_set.classes))
+                evaluations = evaluations | {kind: best.at(known, test_set.labels)}
+            if best.logits is not None:
+                probabilities = probabilities_of(best.logits, test_set.several)
+                sure = sure_answers(replica, tensors, test_set, probabilities)
             mixed = is_mixed(folder.earlier, self.identity)
             result = Result(replica, evaluations, memory, sure)
             record = result.record(self.log, folder, self.spec.started, mixed)

@@ -1,0 +1,178 @@
+"""A head with several labels a picture: thresholds and sure answers from images that were held out."""
+
+import hashlib
+
+import pytest
+import torch
+from tests.helpers import lockstep_error, recipe_with
+from tests.images import noise
+from tests.runs import change_state, fit_here
+from torch import nn
+
+from lockstep.commands.to_placement import placed
+from lockstep.config.placement import Placement
+from lockstep.core.build import build_model
+from lockstep.core.several import found_in
+from lockstep.core.state import State
+from lockstep.data import arrays
+from lockstep.data.dataset import Dataset
+from lockstep.head.confidence import (
+    ANSWERS,
+    FOLDS,
+    Confidence,
+    confidence_tensors,
+    held_out,
+    thresholds,
+)
+from lockstep.head.several import THRESHOLDS, best_thresholds, thresholds_of
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import evaluate
+from lockstep.jobs.specs import EvaluateSpec, VerifySpec
+from lockstep.jobs.verify import verify
+from lockstep.recipes import get_recipe
+from lockstep.runs import statefile
+from lockstep.runs.run import Run
+
+RECIPE = recipe_with(
+    "photos",
+    {
+        "dataset": "any:function",
+        "several_labels": True,
+        "precision": "float32",
+        "steps": 60,
+        "batch": 64,
+        "weight_decay": {},
+    },
+)
+SHIFT = torch.tensor([0.0, 0.8, 2.0])  # The last label is the rarest.
+
+
+def examples(count, seed):
+    """Return (features [count, 6], labels [count, 3]): two noisy features tell each label."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = (torch.randn(count, 3, generator=draw) > SHIFT).to(torch.uint8)
+    noisy = torch.randn(count, 6, generator=draw) + 1.6 * labels.repeat(1, 2)
+    return noisy, labels
+
+
+def of(function, values, labels, recipe=RECIPE, *arguments):
+    """Return what a `function` of head/confidence.py computes for a linear head on these."""
+    names = {f"_fc.{name}": p for name, p in nn.Linear(values.shape[1], 3).named_parameters()}
+    state = State(recipe, names, {}, torch.device("cpu"))
+    views = torch.stack([values, values], 1)[:, None]
+    dataset = Dataset(views.view(torch.uint8), labels, ("a", "b", "c"), "")
+    return function(recipe.bind(len(values)), state, dataset, *arguments)
+
+
+def tensors_of(*arguments):
+    return of(confidence_tensors, *arguments)
+
+
+def test_the_best_threshold_is_the_one_by_hand():
+    scores = torch.tensor([0.1, 0.75, 0.5, 0.25, 1.0])
+    columns = {
+        0.1875 - 0.0125: [0, 1, 0, 1, 1],  # three of four, and all that there are
+        0.875: [0, 0, 0, 0, 1],
+        0.5: [0, 0, 0, 0, 0],
+        0.05: [1, 1, 1, 1, 1],
+        0.375: [0, 1, 1, 0, 1],
+    }
+    own = torch.tensor([*columns.values()], dtype=torch.uint8).T
+    found = best_thresholds(scores[:, None].expand(5, 5), own)
+    assert found.tolist() == pytest.approx([*columns])
+    # Between 0.25 and 0.75, and between 0.75 and 1, F1 is 2 / 3: the first is nearer to 0.5.
+    tied = best_thresholds(torch.tensor([[1.0], [0.75], [0.25]]), torch.tensor([[1], [0], [1]]))
+    assert tied.item() == pytest.approx(0.125)
+    equal = best_thresholds(torch.full((4, 1), 0.6), torch.tensor([[1], [0], [1], [1]]))
+    assert equal.item() == pytest.approx(0.3)
+
+
+def test_thresholds_and_sure_labels_hold_for_other_images():
+    tensors = tensors_of(*examples(1500, 1))
+    chosen = thresholds_of(tensors, 3)
+    assert chosen[2] < 0.45  # the rarest
+    values, labels = examples(4000, 2)
+    rows, probabilities = of(held_out, values, labels, RECIPE, FOLDS)
+    values, labels, logits = values[rows], labels[rows], probabilities.double().logit().float()
+    best, half = found_in(logits, labels, chosen), found_in(logits, labels)
+    assert best.summary()["f1"]["macro"] > half.summary()["f1"]["macro"] + 0.01
+    marks = Confidence(tensors, 6, 3, 0.95, balanced=False, several=True)
+    answers = marks.of_each_class(values.view(-1, 1, 1, 6).view(torch.uint8), probabilities)
+    sure = torch.tensor([[answer == "sure" for answer in row] for row in answers])
+    assert sure.sum() > 1000
+    assert 0.935 < labels[sure].double().mean() < 0.97
+    assert {answer for row in answers for answer in row} == {"sure", "unsure"}
+
+
+def test_answers_are_the_labels_that_were_found():
+    values, labels = examples(200, 3)
+    tensors = tensors_of(values, labels)
+    own, found, probability = tensors[ANSWERS].unbind(1)
+    assert (probability >= tensors[THRESHOLDS][found.long()]).all()
+    assert ((own == found) | (own == 3)).all()
+    assert 0 < (own == 3).sum() < (own == found).sum()
+    portable = tensors_of(values, labels, RECIPE.replace(arithmetic="portable"))
+    assert torch.allclose(portable[THRESHOLDS], tensors[THRESHOLDS], atol=1e-3)
+    assert tensors_of(values[:49], labels[:49]) == {}
+    assert thresholds_of({}, 2).tolist() == [0.5, 0.5]
+    with pytest.raises(ValueError, match="one probability for each class"):
+        thresholds_of(tensors, 4)
+    with pytest.raises(ValueError, match="has no classes and probabilities"):
+        thresholds(tensors[ANSWERS], 3, 0.95, balanced=False)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of a head on random filters. The columns of an image are bright for its labels."""
+    own = noise(3, 260, 3) % 2
+    images = (
+        noise(4, 260, 8, 8, 1) // 3 + 150 * own.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
+    )
+    data = {"train": (images[:200], own[:200]), "test": (images[200:], own[200:])}
+    weights = tmp_path / "weights.pt"
+    torch.save(build_model(get_recipe("digits"), (1, 8, 8), 3).state_dict(), weights)
+    changes = {
+        "dataset": "memory",
+        "dataset_sha256": arrays.store({**data, "classes": ["a", "b", "c"]}, None),
+        "several_labels": True,
+        "portable": False,
+        "head": "logits",
+        "augmentation": "plain",
+        "init_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "weight_decay": {},
+        "steps": 40,
+        "batch": 40,
+        "ema": None,
+    }
+    placement = Placement(init=weights, summary_every=0)
+    run = Run(tmp_path / "run")
+    fit_here(recipe_with("digits", changes), run.path, placement)
+    return run
+
+
+def fields_of(run):
+    recipe = run.recipe()
+    placement = placed(recipe, Placement(), run.path)
+    return {"recipe": recipe, "placement": placement, "path": run.path}
+
+
+def evaluated(run):
+    return evaluate(EvaluateSpec(**fields_of(run)), Context())
+
+
+def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
+    result, model = run.result(), statefile.read(run.model)
+    known = model.tensors[THRESHOLDS]
+    assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
+    assert result["f1"]["macro"] > 0.8
+    assert result["sure"]["right"] <= result["sure"]["labels"]
+    record = evaluated(run)
+    assert record["classes"] == result["classes"]
+    assert record["accuracy"] == result["accuracy"]["raw"]
+    assert verify(VerifySpec(**fields_of(run), start=0), Context())["same"]
+
+    change_state(run.model, lambda metadata, tensors: tensors.update({THRESHOLDS: known * 3}))
+    with lockstep_error("model.safetensors is damaged: its tensor several/thresholds"):
+        evaluated(run)
+    run.model.unlink()
+    assert [row["threshold"] for row in evaluated(run)["classes"]] == [0.5] * 3
