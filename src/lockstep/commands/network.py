@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.commands.to_placement import Fields
 from lockstep.config.overrides import make
@@ -15,11 +15,12 @@ from lockstep.errors import LockstepError, option
 from lockstep.jobs.kept import settings_of_timm
 from lockstep.jobs.weights import WeightsFile, load_initial_weights
 from lockstep.models import TIMM
-from lockstep.pictures.decode import decode_image
-from lockstep.pictures.photos import Survey
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED
 from lockstep.runs.run import Run
+
+if TYPE_CHECKING:
+    from lockstep.pictures.photos import Survey
 
 _SLOW = 0.1  # the factor on the learning rate of all but the last third of the blocks
 _MEASURED = 16  # photos whose features tell their size
@@ -58,13 +59,16 @@ def with_network(
         settings = {**PACKAGED_NETWORKS[model]}
     elif model.startswith(TIMM):
         name = model.removeprefix(TIMM)
-        settings = settings_of_timm(name, changes.get("image_px"), with_weights=weights is None)
+        px = changes.get("image_px")
+        side = px if isinstance(px, int) else None  # Validation reports another type.
+        settings = settings_of_timm(name, side, with_weights=weights is None)
         licence = settings.pop("licence")
         notes = [f"network {settings['model']}: the licence of its weights is {licence}"]
         changes = {**changes, "model": settings["model"]}
     elif tuned and weights and weights.run and "model" not in changes:
-        settings = _of_run(Run.open(weights.run).recipe())
-    if tuned and settings.get("model", model) != base.model and settings:
+        parent = Run.open(weights.run).recipe()
+        settings = _of_run(parent) if parent.model != base.model else {}
+    if tuned and settings.get("model", base.model) != base.model:
         settings.pop("head", None)
         options = settings.get("model_options", {})
         settings["model_options"] = {**options, "fixed_statistics": True}
@@ -74,13 +78,9 @@ def with_network(
 
 def _of_run(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of a run's recipe that go with its network, if it has trained the last
-    layer of a pretrained one that is not that of `photos`.
+    layer of a pretrained one.
     """
-    if (
-        recipe.head is None
-        or recipe.model == "efficientnet-lite0"
-        or not is_pretrained({"model": recipe.model})
-    ):
+    if recipe.head is None or not is_pretrained({"model": recipe.model}):
         return {}
     augmentation = recipe.augmentation.model_dump()
     return {
@@ -143,7 +143,7 @@ def _whole(slow: dict[str, bool], depth: int) -> dict[str, float]:
     return factors
 
 
-def scaled(recipe: Recipe, survey: Survey, path: Path) -> dict[str, Any]:
+def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
     """Return the settings of `recipe` for features of the size that its network gives some training
     photos, with the weights at `path`.
 
@@ -156,6 +156,7 @@ def scaled(recipe: Recipe, survey: Survey, path: Path) -> dict[str, Any]:
 
     from lockstep.core.backbone import Backbone
     from lockstep.core.model import Model
+    from lockstep.pictures.decode import decode_image
 
     recipe = recipe.replace(precision="float32")
     px = recipe.image_px or 0

@@ -110,6 +110,9 @@ def fetch_file(archive: Archive, path: Path) -> None:
                 (unfinished / archive.name).rename(path)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
+    except LockstepError as error:
+        by_hand = f"By hand: get the file, and give its path as {option('init', 'FILE')}"
+        raise LockstepError(f"{error}. {by_hand}", error.code) from None
     except OSError as error:
         cause = "no room for" if no_room(error) else "cannot write"
         raise LockstepError(f"{cause} {path} ({error.strerror or error})", ENVIRONMENT) from None

@@ -122,7 +122,8 @@ def decode_image(
        images are refused.
     4. With `fit` "crop", the largest square in the middle is resized by Pillow's filter
        `interpolation` with antialiasing, in one call, which first averages whole blocks of pixels
-       if the square is 4 `image_px` wide or more. With "squash", it is the whole image, whose proportions change.
+       if the square is 4 `image_px` wide or more. With "squash", it is the whole image, whose
+       proportions change.
        With "pad", the whole image keeps its proportions, and grey margins of equal width make it a
        square.
     5. Transparency is laid on white; on black where nothing could be seen on white, as with white
