@@ -165,7 +165,7 @@ def _timm() -> Any:
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
         raise LockstepError(
             f"networks of timm need the packages timm and torchvision, and they cannot be imported "
-            f"({_line(error)}): pip install timm",
+            f"({_line(error)}): pip install timm torchvision",
             ENVIRONMENT,
         ) from None
     return timm
