@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.commands.network import scaled
+from lockstep.commands.network import is_pretrained, scaled
 from lockstep.commands.subject import Subject, subject_of
 from lockstep.commands.to_placement import Fields, What
 from lockstep.config.overrides import make, parse
@@ -16,8 +16,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.errors import LockstepError, option, unknown
 from lockstep.jobs.kept import kept
-from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights
-from lockstep.models import TIMM
+from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
 from lockstep.text import listed
@@ -94,8 +93,9 @@ def fitted(
     made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new
-    since the last start. For the features of a network of timm, the learning rate follows their
-    size; `weights` are those of the user for it. It is an error if the folder cannot be trained on.
+    since the last start. The learning rate follows the size of the features of another network
+    with trained weights; `weights` are those of the user for it. It is an error if the folder
+    cannot be trained on.
     """
     recipe, changes = subject.recipe, subject.changes
     if changes is None or subject.data is None or recipe.dataset != IMAGE_FOLDER:
@@ -108,8 +108,9 @@ def fitted(
     fit = fitting(survey, known, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     recipe = make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
-    path = weights.path if weights else kept(recipe.init_sha256)
-    if recipe.model.startswith(TIMM) and recipe.head and path and not _RATES & changes.keys():
+    path = weights.path if weights else known_weights(recipe)
+    measured = is_pretrained(changes) and recipe.model != get_recipe(PHOTOS).model
+    if measured and recipe.head and path and not _RATES & changes.keys():
         settings = scaled(recipe, survey, path)
         chosen = [f"{name}={value:g}" for name, value in settings.items()]
         subject.details.append(f"{listed(chosen)}, for the size of the network's features")

@@ -87,6 +87,7 @@ def _version() -> str:
         return version("timm")
     except PackageNotFoundError:
         raise LockstepError(
-            "networks of timm need the package timm, which is not installed: pip install timm torchvision",
+            "networks of timm need the package timm, which is not installed: "
+            "pip install timm torchvision",
             ENVIRONMENT,
         ) from None
