@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from PIL import Image
 
@@ -168,16 +169,29 @@ def photos(call: Call) -> Figures:
     """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty
     caches.
     """
-    result = train(call, call.what, "--seed", call.number)
-    error = (
-        float(
-            lockstep.report(result["run"], quiet=True)
-            .html.split("calibration error: ")[1]
-            .split("%")[0]
-        )
-        / 100
-    )
-    name, start = Path(call.what).name, "with another seed" if call.number else "of the first start"
+    return of_photos(Path(call.what).name, call, train(call, call.what, "--seed", call.number))
+
+
+def networks(call: Call) -> Figures:
+    """The recipe `photos` on the folder WHAT with EfficientNet-lite0 and lite2, as `photos`
+    and with a cache for each.
+    """
+    figures: Figures = {}
+    for model in ("efficientnet-lite0", "efficientnet-lite2"):
+        cache = str(call.folder / f"cache-{model}")
+        options = ("--model", model, "--seed", call.number)
+        result = train(call, call.what, *options, XDG_CACHE_HOME=cache)
+        name = f"{Path(call.what).name}, {model.removeprefix('efficientnet-')}"
+        figures |= of_photos(name, call, result, cache)
+    return figures
+
+
+def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None = None) -> Figures:
+    """Return accuracy, calibration and time of a run of `photos`."""
+    with patch.dict(os.environ, {"XDG_CACHE_HOME": cache} if cache else {}):
+        html = lockstep.report(result["run"], quiet=True).html
+    error = float(html.split("calibration error: ")[1].split("%")[0]) / 100
+    start = "with another seed" if call.number else "of the first start"
     found = {
         f"{name}: test accuracy": result["best"],
         f"{name}: accuracy of probabilities (calibration error)": error,
@@ -361,6 +375,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "seeds": (seeds, 10),
     "export": (export, 5),
     "photos": (photos, 5),
+    "networks": (networks, 5),
     "fit": (fit, 5),
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),

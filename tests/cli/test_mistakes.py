@@ -23,7 +23,11 @@ CLEAR = "\x1b[2J"  # what clears the screen
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
-        (["train", "--model", "timm:create_model"], USAGE, ["no module 'timm'", "install it"]),
+        (
+            ["train", "--model", "timm:create_model"],
+            USAGE,
+            ["is for the recipes photos and photos-tuned, not for digits", "timm.models:NAME"],
+        ),
         (
             ["train", "--set", "augmentation.kind=distort"],
             USAGE,

@@ -91,7 +91,11 @@ CASES = [
     ),
     ("train hf://datasets/x/beans", USAGE, "hf://datasets/x/beans is an address"),
     ("train digits --data s3://bucket/x", USAGE, "s3://bucket/x is an address"),
-    ("train --init https://a.org/w.pt", USAGE, "https://a.org/w.pt is an address"),
+    (
+        "train --init https://a.org/w.pt",
+        USAGE,
+        "https://a.org/w.pt: give https://.../FILE#sha256=HEX, with the 64 digits",
+    ),
     ("train --runs gs://bucket/runs", USAGE, "gs://bucket/runs is an address"),
     ("eval http://a.org/run", USAGE, "http://a.org/run is an address"),
     (
@@ -120,12 +124,12 @@ CASES = [
     (
         "train --model resnet50",
         USAGE,
-        "as in nets.py:resnet50, torchvision.models:resnet50 or timm.models:resnet50",
+        "as in timm:resnet50, nets.py:resnet50 or torchvision.models:resnet50",
     ),
     (
         "train --model timm/resnet50",
         USAGE,
-        "or a function or class of yours, of torchvision or of timm",
+        "or a network of timm with its weights, or a function or class of yours or of torchvision",
     ),
     (
         "train --device mps",

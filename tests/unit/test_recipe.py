@@ -47,8 +47,8 @@ def test_changing_towers_keeps_the_tower_batch():
         ({"name": "../x"}, "name: got '../x': give letters"),
         (
             {"model": "../a:b"},
-            r"unknown model .*, or a function or class of yours, .* as in nets\.py:resnet50, "
-            r"torchvision\.models:",
+            r"unknown model .*, or a function or class of yours .* as in timm:resnet50, "
+            r"nets\.py:resnet50 or torchvision\.models:",
         ),
         ({"model": "a:b\x1b[2J"}, r"unknown model 'a:b\\x1b\[2J'"),
         ({"augmentation": None}, "augmentation: got None: give a name"),

@@ -105,12 +105,12 @@ def test_code_that_a_file_or_run_names_is_refused_unless_trusted(theirs, changes
 
 
 def test_code_of_the_command_needs_trust_only_with_files_options(theirs, tmp_path):
-    changes = {"model": "timm:create_model", "model_options.model_name": "x"}
+    changes = {"model": "timm.models:create_model", "model_options.model_name": "x"}
     recipe = subject_of(theirs({"model_options": {"a": "b"}}), changes).recipe
-    assert (recipe.model, recipe.model_options) == ("timm:create_model", {"model_name": "x"})
+    assert (recipe.model, recipe.model_options) == ("timm.models:create_model", {"model_name": "x"})
     (tmp_path / "r.toml").write_text('model_options = {model_name = "hf-hub:their/network"}\n')
     fields = {
         name: value for name, value in get_recipe("digits").model_dump(mode="json").items() if value
     }
     with lockstep_error("--trust-code"):
-        subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm:create_model"})
+        subject_of(str(tmp_path / "r.toml"), {**fields, "model": "timm.models:create_model"})

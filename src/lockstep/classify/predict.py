@@ -232,7 +232,12 @@ class Classifier:
     def decoding(self) -> dict[str, Any]:
         """Return the arguments of `decode_image` that bring a picture to `image_shape`, by name."""
         height, _, channels = self.image_shape
-        return {"image_px": height, "grey": channels == 1, "fit": self.recipe.fit}
+        return {
+            "image_px": height,
+            "grey": channels == 1,
+            "fit": self.recipe.fit,
+            "interpolation": self.recipe.interpolation,
+        }
 
     def pixels(self, image: Source) -> NDArray[np.uint8]:
         """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep import files
+from lockstep.commands.network import is_pretrained, with_network
 from lockstep.commands.to_placement import Fields, What, data_of
 from lockstep.config.overrides import make, read_file
 from lockstep.config.recipe import Recipe
@@ -81,7 +82,7 @@ def subject_of(
             source, run = path, Run.open(path)
             base = run.recipe()
         case "images":
-            base, fits = get_recipe(FOLDER), True
+            base, fits = get_recipe(PHOTOS if is_pretrained(changes) else FOLDER), True
             data = _images(path, data)
     details = []
     # Weights of a run on images may not fit the recipe of others.
@@ -95,6 +96,8 @@ def subject_of(
                     f"the recipe is that of {parent.path}, whose weights the run starts from"
                 )
     notes = list[str]()
+    if base is not None:
+        changes, notes = with_network(base, changes, weights)
     fields = base.model_dump(mode="json") if base else {}
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
@@ -103,7 +106,7 @@ def subject_of(
         stated = {"model": recipe.model, **fields, **settings}
         code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
         recipe.require_trust(source, trust_code, code)
-    named = kind != "images"
+    named = kind != "images" or is_pretrained(changes)
     return Subject(recipe, run, data, changes if fits else None, named, notes, details)
 
 

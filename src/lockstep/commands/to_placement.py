@@ -9,6 +9,7 @@ from lockstep.config.placement import Placement, device_for
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.jobs.kept import downloaded
 from lockstep.jobs.weights import known_weights
 from lockstep.messages import logger
 from lockstep.runs.run import Run
@@ -19,9 +20,13 @@ What: TypeAlias = str | Path | Recipe | Run | None  # an argument that names wha
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:
-    """Return the absolute path of a folder or run that the user names."""
+    """Return the absolute path of a folder or run that the user names, or of the file of weights
+    that a URL names.
+    """
     if given is None:
         return None
+    if isinstance(given, str) and "://" in given:
+        return downloaded(given)
     return given.path if isinstance(given, Run) else files.given(given).absolute()
 
 

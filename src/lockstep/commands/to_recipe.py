@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.network import is_pretrained, scaled
 from lockstep.commands.subject import Subject, subject_of
 from lockstep.commands.to_placement import Fields, What
 from lockstep.config.overrides import make, parse
@@ -14,9 +15,14 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.errors import LockstepError, option, unknown
-from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights
+from lockstep.jobs.kept import kept
+from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
+from lockstep.text import listed
+
+# what the user may state of the steps of a head
+_RATES = {"lr", "optimizer", "optimizer.kind", "weight_decay", "weight_decay.default", "lr_factors"}
 
 
 def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
@@ -80,12 +86,16 @@ def with_stored_data(
     return named | {"dataset_sha256": store(data, subject.recipe.image_px)}
 
 
-def fitted(subject: Subject, stated: Fields | None = None) -> Recipe:
+def fitted(
+    subject: Subject, stated: Fields | None = None, weights: WeightsFile | None = None
+) -> Recipe:
     """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is
     made now.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new
-    since the last start. It is an error if the folder cannot be trained on.
+    since the last start. The learning rate follows the size of the features of another network
+    with trained weights; `weights` are those of the user for it. It is an error if the folder
+    cannot be trained on.
     """
     recipe, changes = subject.recipe, subject.changes
     if changes is None or subject.data is None or recipe.dataset != IMAGE_FOLDER:
@@ -97,7 +107,15 @@ def fitted(subject: Subject, stated: Fields | None = None) -> Recipe:
     survey = recipe.survey(subject.data).require_sound()
     fit = fitting(survey, known, recipe.name if subject.named else None)
     subject.details.append(fit.note())
-    return make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
+    recipe = make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
+    path = weights.path if weights else known_weights(recipe)
+    measured = is_pretrained(changes) and recipe.model != get_recipe(PHOTOS).model
+    if measured and recipe.head and path and not _RATES & changes.keys():
+        settings = scaled(recipe, survey, path)
+        chosen = [f"{name}={value:g}" for name, value in settings.items()]
+        subject.details.append(f"{listed(chosen)}, for the size of the network's features")
+        recipe = make(recipe.model_dump(mode="json"), settings)
+    return recipe
 
 
 def with_initial_weights(
@@ -125,9 +143,9 @@ def with_initial_weights(
                 f"{option('settings', 'init_sha256=none')} to start from this one"
             )
         return recipe.replace(init_sha256=weights.sha256)
-    elif recipe.init_sha256 is not None and recipe.init_sha256 not in PACKAGED:
+    elif recipe.init_sha256 not in (None, *PACKAGED) and not kept(recipe.init_sha256):
         raise LockstepError(
-            f"the recipe starts from weights (init_sha256 {recipe.init_sha256[:12]}...): give "
+            f"the recipe starts from weights (init_sha256 {str(recipe.init_sha256)[:12]}...): give "
             f"their file or run as {option('init')}, or start from random ones with "
             f"{option('settings', 'init_sha256=none')}"
         )

@@ -101,7 +101,7 @@ def train_spec(
             what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights
         )
         subject.details += [f"left out: {photo}: {cause}" for photo, cause in causes.items()]
-    recipe = with_initial_weights(fitted(subject, stated), weights, path, stated)
+    recipe = with_initial_weights(fitted(subject, stated, weights), weights, path, stated)
     if stated and recipe.precision == "auto":  # A run to continue keeps its choice.
         recipe = recipe.replace(precision=stated["precision"])
     recipe, reason = resolve(recipe, placement.device)

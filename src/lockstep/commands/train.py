@@ -28,7 +28,7 @@ def train(
     *,
     data: str | Path | Mapping[str, Any] | None = None,
     settings: SettingsOption = None,
-    init: Annotated[Path | str | Run | None, typer.Option(metavar="FILE|RUN")] = None,
+    init: Annotated[str | Path | Run | None, typer.Option(metavar="FILE|RUN|URL")] = None,
     name: str | None = None,
     runs: Path | str = Path("runs"),
     resume: bool = False,
@@ -49,6 +49,7 @@ def train(
       lockstep train cifar10-tutorial --towers 2 --steps 2000 --name try
       lockstep train digits --set optimizer.momentum=0.8 --set schedule.kind=constant
       lockstep train photos/                        your images, in photos/cats, photos/dogs, ...
+      lockstep train photos/ --model timm:resnet50  the same, by the features of another network
       lockstep train --init runs/try --epochs 20    a new run from the final weights of another
       lockstep train runs/try --resume              after Ctrl-C, on any number of processes
       lockstep show digits > mine.toml; lockstep train mine.toml
@@ -61,7 +62,7 @@ def train(
             uint8 [N, H, W, C] and integers [N], or iterables of (image, label).
         settings: Change any recipe setting; `lockstep show` lists them.
         init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save
-            wrote.
+            wrote; or of such a file at https://...#sha256=HEX, which is downloaded once.
         name: Name of the run. Default: the recipe's name and a number.
         runs: Folder that contains the runs.
         resume: Continue from the last checkpoint. A finished run is left unchanged.

@@ -20,7 +20,7 @@ from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
-from lockstep.models import MODELS
+from lockstep.models import MODELS, TIMM
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.pictures.table import LabelSource
 from lockstep.schema import Settings, choose, dotted
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
 _MAX_DEPTH = 20
 MAX_STEPS = 1 << 53  # Larger numbers are not exact as a float.
-MIN_IMAGE_PX = 32  # the least side of the images of a folder
+MIN_IMAGE_PX, MAX_IMAGE_PX = 32, 640  # the sides of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_OF_TIMM = re.compile(rf"{TIMM}\w[\w.-]*")
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -78,6 +79,8 @@ class Recipe(Settings):
         grey: Bring the images of a folder to one channel.
         fit: How an image of a folder becomes a square: crop keeps the square in the middle, pad
             adds grey margins, squash changes the proportions.
+        interpolation: The filter that resizes images of a folder, with antialiasing: bicubic or
+            bilinear.
         test_share: Share of a folder without a test part that becomes it, by a hash of each file.
         group: Regular expression on the path of an image in its folder. Images for which its first
             group in parentheses, or else all it matches, is the same stay on one side of every
@@ -98,7 +101,8 @@ class Recipe(Settings):
         held_out: Training images that are left out and evaluated in place of the test images, so
             that settings can be chosen without looking at those. The choice is the same for every
             seed.
-        model: A built-in model, or your own as package.module:function.
+        model: A built-in model, timm:NAME with its trained weights, or your own as
+            package.module:function.
         model_options: Keyword arguments of the model's function; see its docstring.
         init_sha256: SHA-256 of the file of weights that the run starts from. The placement names
             the file.
@@ -168,9 +172,10 @@ class Recipe(Settings):
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str
     dataset_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=256)
+    image_px: int | None = Field(None, ge=MIN_IMAGE_PX, le=MAX_IMAGE_PX)
     grey: bool = False
     fit: Literal["crop", "pad", "squash"] = "crop"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     test_share: float = Field(0.2, gt=0, lt=1)
     group: str | None = Field(None, min_length=1, max_length=1000)
     layout: Literal["folders", "table", "names"] | None = None
@@ -225,7 +230,7 @@ class Recipe(Settings):
                 f"dataset folder needs image_px, the side of the images in pixels, as in "
                 f"{option('settings', 'image_px=64')}"
             )
-        of_folder = ("grey", "fit", "group", "left_out", *LabelSource._fields)
+        of_folder = ("grey", "fit", "interpolation", "group", "left_out", *LabelSource._fields)
         for name in ("image_px", "test_share", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (
                 name in of_folder and self.dataset != IMAGE_FOLDER
@@ -243,12 +248,13 @@ class Recipe(Settings):
                 "labels=several is for data of your own, with balanced=false and label_smoothing=0:"
                 f" set these, or leave out {option('several_labels', True)}"
             )
-        if self.model not in MODELS and not _OWN.fullmatch(self.model):
+        of_timm = _OF_TIMM.fullmatch(self.model)
+        if self.model not in MODELS and not of_timm and not _OWN.fullmatch(self.model):
             name = self.model if self.model.isidentifier() else "resnet50"
             raise ValueError(
-                f"{unknown('model', self.model, MODELS)}, or a function or class of yours, of "
-                f"torchvision or of timm, "
-                f"as in nets.py:{name}, torchvision.models:{name} or timm.models:{name}"
+                f"{unknown('model', self.model, MODELS)}, or a network of timm with its weights, "
+                f"or a function or class of yours or of torchvision, "
+                f"as in {TIMM}{name}, nets.py:{name} or torchvision.models:{name}"
             )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
@@ -331,7 +337,9 @@ class Recipe(Settings):
     def custom_code(self) -> dict[str, str]:
         """Return the settings that name the user's code, as package.module:function."""
         return {
-            name: value for name in ("model", "dataset") if ":" in (value := getattr(self, name))
+            name: value
+            for name in ("model", "dataset")
+            if ":" in (value := getattr(self, name)) and not _OF_TIMM.fullmatch(value)
         }
 
     def require_trust(

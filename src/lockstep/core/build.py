@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lockstep.core.network import Shape, persistent_buffers
 from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.kernels.portable import arithmetic
-from lockstep.models import MODELS
+from lockstep.models import MODELS, TIMM
 from lockstep.schema import load_object
 
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
@@ -44,7 +45,12 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     """Return the recipe's model on the CPU, with initial weights drawn from `recipe.seed`. Raises:
     LockstepError.
     """
-    function = load_object(MODELS.get(recipe.model, recipe.model))
+    if recipe.model.startswith(TIMM):
+        from lockstep.models import from_timm
+
+        function: Any = partial(from_timm.build, recipe.model.removeprefix(TIMM))
+    else:
+        function = load_object(MODELS.get(recipe.model, recipe.model))
     if not callable(function):
         raise LockstepError(
             f"model {recipe.model} is a {type(function).__name__}, expected a function"

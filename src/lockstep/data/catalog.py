@@ -19,7 +19,8 @@ class Archive(NamedTuple):
     Attributes:
         name: the file's name.
         bases: URLs of folders that have the file, in the order in which they are tried.
-        size_bytes, sha256: of the file. A download with another SHA-256 is refused.
+        size_bytes, sha256: of the file. A download with another SHA-256 is refused. A size of 0
+            is not known, and the server states it.
     """
 
     name: str

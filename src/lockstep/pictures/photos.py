@@ -22,7 +22,14 @@ from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
-from lockstep.pictures.decode import RULES, Fit, UnreadableImageError, decoder_versions, read_image
+from lockstep.pictures.decode import (
+    RULES,
+    Fit,
+    Interpolation,
+    UnreadableImageError,
+    decoder_versions,
+    read_image,
+)
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
@@ -81,11 +88,21 @@ class Survey:
         label_of = {name: label for label, name in enumerate(self.classes)}
         return np.array([label_of[photo.class_name] for photo in self.splits[split]], np.int64)
 
-    def digest(self, split: str, image_px: int | None, grey: bool, fit: Fit) -> str:
+    def digest(
+        self,
+        split: str,
+        image_px: int | None,
+        grey: bool,
+        fit: Fit,
+        interpolation: Interpolation = "bicubic",
+    ) -> str:
         """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
         files and labels.
         """
-        digest = hashlib.sha256(json.dumps([RULES, image_px, self.classes, grey, fit]).encode())
+        pixels: list[object] = [RULES, image_px, self.classes, grey, fit]
+        if interpolation != "bicubic":
+            pixels.append(interpolation)
+        digest = hashlib.sha256(json.dumps(pixels).encode())
         digest.update(self.labels(split).tobytes())
         for photo in self.splits[split]:
             digest.update(bytes.fromhex(photo.sha256))

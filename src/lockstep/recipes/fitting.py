@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.errors import option
 from lockstep.messages import command
+from lockstep.models import TIMM
+from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.text import listed
 
 if TYPE_CHECKING:
     from lockstep.pictures.photos import Survey
 
-PHOTOS, FOLDER = "photos", "folder"
+PHOTOS, PHOTOS_TUNED, FOLDER = "photos", "photos-tuned", "folder"
 _PHOTO_PX = 96  # the least median shorter side of photos that the recipe `photos` is for
 # Sizes from 33 to 63 cost more than 64, where the network's first layer has stride 2.
 _SMALL_PX = 32
@@ -107,8 +109,10 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     if recipe == PHOTOS:
         classes = len(survey.classes)
         why += f"there are {classes} classes and {count:,} training images"
-        # Another network has features of another size.
-        if not {"model", "weight_decay", "weight_decay.default"} & stated.keys():
+        # A network of the user has features of another size.
+        model = str(stated.get("model", ""))
+        known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
+        if known and not {"weight_decay", "weight_decay.default"} & stated.keys():
             settings["weight_decay.default"] = float(f"{_DECAY / (classes * count**0.5):.2g}")
         if "balanced" not in stated and _equal_shares(survey):
             settings["balanced"] = False

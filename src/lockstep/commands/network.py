@@ -1,0 +1,179 @@
+"""From the network that the user names to the settings that go with it: of timm, of an installed
+package, or of a run.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.commands.to_placement import Fields
+from lockstep.config.overrides import make
+from lockstep.config.recipe import Recipe
+from lockstep.errors import LockstepError, option
+from lockstep.jobs.kept import settings_of_timm
+from lockstep.jobs.weights import WeightsFile, load_initial_weights
+from lockstep.models import TIMM
+from lockstep.recipes.built_in import PACKAGED_NETWORKS
+from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED
+from lockstep.runs.run import Run
+
+if TYPE_CHECKING:
+    from lockstep.pictures.photos import Survey
+
+_SLOW = 0.1  # the factor on the learning rate of all but the last third of the blocks
+_MEASURED = 16  # photos whose features tell their size
+# the mean squared norm of the features of photos for which the recipe `photos` states its lr
+_USUAL_NORM = 368.0
+
+
+def is_pretrained(changes: Fields) -> bool:
+    """Return whether `changes` name a network with trained weights that Lockstep finds itself."""
+    model = str(changes.get("model"))
+    return model in PACKAGED_NETWORKS or model.startswith(TIMM)
+
+
+def with_network(
+    base: Recipe, changes: Fields, weights: WeightsFile | None
+) -> tuple[Fields, list[str]]:
+    """Return `changes` of the recipe `base` with the settings that go with the network, and notes.
+
+    The network is the one that `changes` name. For `photos-tuned`, it may also be that of the run
+    whose `weights` the new run starts from. What the user states stays.
+    Raises: LockstepError, also for a network of timm in a recipe that has no use for its weights.
+    """
+    model = str(changes.get("model"))
+    tuned = base.name == PHOTOS_TUNED
+    settings: dict[str, Any] = {}
+    notes: list[str] = []
+    if base.name not in (PHOTOS, PHOTOS_TUNED):
+        if model.startswith(TIMM):
+            raise LockstepError(
+                f"model {model} has trained weights and is for the recipes {PHOTOS} and "
+                f"{PHOTOS_TUNED}, not for {base.name}: name one of these, or give "
+                f"{option('model', 'timm.models:NAME')} for a network with random weights"
+            )
+        return changes, notes
+    if model in PACKAGED_NETWORKS:
+        settings = {**PACKAGED_NETWORKS[model]}
+    elif model.startswith(TIMM):
+        name = model.removeprefix(TIMM)
+        px = changes.get("image_px")
+        side = px if isinstance(px, int) else None  # Validation reports another type.
+        settings = settings_of_timm(name, side, with_weights=weights is None)
+        licence = settings.pop("licence")
+        notes = [f"network {settings['model']}: the licence of its weights is {licence}"]
+        changes = {**changes, "model": settings["model"]}
+    elif tuned and weights and weights.run and "model" not in changes:
+        parent = Run.open(weights.run).recipe()
+        settings = _of_run(parent) if parent.model != base.model else {}
+    if tuned and settings.get("model", base.model) != base.model:
+        settings.pop("head", None)
+        options = settings.get("model_options", {})
+        settings["model_options"] = {**options, "fixed_statistics": True}
+        settings["lr_factors"] = _factors_of(base, {**settings, **changes})
+    return {**settings, **changes}, notes
+
+
+def _of_run(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of a run's recipe that go with its network, if it has trained the last
+    layer of a pretrained one.
+    """
+    if recipe.head is None or not is_pretrained({"model": recipe.model}):
+        return {}
+    augmentation = recipe.augmentation.model_dump()
+    return {
+        "model": recipe.model,
+        "model_options": recipe.model_options,
+        "image_px": recipe.image_px,
+        "interpolation": recipe.interpolation,
+        "augmentation.mean": augmentation["mean"],
+        "augmentation.std": augmentation["std"],
+    }
+
+
+def _factors_of(base: Recipe, changes: Fields) -> dict[str, float]:
+    """Return the factors on the learning rates of all layers before the last third of the blocks of
+    the network.
+    """
+    from lockstep.core.build import build_model
+
+    recipe = make(base.model_dump(mode="json"), changes)
+    px = recipe.image_px or 0
+    module = build_model(recipe, (3, px, px), 2)
+    return slow_layers([name for name, _ in module.named_parameters()])
+
+
+def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
+    """Return factors on the learning rate that slow all parameters before the last third of the
+    blocks.
+
+    `parameters` are all names, in the order of the network. A block is what the last number in a
+    name counts, as `layer4.1` and `blocks.11`. Layers that are slow as a whole have one entry.
+    """
+    blocks = [block for name in parameters if (block := _block(name))]
+    order = list(dict.fromkeys(blocks))
+    first_fast = order[len(order) - max(1, len(order) // 3)] if order else ""
+    count = next((i for i, name in enumerate(parameters) if _block(name) == first_fast), 0)
+    return _whole({name: i < count for i, name in enumerate(parameters)}, 1)
+
+
+def _block(name: str) -> str:
+    """Return the part of a parameter's name up to its last number, or "" if it has none."""
+    parts = name.split(".")[:-1]
+    while parts and not parts[-1][-1].isdecimal():
+        parts.pop()
+    return ".".join(parts)
+
+
+def _whole(slow: dict[str, bool], depth: int) -> dict[str, float]:
+    """Return a factor for each layer at this depth of names that is slow as a whole, and for the
+    parts of others.
+    """
+    layers = defaultdict[str, dict[str, bool]](dict)
+    for name, is_slow in slow.items():
+        layers[".".join(name.split(".")[:depth])][name] = is_slow
+    factors: dict[str, float] = {}
+    for layer, inside in layers.items():
+        if all(inside.values()):
+            factors[layer] = _SLOW
+        elif any(inside.values()):
+            factors |= _whole(inside, depth + 1)
+    return factors
+
+
+def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
+    """Return the settings of `recipe` for features of the size that its network gives some training
+    photos, with the weights at `path`.
+
+    Features that are c times as large give the same probabilities with weights that are a c-th. The
+    steps of these have the same length with the learning rate divided by c^2, and the weight decay
+    multiplied by it; the bias keeps its rate. c^2 is a power of two, so that no last bit of a
+    machine matters.
+    """
+    import torch
+
+    from lockstep.core.backbone import Backbone
+    from lockstep.core.model import Model
+    from lockstep.pictures.decode import decode_image
+
+    recipe = recipe.replace(precision="float32")
+    px = recipe.image_px or 0
+    model = Model(recipe, (px, px, 3), survey.classes)
+    load_initial_weights(model.module, recipe.model, path, None)
+    backbone = Backbone(recipe, model.module, model.shape, torch.device("cpu"))
+    photos = survey.splits["train"]
+    norms = []
+    for photo in photos[:: -(-len(photos) // _MEASURED)]:
+        file = survey.scan.root / photo.path
+        pixels = decode_image(file, px, False, recipe.fit, recipe.interpolation)
+        features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
+        norms.append(float(features.square().sum()))
+    factor = 2.0 ** round(math.log2(sum(norms) / len(norms) / _USUAL_NORM))
+    decay = recipe.weight_decay["default"]
+    return {
+        "lr": recipe.lr / factor,
+        "weight_decay.default": decay * factor,
+        f"lr_factors.{recipe.head}.bias": factor,
+    }

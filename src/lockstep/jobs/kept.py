@@ -1,0 +1,93 @@
+"""Files of weights in the user's cache, by their SHA-256: of timm, and those that a URL names.
+
+Only what downloads or converts a file imports torch or the network's libraries.
+"""
+
+import hashlib
+import json
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from lockstep import files
+from lockstep.data.catalog import Archive
+from lockstep.data.fetch import fetch_file
+from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.models import TIMM
+from lockstep.runs.statefile import SUFFIX
+
+# folder, file and SHA-256
+_URL = re.compile(r"(https://[^\s#]+/)([^/\s#]+(?<!\.tar\.gz))#sha256=([0-9a-f]{64})")
+
+
+def folder() -> Path:
+    """Return the folder of kept weights."""
+    return platformdirs.user_cache_path("lockstep") / "weights"
+
+
+def kept(sha256: str | None) -> Path | None:
+    """Return the kept file of this SHA-256, or None."""
+    return next(folder().glob(f"{sha256}.*"), None) if sha256 else None
+
+
+def downloaded(url: str) -> Path:
+    """Return the file of weights that `https://...#sha256=HEX` names. It is downloaded once.
+
+    Raises: LockstepError if the URL has another form, or the download fails.
+    """
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise LockstepError(
+            f"{option('init', url)}: give https://.../FILE#sha256=HEX, with the 64 digits of the "
+            f"file's SHA-256, or download the file and give its path"
+        )
+    base, name, sha256 = found.groups()
+    suffix = Path(name.partition("?")[0]).suffix
+    path = folder() / f"{sha256}{suffix}"
+    if not path.is_file():
+        fetch_file(Archive(name, (base,), 0, sha256), path)
+    return path
+
+
+def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dict[str, Any]:
+    """Return the settings that go with timm's network `name`: what its configuration says, and with
+    `with_weights` the SHA-256 of its trained weights, which are then kept.
+
+    The key "licence" is that of the weights, in words. A later call needs no network.
+    Raises: LockstepError.
+    """
+    index = folder() / f"{TIMM[:-1]}-{_version()}-{name}-{image_px or 'own'}.json"
+    if with_weights and index.is_file():
+        known: dict[str, Any] = files.read_json(index)
+        if kept(known["init_sha256"]):
+            return known
+    from safetensors.torch import save
+
+    from lockstep.models.from_timm import describe, trained_tensors
+
+    settings, licence, source = describe(name, image_px)
+    where = f"; see https://huggingface.co/{source}" if source else ""
+    settings["licence"] = f"{licence or 'not stated by timm'}{where}"
+    if with_weights:
+        data = save(trained_tensors(name, settings["image_px"]))
+        sha256 = hashlib.sha256(data).hexdigest()
+        folder().mkdir(parents=True, exist_ok=True)
+        files.deliver(folder() / f"{sha256}{SUFFIX}", data)
+        settings["init_sha256"] = sha256
+        files.deliver(index, json.dumps(settings).encode())
+    return settings
+
+
+def _version() -> str:
+    """Return the version of timm. Raises: LockstepError if it is not installed."""
+    try:
+        return version("timm")
+    except PackageNotFoundError:
+        raise LockstepError(
+            "networks of timm need the package timm, which is not installed: "
+            "pip install timm torchvision",
+            ENVIRONMENT,
+        ) from None

@@ -1,0 +1,191 @@
+"""Networks of timm by name, with their trained weights and the settings that these need.
+
+timm is an extra and installs torchvision, so it is imported only where one of its networks is
+named.
+"""
+
+from difflib import get_close_matches
+from types import MethodType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.models import TIMM
+
+_INTERPOLATIONS = ("bicubic", "bilinear")
+_LARGEST_PX = 640
+_REFUSED = ("pretrained", "checkpoint_path")  # Weights come from the recipe's file.
+
+
+class Described(NamedTuple):
+    """What timm's own configuration says of a network.
+
+    Attributes:
+        settings: of the recipe that trains its last layer.
+        licence: of its weights, or None if timm does not state it.
+        source: the repository on huggingface.co that has the weights, or None.
+    """
+
+    settings: dict[str, Any]
+    licence: str | None
+    source: str | None
+
+
+def build(
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    *,
+    fixed_statistics: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Return timm's network `name` with new weights, [b, C, H, W] -> [b, classes].
+
+    `options` are those of timm.create_model. With `fixed_statistics`, batch norm computes with its
+    running averages in training too.
+    Raises: LockstepError if there is no timm, or the network does not take the images or options.
+    """
+    if refused := [option_name for option_name in _REFUSED if option_name in options]:
+        raise LockstepError(
+            f"model_options.{refused[0]} is not for networks of timm: give weights as "
+            f"{option('init', 'FILE')}"
+        )
+    timm = _timm()
+    sized = _config(timm, name).fixed_input_size and "img_size" not in options
+    if sized:
+        options["img_size"] = shape[1]
+    try:
+        network: nn.Module = timm.create_model(
+            name, pretrained=False, num_classes=classes, in_chans=shape[0], **options
+        )
+    except TypeError:  # an option that it does not know, which the caller reports
+        raise
+    except Exception as error:
+        raise LockstepError(
+            f"model {TIMM}{name} cannot be built for images of {shape[1]} pixels: {_line(error)}; "
+            f"give another {option('settings', 'image_px=...')}"
+        ) from None
+    if fixed_statistics:
+        for layer in network.modules():
+            if isinstance(layer, _BatchNorm):
+                setattr(layer, "train", MethodType(_stay, layer))  # noqa: B010  a method for mypy
+    return network
+
+
+def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
+    """Leave a layer in evaluation mode: nn.Module.train without its effect."""
+    layer.training = False
+    return layer
+
+
+def describe(name: str, image_px: int | None = None) -> Described:
+    """Return what timm says of the network `name`, for images of `image_px` or of its own size.
+
+    Nothing is downloaded.
+    Raises: LockstepError if there is no timm or no such network, or a recipe cannot train its last
+    layer alone.
+    """
+    timm = _timm()
+    config = _config(timm, name)
+    full = f"{TIMM}{config.architecture}.{config.tag}" if config.tag else f"{TIMM}{name}"
+    channels, height, width = config.input_size
+    if (channels, height) != (3, width):
+        raise LockstepError(
+            f"model {full} takes images of {channels} x {height} x {width}, and recipes make "
+            f"square ones of 3 channels: choose another network"
+        )
+    pixels = image_px or height
+    if pixels > _LARGEST_PX:
+        raise LockstepError(
+            f"model {full} takes images of {pixels} pixels, and {_LARGEST_PX} is the most: give "
+            f"{option('settings', f'image_px={_LARGEST_PX}')}, or choose another network"
+        )
+    if config.interpolation not in _INTERPOLATIONS:
+        raise LockstepError(
+            f"model {full} takes images that are resized by {config.interpolation}, and Lockstep "
+            f"has {' and '.join(_INTERPOLATIONS)}: choose another network"
+        )
+    head = config.classifier
+    layers = dict(build(name, (3, pixels, pixels), 2).named_modules())
+    if not isinstance(head, str) or not isinstance(layers.get(head), nn.Linear):
+        raise LockstepError(
+            f"the last layer of model {full}, {head}, is not linear: choose another network"
+        )
+    settings = {
+        "model": full,
+        "head": head,
+        "image_px": pixels,
+        "interpolation": config.interpolation,
+        "augmentation.mean": list(config.mean),
+        "augmentation.std": list(config.std),
+    }
+    return Described(settings, config.license, config.hf_hub_id)
+
+
+def trained_tensors(name: str, image_px: int) -> dict[str, Tensor]:
+    """Return the trained weights of the network `name` by the names of its layers, without those of
+    its last layer.
+
+    timm downloads them once. Raises: LockstepError if it cannot.
+    """
+    timm = _timm()
+    described = describe(name, image_px)
+    sized = {"img_size": image_px} if _config(timm, name).fixed_input_size else {}
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=2, **sized)
+    except Exception as error:
+        remedy = (
+            "Connect this machine to the network, or download them on another one and give the "
+            f"file as {option('init', 'FILE')}"
+        )
+        if "gated" in f"{type(error).__name__} {error}".lower():
+            remedy = (
+                f"Accept their licence on https://huggingface.co/{described.source}, and log in "
+                f"with `hf auth login`"
+            )
+        raise LockstepError(
+            f"the weights of model {TIMM}{name} cannot be downloaded ({type(error).__name__}: "
+            f"{_line(error)}). {remedy}",
+            ENVIRONMENT,
+        ) from None
+    own = f"{described.settings['head']}."
+    return {
+        key: tensor.contiguous()
+        for key, tensor in network.state_dict().items()
+        if not key.startswith(own)
+    }
+
+
+def _timm() -> Any:
+    """Return the module timm. Raises: LockstepError if it cannot be imported."""
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision of another torch
+        raise LockstepError(
+            f"networks of timm need the packages timm and torchvision, and they cannot be imported "
+            f"({_line(error)}): pip install timm torchvision",
+            ENVIRONMENT,
+        ) from None
+    return timm
+
+
+def _config(timm: Any, name: str) -> Any:
+    """Return timm's configuration of a network with trained weights. Raises: LockstepError."""
+    trained = timm.list_models(pretrained=True)
+    if name in trained or name in timm.list_models():
+        config = timm.get_pretrained_cfg(name)
+        if config is not None and (name in trained or config.has_weights):
+            return config
+    near = get_close_matches(name, [*trained, *timm.list_models()], 3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise LockstepError(
+        f"timm has no network {name!r} with trained weights{hint}: "
+        f"timm.list_models(pretrained=True) lists them"
+    )
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

