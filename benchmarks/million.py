@@ -25,12 +25,14 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from benchmarks.kinds import slug
 from lockstep.pictures.scan import scan_folder
 
 CLASSES = 1_000
 FEW = 10_000  # pictures of the small set, with which a step is compared
 CHECKED = 100_000  # pictures that are checked, reported and classified
 INTERRUPTS = 5
+STEPS = 30
 _SIDE = 64
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.M)
 
@@ -133,13 +135,14 @@ def measured(place: Path, count: int) -> dict[str, float]:
     make(folder, count)
     make(few, FEW)
     figures: dict[str, float] = {}
-    runs = place / f"runs-{os.getpid()}"
-    shutil.rmtree(place / "cache", ignore_errors=True)
+    runs = place / "runs"
+    for old in ("cache", "runs"):
+        shutil.rmtree(place / old, ignore_errors=True)
 
     def started(name: str, data: Path, *words: object) -> Program:
         fixed = ["--set", "image_px=64", "--batch", 128, "--processes", 2, "--log-every", 1]
-        where = ["--runs", runs, "--name", name, "--data", data]
-        return Program(place, "train", "folder", *fixed, *where, "--steps", 30, *words)
+        where = ["--runs", runs, "--name", slug(name), "--data", data]
+        return Program(place, "train", "folder", *fixed, *where, "--steps", STEPS, *words)
 
     def start_s(name: str, data: Path, *words: object) -> Program:
         program = started(name, data, *words)
@@ -151,7 +154,7 @@ def measured(place: Path, count: int) -> dict[str, float]:
         figures[f"{name}: memory of a worker"] = program.worker_mb
 
     def step_s(name: str) -> float:
-        rows = map(json.loads, (runs / name / "metrics.jsonl").read_text().splitlines())
+        rows = map(json.loads, (runs / slug(name) / "metrics.jsonl").read_text().splitlines())
         seconds = [float(row["s_per_step"]) for row in rows if row["kind"] == "step"]
         return statistics.median(seconds)
 
