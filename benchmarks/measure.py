@@ -35,6 +35,7 @@ from benchmarks.common import (
     step_s,
 )
 from benchmarks.kinds import kind, slug
+from benchmarks.million import measured as of_pictures
 from lockstep.config.precision import resolve
 from lockstep.data.readers import load_cifar10
 from lockstep.recipes import get_recipe
@@ -366,6 +367,15 @@ def portable_start(call: Call) -> Figures:
     return {f"{name}: portable / native, first start": portable / native, **times}
 
 
+def million(call: Call) -> Figures:
+    """Starts, memory, steps and stops with WHAT pictures, in the folder `--data` if it is given."""
+    count = 1_000_000 if call.what == "digits" else int(call.what)
+    return {
+        f"{name}, {count:,} pictures": value
+        for name, value in of_pictures(call.data or call.folder, count).items()
+    }
+
+
 ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 
@@ -385,6 +395,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "portable-accuracy": (portable_accuracy, 10),
     "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
+    "million": (million, 1),
 }
 
 
@@ -411,6 +422,8 @@ def row(name: str, values: list[float]) -> list[str]:
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
     elif "/" in name:
         unit = " times"
+    elif "memory" in name:
+        form, unit = "{:,.0f}", " MB"
     middle = statistics.mean(values) if unit == " %" else statistics.median(values)
     span = (
         f"{form.format(min(values))} to {form.format(max(values))}"

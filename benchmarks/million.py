@@ -6,53 +6,54 @@ share of all pages (PSS) but for those of files, as of the mapped pixels.
 """
 
 import io
+import json
 import os
 import random
 import re
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
 from PIL import Image
 
-from lockstep.runs.run import Run
+from benchmarks.kinds import slug
+from lockstep.pictures.scan import scan_folder
 
 CLASSES = 1_000
 FEW = 10_000  # pictures of the small set, with which a step is compared
+CHECKED = 100_000  # pictures that are checked, reported and classified
+INTERRUPTS = 5
+STEPS = 30
 _SIDE = 64
-_TRAIN = ("folder", "--set", "image_px=64", "--batch", 128, "--processes", 2, "--log-every", 1)
-_OF_PROGRAM = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.M)
+_OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.M)
 
 
 def picture(number: int) -> bytes:
-    """Return a JPEG file that no other number has: large spots of colour, and noise."""
-    draw = np.random.default_rng(number)
-    spots = Image.fromarray(draw.integers(0, 256, (6, 6, 3), np.uint8))
-    pixels = np.asarray(spots.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)).astype(np.int16)
-    pixels += draw.integers(-12, 13, pixels.shape, np.int16)
+    """Return a JPEG file that no other number has: large spots of colour."""
+    spots = np.random.default_rng(number).integers(0, 256, (6, 6, 3), np.uint8)
+    image = Image.fromarray(spots).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
     file = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+    image.save(file, "JPEG", quality=85)
     return file.getvalue()
 
 
 def make(folder: Path, count: int) -> None:
     """Write `count` pictures into class folders of `folder`, unless they are there."""
-    done = folder / ".made"
-    if done.exists():
+    if (folder / ".made").exists():
         return
     with ProcessPoolExecutor() as pool:
         for _ in pool.map(_make_class, [(folder, name, count) for name in range(CLASSES)]):
             pass
-    done.touch()
+    (folder / ".made").touch()
 
 
 def _make_class(work: tuple[Path, int, int]) -> None:
@@ -61,3 +62,150 @@ def _make_class(work: tuple[Path, int, int]) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for number in range(name, count, CLASSES):
         (place / f"{number:07d}.jpg").write_bytes(picture(number))
+
+
+class Program:
+    """The program, while it runs.
+
+    Attributes:
+        process: its launcher.
+        launcher_mb, worker_mb: the most memory that the launcher and each worker held.
+    """
+
+    def __init__(self, place: Path, *words: object) -> None:
+        self.launcher_mb = self.worker_mb = 0.0
+        command = [sys.executable, "-m", "lockstep", *map(str, words)]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.began = time.perf_counter()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        launcher = psutil.Process(self.process.pid)
+        while self.process.poll() is None:
+            with suppress(psutil.Error, OSError):
+                self.launcher_mb = max(self.launcher_mb, _own_mb(launcher.pid))
+                for worker in launcher.children(recursive=True):
+                    self.worker_mb = max(self.worker_mb, _own_mb(worker.pid))
+            time.sleep(0.3)
+
+    def until(self, text: str) -> float:
+        """Return the seconds from the start to the line that has `text`."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if text in line:
+                return time.perf_counter() - self.began
+        raise SystemExit(f"no {text!r} in {''.join(lines[-20:])}")
+
+    def end(self) -> float:
+        """Wait for the end. Return the seconds since the start. Raises: SystemExit if it fails."""
+        text, _ = self.process.communicate()
+        if self.process.returncode:
+            raise SystemExit(text[-2000:])
+        return time.perf_counter() - self.began
+
+    def interrupt(self) -> float:
+        """Send Ctrl-C to all processes, as a terminal does. Return the seconds to the end."""
+        began = time.perf_counter()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
+        self.process.communicate()
+        return time.perf_counter() - began
+
+
+def _own_mb(number: int) -> float:
+    text = Path(f"/proc/{number}/smaps_rollup").read_text()
+    return sum(map(int, _OWN.findall(text))) / 1e3
+
+
+def measured(place: Path, count: int) -> dict[str, float]:
+    """Return the figures of `count` pictures. They and all other files are in the folder
+    `place`.
+    """
+    folder, few = place / "pictures", place / "few"
+    make(folder, count)
+    make(few, FEW)
+    figures: dict[str, float] = {}
+    runs = place / "runs"
+    for old in ("cache", "runs"):
+        shutil.rmtree(place / old, ignore_errors=True)
+
+    def started(name: str, data: Path, *words: object) -> Program:
+        fixed = ["--set", "image_px=64", "--batch", 128, "--processes", 2, "--log-every", 1]
+        where = ["--runs", runs, "--name", slug(name), "--data", data]
+        return Program(place, "train", "folder", *fixed, *where, "--steps", STEPS, *words)
+
+    def start_s(name: str, data: Path, *words: object) -> Program:
+        program = started(name, data, *words)
+        figures[f"{name}: start to first step"] = program.until(" step 0,")
+        return program
+
+    def memory(name: str, program: Program) -> None:
+        figures[f"{name}: memory of the launcher"] = program.launcher_mb
+        figures[f"{name}: memory of a worker"] = program.worker_mb
+
+    def step_s(name: str) -> float:
+        rows = map(json.loads, (runs / slug(name) / "metrics.jsonl").read_text().splitlines())
+        seconds = [float(row["s_per_step"]) for row in rows if row["kind"] == "step"]
+        return statistics.median(seconds)
+
+    def finish(name: str, program: Program) -> None:
+        figures[f"{name}: total time"] = program.end()
+        memory(name, program)
+
+    # Ctrl-C at random moments of a first start, which then goes on
+    draw, worst = random.Random(0), "Ctrl-C to the end, at worst"
+    for number in range(INTERRUPTS):
+        program = started(f"stopped-{number}", folder)
+        time.sleep(draw.uniform(1, 1 + count / 1_000))
+        figures[worst] = max(figures.get(worst, 0.0), program.interrupt())
+    start_s("the rest of a first start", folder).interrupt()
+    shutil.rmtree(place / "cache")
+
+    for name in ("first start", "second start"):
+        finish(name, start_s(name, folder))
+    began = time.perf_counter()
+    scan_folder(folder)
+    figures["listing alone, once"] = time.perf_counter() - began
+    (folder / "class0000/more.jpg").write_bytes(picture(count))
+    start_s("one picture more", folder).interrupt()
+    (folder / "class0000/more.jpg").unlink()
+    start_s("10,000 pictures", few).end()
+    figures["a step / that with 10,000 pictures"] = step_s("second start") / step_s(
+        "10,000 pictures"
+    )
+
+    # the same files by a table, whose folder is a link
+    table = place / "table"
+    table.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (table / "images").symlink_to(folder)
+    paths = [path.relative_to(folder) for path in sorted(folder.glob("*/*.jpg"))]
+    lines = [f"images/{path},{path.parent}" for path in paths]
+    (table / "labels.csv").write_text("\n".join(["file,label", *lines]))
+    for name in ("first start with a table", "second start with a table"):
+        program = start_s(name, table)
+        program.interrupt()
+        memory(name, program)
+
+    # some classes of them, as links
+    part = place / "part"
+    part.mkdir(exist_ok=True)
+    for name in sorted(path.name for path in folder.glob("class*"))[: CHECKED * CLASSES // count]:
+        with suppress(FileExistsError):
+            (part / name).symlink_to(folder / name)
+    start_s("part", part).end()
+    run = runs / "part"
+    finish("data check", Program(place, "data", "check", part))
+    finish("report", Program(place, "report", run, "-o", run / "page.html"))
+    finish("predict", Program(place, "predict", run, part))
+    return figures

@@ -85,7 +85,12 @@ def test_equal_data_is_written_once(cache):
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
     assert module.store(dict(reversed(arrays().items())), None) == sha256
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before
-    assert sorted(path.suffix for path in cache.iterdir()) == [".ids", ".json", ".rows"]
+    assert sorted(path.suffix for path in cache.iterdir()) == [
+        ".checked",
+        ".ids",
+        ".json",
+        ".rows",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,30 @@ def test_one_image_more_costs_one_image(backbone, images, monkeypatch, processes
     assert computed == []
 
 
+def test_features_of_a_start_that_was_stopped_are_kept(backbone, images, monkeypatch):
+    whole = dataset_of(backbone, images, Group(), "at once").pixels(slice(None))
+    monkeypatch.setattr(head_features, "_AT_A_TIME", 4)
+    computed, original = [], head_features._computed
+
+    def stopped(backbone, part, *rest):
+        if computed == [4]:
+            computed.clear()
+            raise KeyboardInterrupt
+        computed.append(len(part))
+        return original(backbone, part, *rest)
+
+    monkeypatch.setattr(head_features, "_computed", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        dataset_of(backbone, images, Group())
+    monkeypatch.setattr(
+        head_features,
+        "_computed",
+        lambda backbone, part, *rest: computed.append(len(part)) or original(backbone, part, *rest),
+    )
+    assert torch.equal(dataset_of(backbone, images, Group()).pixels(slice(None)), whole)
+    assert computed == [4, 3]
+
+
 def test_images_and_mirrors_are_computed_alone_folding_rounds(
     images,
 ):

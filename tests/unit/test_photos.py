@@ -3,6 +3,7 @@ refused.
 """
 
 import hashlib
+import itertools
 import os
 import random
 import re
@@ -659,15 +660,18 @@ def test_only_new_and_changed_files_are_read(six, examined):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "again"),
     [
-        lambda data: b"",
-        lambda data: data[:-50],
-        lambda data: data.replace(b'"PNG"', b'"PMG"', 1),
-        None,
+        (lambda data: b"", 6),
+        (lambda data: data[:30], 6),
+        (lambda data: data[:-50], 2),
+        (lambda data: data.replace(b'"PNG"', b'"PMG"', 1), 2),
+        (None, 6),
     ],
 )
-def test_an_index_damaged_or_of_another_decoder_is_made_again(six, examined, damage, monkeypatch):
+def test_an_index_damaged_or_of_another_decoder_is_made_again(
+    six, examined, damage, again, monkeypatch
+):
     first = read_photos(scan_folder(six))
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
@@ -675,7 +679,46 @@ def test_an_index_damaged_or_of_another_decoder_is_made_again(six, examined, dam
         monkeypatch.setattr(module, "decoder_versions", lambda: {"pillow": "0"})
     examined.clear()
     assert read_photos(scan_folder(six)) == first
-    assert len(examined) == 6
+    assert len(examined) == again
+    examined.clear()
+    assert read_photos(scan_folder(six)) == first
+    assert examined == ["bad.png"]
+
+
+def test_a_start_after_a_stop_reads_only_the_other_files(six, examined, monkeypatch):
+    """Python's own interrupt stands for Ctrl-C. The threads finish their files."""
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.pictures.threads._AT_A_TIME", 3)
+        patch.setattr(module.decode, "inspect_image", inspected_until(2, stopped))
+        with pytest.raises(KeyboardInterrupt):
+            read_photos(scan_folder(six))
+    done = len(index_file(six).read_bytes().splitlines()) - 1
+    assert 2 <= done <= 4
+    examined.clear()
+    read_photos(scan_folder(six))
+    assert len(examined) == 6 - done
+
+
+def inspected_until(count, then):
+    """Return `inspect_image` for the first `count` images, and then another function."""
+    calls, inspect = itertools.count(), module.decode.inspect_image
+    return lambda data: (inspect if next(calls) < count else then)(data)
+
+
+def test_an_index_of_many_files_that_are_gone_is_written_anew(six, examined, monkeypatch):
+    first = read_photos(scan_folder(six))
+    monkeypatch.setattr(module, "_STALE", 0)
+    for path in sorted(six.rglob("*.png"))[:4]:
+        path.unlink()
+    assert read_photos(scan_folder(six)) == first[4:]
+    assert len(index_file(six).read_bytes().splitlines()) == 2
+    examined.clear()
+    assert read_photos(scan_folder(six)) == first[4:]
+    assert examined == ["bad.png"]
 
 
 def test_what_a_host_cannot_do_is_not_kept_nor_is_a_cache_needed(six, monkeypatch, caplog):

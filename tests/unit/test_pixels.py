@@ -15,7 +15,8 @@ from tests.helpers import lockstep_error
 from tests.images import noise
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.pictures.pixels import RowCache
+from lockstep.pictures import pixels
+from lockstep.pictures.pixels import RowCache, _checksum as checksum
 
 SHAPE = (8, 6, 3)
 IMAGES = noise(3, 50, *SHAPE)
@@ -43,13 +44,17 @@ def made(numbers=range(50), make=lambda number: IMAGES[number], then=lambda: Non
     return sorted(computed)
 
 
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.glob("*.[ri]*s"))
+
+
 def test_each_row_is_made_once_whatever_is_added_or_removed(folder):
     assert made(range(10, 40)) == [*range(10, 40)]
     assert made([12, 3, 39, 12, 3]) == [3]  # The same picture may stand in two folders.
     assert made(range(5, 45)) == [5, 6, 7, 8, 9, 40, 41, 42, 43, 44]
     assert made(range(20, 30)) == []
-    assert sorted(path.suffix for path in folder.iterdir()) == [".ids", ".rows"]
-    assert sum(path.stat().st_size for path in folder.iterdir()) == 41 * (8 * 6 * 3 + 36)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".checked", ".ids", ".rows"]
+    assert size_of(folder) == 41 * (8 * 6 * 3 + 36)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +77,31 @@ def test_damaged_rows_alone_are_made_again(folder, caplog, file, change, again, 
     assert made() == again
     assert made() == []
     assert ("1 row damaged and made again" in caplog.text) == noted
+
+
+def test_rows_are_compared_with_their_checksums_once(folder, monkeypatch, tmp_path):
+    """Then the rows that are new, and all of them after a change or a start of the system."""
+    checked = []
+    monkeypatch.setattr(
+        pixels, "_checksum", lambda row_id, row: checked.append(row_id) or checksum(row_id, row)
+    )
+
+    def times(numbers):
+        checked.clear()
+        made(numbers)
+        return len(checked)
+
+    assert times(range(40)) == 2 * 40  # to write them, and as they are read again
+    assert times(range(40)) == 0
+    assert times(range(43)) == 2 * 3
+    assert times(range(43)) == 0
+    os.utime(next(folder.glob("*.rows")), (9, 9))
+    assert times(range(43)) == 43
+    assert times(range(43)) == 0
+    monkeypatch.setattr(pixels, "_BOOT", tmp_path / "boot")
+    assert [times(range(43)), times(range(43))] == [43, 43]  # It is unknown when the system began.
+    (tmp_path / "boot").write_text("another start")
+    assert [times(range(43)), times(range(43))] == [43, 0]
 
 
 def test_rows_survive_an_error_and_a_kill():
@@ -127,5 +157,5 @@ def test_a_disk_without_room_is_an_error_with_the_size(folder, monkeypatch, call
         made()
     assert "XDG_CACHE_HOME" in str(error.value)
     assert error.value.code == ENVIRONMENT
-    assert sum(path.stat().st_size for path in folder.iterdir()) == 10 * (8 * 6 * 3 + 36)
+    assert size_of(folder) == 10 * (8 * 6 * 3 + 36)
     monkeypatch.undo()

@@ -58,8 +58,10 @@ def load(
         lambda i: _pixels(survey.scan.root, photos[i], image_px, grey, fit, interpolation),
         f"the pixels of {len({*ids}):,} images",
     )
-    keys = [survey.group_keys[photo.sha256] for photo in photos]
-    _, groups = np.unique(keys, return_inverse=True)
+    groups = None
+    if photos[0].group:
+        keys = [survey.group_keys[photo.sha256] for photo in photos]
+        groups = np.unique(keys, return_inverse=True)[1]
     datasets = {}
     first = 0
     for name in names:
@@ -73,7 +75,7 @@ def load(
             survey.digest(name, image_px, grey, fit, interpolation),
             rows[part],
             mapped=True,
-            groups=torch.from_numpy(groups[part]) if photos[0].group else None,
+            groups=None if groups is None else torch.from_numpy(groups[part]),
             row_ids=cache.ids,
         )
     return datasets

@@ -5,6 +5,7 @@ each image as it is or mirrored. So the backbone computes every image before the
 training loop sees a dataset of features in place of images.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import progress
 from lockstep.pictures.pixels import Bytes, RowCache
+
+_AT_A_TIME = 1024  # images whose features are exchanged and written together
 
 
 def features_of(
@@ -42,27 +45,30 @@ def features_of(
     rows = cache.find(ids)
     lacking = group.gather(rows < 0).any(0)
     if lacking.any():
-        missing = images.select(np.flatnonzero(lacking.cpu()))
-        features = _computed(backbone, missing, group, threads)
-        broken = ~torch.from_numpy(features).view(torch.float32).isfinite().flatten(1).all(1)
-        if broken.any():
-            raise LockstepError(
-                f"the features of {int(broken.sum())} of {len(missing)} images are not finite, so "
-                f"no head can be trained on them: the weights do not fit the network or its "
-                f"precision. Give other weights as {option('init')}, or "
-                f"{option('precision', 'float32')}",
-                DATA,
-            )
-        made = dict(zip(missing.ids(), features, strict=True))
-        with group.in_turn(first_of_host):
-            what = f"features of {len(missing):,} images"
-            rows = cache.find_or_make(ids, lambda row: made[ids[row]], what)
+        missing = np.flatnonzero(lacking.cpu())
+        what = f"features of {len(missing):,} images"
+        firsts = range(0, len(missing), _AT_A_TIME)
+        own = len(missing) // group.processes + len(firsts)  # at most, as parts are divided
+        with progress(f"computing the {what}", own) as advance:
+            # Each part is written before the next one, so a start after a stop goes on.
+            for first in firsts:
+                part = images.select(missing[first : first + _AT_A_TIME])
+                features = _computed(backbone, part, group, threads, advance)
+                with group.in_turn(first_of_host):
+                    cache.find_or_make(part.ids(), features.__getitem__, what)
+        rows = cache.find(ids)
     return replace(images, images=cache.images, rows=rows, mapped=True, row_ids=None)
 
 
-def _computed(backbone: Backbone, images: Dataset, group: Group, threads: int) -> Bytes:
+def _computed(
+    backbone: Backbone,
+    images: Dataset,
+    group: Group,
+    threads: int,
+    advance: Callable[[int], None],
+) -> Bytes:
     """Return the features of all images, uint8 [N, 1, views, 4 * D]. Each process computes a part
-    of them.
+    of them. Raises: LockstepError if features are not finite.
     """
     parts = [owned(len(images), group.processes, process) for process in range(group.processes)]
     part = parts[group.process]
@@ -70,12 +76,20 @@ def _computed(backbone: Backbone, images: Dataset, group: Group, threads: int) -
     pool = numerics.pool(threads, "features")
     try:
         computed = pool.map(lambda row: backbone(images.pixels(slice(row, row + 1))), part)
-        with progress(f"computing the features of {len(images):,} images", len(part)) as advance:
-            for row, features in enumerate(computed):
-                block[row] = features[0]
-                advance(1)
+        for row, features in enumerate(computed):
+            block[row] = features[0]
+            advance(1)
     finally:
         pool.shutdown(cancel_futures=True)
     everyone = group.gather(block.to(images.labels.device)).cpu()
     blocks = [features[: len(rows)] for features, rows in zip(everyone, parts, strict=True)]
-    return torch.cat(blocks).numpy()
+    every = torch.cat(blocks)
+    broken = ~every.view(torch.float32).isfinite().flatten(1).all(1)
+    if broken.any():
+        raise LockstepError(
+            f"the features of {int(broken.sum())} of {len(images)} images are not finite, so no "
+            f"head can be trained on them: the weights do not fit the network or its precision. "
+            f"Give other weights as {option('init')}, or {option('precision', 'float32')}",
+            DATA,
+        )
+    return every.numpy()

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from lockstep.files import Record
 from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
+from lockstep.pictures.threads import in_threads
 
-# Two hashes are alike if they differ in at most this share of the bits that are set in either.
+# Two hashes are alike if they differ in at most one in so many of the bits that are set in either.
 # Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
 # taken one after the other up to 0.25, and others 0.33 or more.
-_ALIKE = 0.25
+_ALIKE = 4
 # Of the shorter side. Smaller pictures, as of digits, have equal hashes too often.
 _LEAST_PX = 64
 _PLAIN = 16  # Two hashes with fewer set bits are never alike.
@@ -65,15 +66,33 @@ def near_duplicates(survey: Survey) -> list[list[str]]:
         for name in SPLITS
     ]
     for photos, others in combinations(filter(None, large), 2):
-        dhashes = _dhashes(photos)
-        for other, dhash in zip(others, _dhashes(others), strict=True):
-            differing = np.bitwise_count(dhashes ^ dhash).sum(1)
-            either = np.bitwise_count(dhashes | dhash).sum(1)
-            shares = np.where(either < _PLAIN, 1.0, differing / either.clip(1))
-            nearest = photos[shares.argmin()]
-            if shares.min() <= _ALIKE and nearest.sha256 != other.sha256:
-                pairs[nearest.path, other.path] = None
+        nearest_of = _nearest(_dhashes(photos), _dhashes(others))
+        for number, nearest in sorted(nearest_of.items()):
+            first, other = photos[nearest], others[number]
+            if first.sha256 != other.sha256:
+                pairs[first.path, other.path] = None
     return [*map(list, pairs)]
+
+
+def _nearest(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> dict[int, int]:
+    """Return, for the positions in `others` that are alike to one of `hashes`, that of the most
+    similar one. All are compared with all.
+    """
+    columns = hashes.T.copy()
+    nearest: dict[int, int] = {}
+
+    def compare(number: int) -> None:
+        own = others[number][:, None]
+        counts = np.bitwise_count(columns ^ own)
+        differing = counts[0] + counts[1]
+        counts = np.bitwise_count(columns | own)
+        either = counts[0] + counts[1]
+        alike = np.flatnonzero((differing <= either // _ALIKE) & (either >= _PLAIN))
+        if len(alike):
+            nearest[number] = int(alike[(differing[alike] / either[alike]).argmin()])
+
+    in_threads("comparing the images of two splits", compare, range(len(others)))
+    return nearest
 
 
 def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:

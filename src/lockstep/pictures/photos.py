@@ -8,9 +8,10 @@ From the survey, `data/folder.py` makes the datasets, and `check.py` the report 
 import hashlib
 import json
 import os
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,8 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 _SUFFIXES = 3  # of other files that are named
+_parsed = json.JSONDecoder().raw_decode  # json.loads takes twice as long
+_STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
     ("in several classes: the labels contradict each other", "class_name", "sha256"),
@@ -114,9 +117,11 @@ class Survey:
 
         "class_name" gives contradicting labels, "split" test images that were trained on.
         """
+        counts = Counter(getattr(photo, same) for photo in self.scan.readable)
         equal = defaultdict[str, list[Photo]](list)
         for photo in self.scan.readable:
-            equal[getattr(photo, same)].append(photo)
+            if counts[value := getattr(photo, same)] > 1:
+                equal[value].append(photo)
         equal.pop("", None)
         return [
             [photo.path for photo in photos]
@@ -167,8 +172,7 @@ def survey_folder(
     problems = scan.problems + _name_groups(scan, group)
     training = "train" if "train" in scan.folders else ""
     known = tuple(scan.classes.get(training, ()) if classes is None else classes)
-    usable = [photo for photo in scan.readable if photo.class_name in known]
-    usable.sort(key=lambda photo: (photo.class_name, photo.sha256))
+    usable = _sorted(scan.readable, known)
     keys = _group_keys(usable)
     notes = _origin(scan)
     if classes is None:
@@ -210,6 +214,20 @@ def _origin(scan: Scan) -> list[str]:
         return []
     examples = [f"{path} is {name}" for name, path in sorted(path_of.items())[:3]]
     return [f"labels by {scan.named_by}: {listed(examples)}"]
+
+
+def _sorted(photos: list[Photo], classes: Sequence[str]) -> list[Photo]:
+    """Return the photos of `classes`, sorted by class and SHA-256.
+
+    Each class is sorted alone: a signal waits for a sort, and that of a million photos takes long.
+    """
+    of_class: dict[str, list[Photo]] = {name: [] for name in sorted(classes)}
+    for photo in photos:
+        if photo.class_name in of_class:
+            of_class[photo.class_name].append(photo)
+    for members in of_class.values():
+        members.sort(key=lambda photo: photo.sha256)
+    return [photo for members in of_class.values() for photo in members]
 
 
 def _class_problems(
@@ -328,19 +346,20 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, s
     """
     photos = splits["train"]
     keys_of = defaultdict[str, set[str]](set)  # class -> the keys of its images
-    classes_of = defaultdict[str, set[str]](set)  # key -> the classes that have it
+    class_of: dict[str, str] = {}  # key -> the first class that has it
+    shared = set[str]()  # keys that several classes have
     for photo in photos:
         key = keys[photo.sha256]
         keys_of[photo.class_name].add(key)
-        classes_of[key].add(photo.class_name)
-    test = {key for key in classes_of if int(key[:16], 16) < int(test_share * 2**64)}
+        if class_of.setdefault(key, photo.class_name) != photo.class_name:
+            shared.add(key)
+    test = {key for key in class_of if int(key[:16], 16) < int(test_share * 2**64)}
     for class_keys in keys_of.values():
-        movable = sorted(key for key in class_keys if len(classes_of[key]) == 1)
-        movable = movable or sorted(class_keys)
+        movable = class_keys - shared or class_keys
         if not class_keys & test:
-            test.add(movable[0])
+            test.add(min(movable))
         elif class_keys <= test:
-            test.remove(movable[-1])
+            test.remove(max(movable))
     bad = [
         name for name, class_keys in keys_of.items() if class_keys <= test or not class_keys & test
     ]
@@ -408,9 +427,10 @@ def read_photos(scan: Scan) -> list[Photo]:
     """Return the photos of a scan with what is known of each. Files that are new or changed are
     read, by threads.
 
-    Of several programs at once, one reads the files and the others wait for it. An index that is
-    damaged or was written with another decoder is ignored. Without a place for it, the next start
-    reads all files again.
+    Of several programs at once, one reads the files and the others wait for it. What is read is in
+    the index at once, so a start after Ctrl-C goes on. Entries that are damaged, and an index that
+    was written with another decoder, are ignored. Without a place for it, the next start reads all
+    files again.
     """
     doing = f"reading the images in {scan.root}"
     path = index_file(scan.root)
@@ -420,20 +440,20 @@ def read_photos(scan: Scan) -> list[Photo]:
             held.enter_context(files.locked(path.with_suffix(".lock"), doing))
         known = _load(path, scan.photos)
         unknown = [photo for photo in scan.photos if photo.path not in known]
+        add = held.enter_context(_adding_to(path))
 
         def examine(photo: Photo) -> None:
             known[photo.path] = _examined(scan.root, photo)
+            add(known[photo.path])
 
         in_threads(doing, examine, unknown)
-        if unknown:
-            _save(path, known)
     return [known[photo.path] for photo in scan.photos]
 
 
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.json"
+    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.jsonl"
 
 
 def _examined(root: Path, photo: Photo) -> Photo:
@@ -446,33 +466,65 @@ def _examined(root: Path, photo: Photo) -> Photo:
 
 
 def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
-    """Return path -> photo, of those that have not changed: none if the index is damaged, or of
-    another decoder.
+    """Return path -> photo, of those in the index that have not changed.
+
+    An index with many other entries is written anew, and one of another decoder is removed.
     """
-    known = {}
+    listed_photos = {photo.path: photo for photo in photos}
+    known: dict[str, Photo] = {}
+    entries = 0
     with suppress(OSError):
-        digest, _, text = path.read_bytes().partition(b"\n")
-        index = json.loads(text) if digest == _checksum(text) else {}
-        for photo in photos:
-            stamps, *values = index.get(photo.path, [None])
-            if stamps == [*photo.stamps]:
-                known[photo.path] = Photo(*photo[:5], *values)
+        with open(path, "rb") as file:
+            if file.readline().rstrip() != _header():
+                path.unlink()
+                return {}
+            for entries, line in enumerate(file, 1):  # noqa: B007
+                checksum, _, text = line.rstrip(b"\n").partition(b" ")
+                if checksum != b"%08x" % zlib.crc32(text):
+                    continue
+                name, stamps, *values = _parsed(text.decode())[0]
+                photo = listed_photos.get(name)
+                if photo is not None and stamps == [*photo.stamps]:
+                    known[name] = Photo(*photo[:5], *values)
+        if entries > 2 * len(known) + _STALE:
+            new = path.with_suffix(".new")
+            new.unlink(missing_ok=True)
+            with _adding_to(new) as add:
+                for photo in known.values():
+                    add(photo)
+            new.replace(path)
     return known
 
 
-def _save(path: Path, photos: dict[str, Photo]) -> None:
-    """Write the index, without files that cannot be read, as the cause may be this host's: a
-    missing permission.
+@contextmanager
+def _adding_to(path: Path) -> Iterator[Callable[[Photo], None]]:
+    """Yield a function that adds a photo to an index. It is a no-op without a place for the index.
+
+    An entry has a checksum, and begins a line, so one that was not finished damages no other. Files
+    that cannot be read are left out, as the cause may be this host's: a missing permission.
     """
-    index = {photo.path: photo[4:] for photo in photos.values() if not photo.cause}
-    text = json.dumps(index).encode()
-    with suppress(OSError):
-        files.replace(path, _checksum(text) + b"\n" + text)
+    try:
+        descriptor = files.open_to_write(path, os.O_APPEND)
+    except OSError:
+        yield lambda photo: None
+        return
+
+    def add(photo: Photo) -> None:
+        if not photo.cause:
+            text = json.dumps([photo.path, *photo[4:]]).encode()
+            with suppress(OSError):
+                os.write(descriptor, b"\n%08x %b" % (zlib.crc32(text), text))
+
+    try:
+        with suppress(OSError):
+            if not os.fstat(descriptor).st_size:
+                os.write(descriptor, _header())
+        yield add
+    finally:
+        os.close(descriptor)
 
 
-def _checksum(text: bytes) -> bytes:
-    """Return the first line of an index with this text. It also says which decoder and which fields
-    the photos have.
-    """
+def _header() -> bytes:
+    """Return the first line of an index. It says which decoder and which fields the photos have."""
     header = json.dumps([RULES, decoder_versions(), Photo._fields])
-    return hashlib.sha256(header.encode() + text).hexdigest().encode()
+    return hashlib.sha256(header.encode()).hexdigest().encode()

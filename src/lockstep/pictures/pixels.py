@@ -4,15 +4,16 @@ of a host map.
 Rows are only ever added, each once under its own id, so one picture more costs one row. The files
 are in the user's cache: NAME.rows has the rows, and NAME.ids an entry for each, its id and its
 checksum. An entry is written after its row. So what a killed program or a power failure leaves
-incomplete has no entry, or a wrong checksum, and is made again.
+incomplete has no entry, or a wrong checksum, and is made again. NAME.checked says when the files
+were written whose rows all had their checksums. Until one of them changes, or the system starts
+again, no start reads all rows.
 """
 
 import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -22,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep import hardware
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import locked, no_room, open_to_write
+from lockstep.files import locked, no_room, open_to_write, replace
 from lockstep.messages import logger
 from lockstep.pictures.threads import in_threads
 from lockstep.text import plural, size
@@ -33,7 +33,9 @@ Bytes = NDArray[np.uint8]
 Shape = tuple[int, int, int]
 
 _ENTRY = np.dtype([("id", "V32"), ("checksum", "<u4")])
-_ROWS_AT_A_TIME = 64  # that a thread checks
+_UNWRITTEN = bytes(32)  # the id of an entry that was not finished
+# Linux draws it at each start. A power failure may lose rows that had their checksums.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def folder() -> Path:
@@ -55,6 +57,8 @@ class RowCache:
         """
         self._shape = shape
         self._row_bytes = int(np.prod(shape))
+        self._checked = 0  # rows from the first one on that were compared with their checksums
+        self._damaged = set[int]()  # those of them that differed
         self._path = folder() / f"{hashlib.sha256(f'{key} {shape}'.encode()).hexdigest()[:32]}.rows"
         self._open()
 
@@ -62,6 +66,7 @@ class RowCache:
         images = np.empty((0, *self._shape), np.uint8)
         entries = np.empty(0, _ENTRY)
         try:
+            self._state = self._state_of_files()  # before they are read
             data = self._path.with_suffix(".ids").read_bytes()
             rows = self._path.stat().st_size // self._row_bytes
             count = min(len(data) // _ENTRY.itemsize, rows)
@@ -80,28 +85,51 @@ class RowCache:
         self.images = torch.from_numpy(images)
         self.ids = entries["id"].tolist()
         self._checksums = entries["checksum"]
+        self._row_of = {
+            row_id: row for row, row_id in enumerate(self.ids) if row not in self._damaged
+        }
+        self._row_of.pop(_UNWRITTEN, None)
 
-    def find(self, ids: Sequence[bytes], first: int = 0) -> Tensor:
-        """Return the row of each of `ids`, int64 [N]; -1 if there is none from row `first` on, or
-        it is damaged.
-        """
-        row_of = {row_id: row for row, row_id in enumerate(self.ids[first:], first)}
-        rows = np.array([row_of.get(row_id, -1) for row_id in ids], np.int64)
+    def _state_of_files(self) -> bytes:
+        """Return what changes when the files change, or the system starts; b"" if it is unknown."""
+        try:
+            facts: list[object] = [_BOOT.read_text()]
+            for path in (self._path, self._path.with_suffix(".ids")):
+                status = path.stat()
+                facts += [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        except OSError:
+            return b""
+        return repr(facts).encode()
+
+    def _check(self) -> None:
+        """Compare the rows with their checksums, unless that is known of these files."""
+        marker = self._path.with_suffix(".checked")
+        with suppress(OSError):
+            if self._state and marker.read_bytes() == self._state:
+                self._checked = len(self.ids)
         images = self.images.numpy()
 
-        def are_damaged(part: NDArray[np.int64]) -> list[bool]:
-            return [
-                row >= 0 and _checksum(self.ids[row], images[row]) != self._checksums[row]
-                for row in part.tolist()
-            ]
+        def check(row: int) -> None:
+            if _checksum(self.ids[row], images[row]) != self._checksums[row]:
+                self._damaged.add(row)
 
-        parts = np.array_split(rows, 1 + len(rows) // _ROWS_AT_A_TIME)
-        with ThreadPoolExecutor(hardware.cores()) as pool:
-            damaged = np.concatenate([*pool.map(are_damaged, parts)])
-        if damaged.any():
-            count = plural(int(damaged.sum()), "row")
-            logger.warning(f"{self._path}: {count} damaged and made again")
-        return torch.from_numpy(np.where(damaged, -1, rows))
+        new = [row for row in self._row_of.values() if row >= self._checked]
+        in_threads(f"checking {len(new):,} images in {self._path}", check, new)
+        if new and self._state and not self._damaged:
+            with suppress(OSError):
+                replace(marker, self._state)
+        self._checked = len(self.ids)
+
+    def find(self, ids: Sequence[bytes]) -> Tensor:
+        """Return the row of each of `ids`, int64 [N]; -1 if there is none, or it is damaged."""
+        self._check()
+        rows = [self._row_of.get(row_id, -1) for row_id in ids]
+        if damaged := self._damaged.intersection(rows):
+            logger.warning(f"{self._path}: {plural(len(damaged), 'row')} damaged and made again")
+            for row in damaged:
+                del self._row_of[self.ids[row]]
+            rows = [-1 if row in damaged else row for row in rows]
+        return torch.tensor(rows, dtype=torch.int64)
 
     def find_or_make(self, ids: Sequence[bytes], make: Callable[[int], Bytes], what: str) -> Tensor:
         """Return the row of each of `ids`, int64 [N]. Rows that are missing are made and added.
@@ -115,12 +143,11 @@ class RowCache:
         if (rows >= 0).all():
             return rows
         missing = {ids[i]: i for i, row in enumerate(rows.tolist()) if row < 0}
-        known = len(self.ids)
         with _writing(what, len(missing) * self._row_bytes):
             self._open()
             # Another program may have added them, while this one waited.
-            added = self.find([*missing], known)
-            new = [item for item, row in zip(missing.items(), added, strict=True) if row < 0]
+            self._check()
+            new = [item for item in missing.items() if item[0] not in self._row_of]
             if new:
                 self._add(new, make, what)
         self._open()

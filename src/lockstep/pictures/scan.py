@@ -319,9 +319,14 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
     for folder, folders, names in os.walk(scan.root / path, onerror=unreadable):
         folders[:] = _visible(folders) if class_name else []
         below = os.path.relpath(folder, scan.root)
+        prefix = "" if below == "." else f"{below}/"
         scan.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
-        for name in _visible(names):
-            file = os.path.normpath(f"{below}/{name}")
+        for name in names:
+            image = _IMAGES.fullmatch(_suffix(name)) is not None
+            # No file of a system has the suffix of an image, so most names are not searched.
+            if name[0] == "." or (not image and is_foreign(name)):
+                continue
+            file = f"{prefix}{name}"
             place = f"{folder}/{name}"
             stamps: tuple[int, ...] = ()
             regular = True  # A link to nowhere is listed all the same, so that its cause is shown.
@@ -329,7 +334,7 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 status = os.stat(place)
                 regular = stat.S_ISREG(status.st_mode)
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if regular and is_image(place):
+            if regular and (image or is_image(place)):
                 photos.append(Photo(file, split, class_name, "", stamps))
                 continue
             scan.others[_suffix(name)] += 1
@@ -457,11 +462,12 @@ def _doubts(scan: Scan) -> list[str]:
         return problems
     remedy = f"move it away, or add {apart} to count its images to the class around it"
     for split, root in scan.folders.items() if not scan.named_by else ():
-        parents = [
-            photo.path[len(root) :].strip("/").split("/")[:-1]
+        folders = {
+            photo.path[len(root) :].strip("/").rpartition("/")[0]
             for photo in scan.photos
             if photo.split == split
-        ]
+        }
+        parents = [folder.split("/") for folder in folders]
         classes = {parts[0] for parts in parents}
         inner = {
             "/".join(parts[:2])
@@ -481,6 +487,8 @@ def _masks(paths: Sequence[str]) -> list[str]:
     others.
     """
     image_of = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
+    if not image_of:
+        return []
     images = {Path(path).stem for path in paths if path not in image_of}
     return [path for path, image in image_of.items() if Path(image).stem in images]
 
@@ -515,4 +523,4 @@ def is_foreign(name: str) -> bool:
 
 
 def _suffix(name: str) -> str:
-    return os.path.splitext(name)[1][1:].lower()
+    return name.rpartition(".")[2].lower() if "." in name else ""

@@ -11,7 +11,6 @@ import io
 import os
 import re
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -97,13 +96,29 @@ class PathIndex:
         """Take the `paths` of images relative to the folder `root`."""
         self.root = root.resolve()
         self._images = len(paths)
-        self._ends = defaultdict[str, list[str]](list)
+        # By the end without its suffix: the path, or a list of several.
+        self._ends: dict[str, str | list[str]] = {}
         for path in paths:
-            end = unicodedata.normalize("NFC", f"/{self.root.name}/{path}")
+            end = _stem(unicodedata.normalize("NFC", f"/{self.root.name}/{path}"))
             while "/" in end:
                 end = end.partition("/")[2]
-                self._ends[end].append(path)
-                self._ends[end.rpartition(".")[0]].append(path)
+                before = self._ends.setdefault(end, path)
+                if isinstance(before, list):
+                    before.append(path)
+                elif before is not path:
+                    self._ends[end] = [before, path]
+
+    def _at(self, end: str) -> list[str]:
+        """Return the paths that end so, with or without their suffix."""
+        found = self._ends.get(end, [])
+        paths = [found] if isinstance(found, str) else found
+        stem = _stem(end)
+        if stem == end:
+            return paths
+        found = self._ends.get(stem, [])
+        suffix = end[len(stem) :]
+        whole = [found] if isinstance(found, str) else found
+        return paths + [path for path in whole if path.endswith(suffix)]
 
     def find(self, cell: str, folder: str) -> list[str]:
         """Return the paths that `cell` may mean in a table in `folder`: the path from there, else
@@ -114,12 +129,11 @@ class PathIndex:
         """
         cell = cell.replace("\\", "/")
         end = cell.lstrip("./")
-        direct = f"{folder}/{end}"
-        if direct in self._ends:
-            return self._ends[direct]
-        while _ABSOLUTE.match(cell) and "/" in end and end not in self._ends:
+        if direct := self._at(f"{folder}/{end}"):
+            return direct
+        while _ABSOLUTE.match(cell) and "/" in end and not self._at(end):
             end = end.partition("/")[2]
-        return self._ends.get(end, [])
+        return self._at(end)
 
     def are_in(self, cells: Sequence[str], folder: str) -> bool:
         """Return whether the `cells` name images: half of them do, or as many as half of the
@@ -214,6 +228,12 @@ def _places(
             raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
         places.append(columns[0] if columns else None)
     return places
+
+
+def _stem(path: str) -> str:
+    """Return a path without the suffix of its file."""
+    folder, slash, name = path.rpartition("/")
+    return folder + slash + (name.rpartition(".")[0] or name)
 
 
 def _plain(name: str) -> str:
