@@ -67,6 +67,8 @@ def test_photos_weight_decay_follows_classes_images_or_the_user():
     found.classes = tuple(map(str, range(43)))
     fit = fitting(found, {}, "photos")
     assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
+    for stated in ({"several_labels": True}, {"labels": "several"}):
+        assert fitting(found, stated, "photos").settings == {"weight_decay.default": 0.014}
     assert (
         "weight_decay.default=0.0047, because there are 43 classes and 100 training images"
         in fit.note()

@@ -24,7 +24,7 @@ from lockstep.head.confidence import (
     held_out,
     thresholds,
 )
-from lockstep.head.several import THRESHOLDS, best_thresholds, thresholds_of
+from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.specs import EvaluateSpec, VerifySpec

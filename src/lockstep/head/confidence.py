@@ -7,7 +7,7 @@ counts as many images as the smallest. A model file holds these answers, so that
 probability of a sure one can be derived for any share of right ones.
 
 Where an image has any number of labels, all five fifths are classified, and each label that is
-found is an answer (`several.py`).
+found is an answer (`found.py`).
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ from lockstep.config.recipe import BoundRecipe
 from lockstep.core.loss import loss_of
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
+from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, every_view
-from lockstep.head.several import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
@@ -188,7 +188,7 @@ class Confidence:
         balanced: bool,
         several: bool = False,
     ) -> None:
-        """Use the tensors of a model file, from here, head/several.py and head/outliers.py, for
+        """Use the tensors of a model file, from here, head/found.py and head/outliers.py, for
         images of `features` values; see `thresholds`.
 
         Raises: ValueError if they are not sound.

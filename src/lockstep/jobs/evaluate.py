@@ -6,7 +6,7 @@ from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
-from lockstep.head.several import thresholds_of
+from lockstep.head.found import thresholds_of
 from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.predictions import write_predictions

@@ -26,6 +26,9 @@ _LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widt
 # classes, and with the root of the number of training images. Measured on 2, 5, 5, 10 and 43
 # classes, with 244 to 6,000 images.
 _DECAY = 2.0
+# With several labels, each class is a problem of its own, so their number does not matter. Measured
+# on features of 150 and 600 pictures with 5 classes, and 600 with 43.
+_DECAY_OF_SEVERAL = 0.14
 _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
@@ -87,9 +90,9 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
     get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
-    weight decay of `photos` follows the number of classes, so that its probabilities are right. It
-    is not `balanced` if the user's test images show the classes in the shares of the training
-    images.
+    weight decay of `photos` follows the number of classes, or with several labels that of the
+    images alone, so that its probabilities are right. It is not `balanced` if the user's test
+    images show the classes in the shares of the training images.
     """
     photos = [photo for split in survey.splits.values() for photo in split]
     side = median(photo.shorter_side for photo in photos)
@@ -99,6 +102,7 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     why = f"{colours} and their median shorter side is {side:g} pixels"
     # trained whole: the head of `photos` is not its head
     own_network = "model" in stated and "head" not in stated
+    several = stated.get("several_labels") is True or stated.get("labels") == "several"
     one_channel = stated.get("grey") is True  # which the network of `photos` does not take
     if recipe is None and side >= _PHOTO_PX and not own_network and not one_channel:
         recipe = PHOTOS
@@ -113,8 +117,9 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
         model = str(stated.get("model", ""))
         known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
         if known and not {"weight_decay", "weight_decay.default"} & stated.keys():
-            settings["weight_decay.default"] = float(f"{_DECAY / (classes * count**0.5):.2g}")
-        if "balanced" not in stated and _equal_shares(survey):
+            decay = _DECAY_OF_SEVERAL if several else _DECAY / classes
+            settings["weight_decay.default"] = float(f"{decay / count**0.5:.2g}")
+        if not several and "balanced" not in stated and _equal_shares(survey):
             settings["balanced"] = False
             why += "; the test images have the classes in the shares of the training images"
         return Fit(PHOTOS, settings, why)
