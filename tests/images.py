@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,29 @@ def write(root: Path, classes: Mapping[str, Sequence[int]], **options) -> Path:
         for number in numbers:
             (root / name / f"{number}.png").write_bytes(encoded(number, **options))
     return root
+
+
+def lay(root, contents):
+    """Write `contents`: name of a file -> number of an image, or a text. Return the folder."""
+    for name, content in contents.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = encoded(content) if isinstance(content, int) else content
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    root.mkdir(exist_ok=True)
+    return root
+
+
+def pictures(*names, first=1):
+    """Images of the names, from number `first` on."""
+    return {
+        name if PurePath(name).suffix else f"{name}.png": first + i for i, name in enumerate(names)
+    }
+
+
+def table(header, *rows):
+    """The text of a table."""
+    return "\n".join([header, *rows, ""])
 
 
 def bright_and_dark(root: Path, count: int) -> Path:

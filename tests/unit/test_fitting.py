@@ -90,7 +90,7 @@ def test_photos_are_unbalanced_if_test_images_have_their_shares(train, test, fol
     photo = found.splits["train"][0]
     for split, counts in (("train", train), ("test", test)):
         found.splits[split] = [
-            photo._replace(class_name=name)
+            photo._replace(labels=(name,))
             for name, n in zip("ab", counts, strict=True)
             for _ in range(n)
         ]

@@ -7,40 +7,16 @@ image, or a text.
 
 import codecs
 import re
-from pathlib import PurePath
 
 import pytest
 from tests.helpers import lockstep_error
-from tests.images import encoded
+from tests.images import lay, pictures, table
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, LockstepError
 from lockstep.pictures.photos import survey_folder
-from lockstep.pictures.table import LabelSource
+from lockstep.pictures.table import SOURCES, LabelSource
 from lockstep.recipes import get_recipe
-
-
-def lay(root, contents):
-    """Write `contents`, and return the folder."""
-    for name, content in contents.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = encoded(content) if isinstance(content, int) else content
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    root.mkdir(exist_ok=True)
-    return root
-
-
-def pictures(*names, first=1):
-    """Images of the names, from number `first` on."""
-    return {
-        name if PurePath(name).suffix else f"{name}.png": first + i for i, name in enumerate(names)
-    }
-
-
-def table(header, *rows):
-    return "\n".join([header, *rows, ""])
-
 
 CATS = pictures("cats/1", "cats/2", "dogs/3", "dogs/4")
 FLAT = pictures("1", "2", "3", "4")
@@ -575,7 +551,7 @@ def test_a_layout_that_is_refused(tmp_path, name):
 
 def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
     recipe = get_recipe("folder")
-    assert not any(getattr(recipe, name) for name in LabelSource._fields)
+    assert not any(getattr(recipe, name) for name in SOURCES)
     other = recipe.replace(label_column="dx", layout="table")
     assert (other.label_column, other.layout) == ("dx", "table")
     assert other.digest() != recipe.digest()
@@ -607,7 +583,7 @@ def test_labels_of_names_are_said_with_three_examples(tmp_path):
     names = [f"{name}.{number}.jpg" for number in range(9) for name in ("cat", "dog", "eel", "fox")]
     found = read(tmp_path, pictures(*names), {"label_from": "^[a-z]+"}).require_sound()
     assert found.notes == [
-        "labels by --label-from ^[a-z]+: cat.0.jpg is cat, dog.0.jpg is dog and eel.0.jpg is eel"
+        "labels by --label-from '^[a-z]+': cat.0.jpg is cat; dog.0.jpg is dog; eel.0.jpg is eel"
     ]
     with lockstep_error(r"--label-from \(: missing \).*, as in \(\[a-z"):
         read(tmp_path, {}, {"label_from": "("})

@@ -8,6 +8,7 @@ import typer
 
 from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
+from lockstep.config.overrides import make, parse
 from lockstep.errors import LockstepError, unknown
 from lockstep.files import Record, deliver, given
 
@@ -72,14 +73,20 @@ def check(
         photos: A folder with a folder of images for each class.
         labels: Also list the images whose label is doubtful.
         html: With --labels: write a page with these images to a new file.
-        **options: group, layout and names of columns, as for `lockstep train`.
+        **options: several labels, group, layout, and where labels stand, as for `lockstep train`.
     """
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
+    if labels and options.get("several_labels"):
+        raise LockstepError(
+            "--labels judges images that have one label, not several: leave it out, or check them "
+            "without it"
+        )
     from lockstep.pictures.check import lines_of, record_of
     from lockstep.recipes import get_recipe
 
-    folder, recipe = given(photos), get_recipe("folder").replace(**options)
+    folder = given(photos)
+    recipe = make(get_recipe("folder").model_dump(mode="json"), parse((), options))
     if html:
         require_writable(html, force=False, name="html")
     survey = recipe.survey(folder)

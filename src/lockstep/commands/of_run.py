@@ -59,7 +59,7 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
     if known.is_dir():
         trained = {photo.sha256 for photo in recipe.survey(known).splits.get("train", ())}
         seen = f"{sum(photo.sha256 in trained for photo in images):,} of these are training images"
-    absent = sorted({*classes} - {photo.class_name for photo in images})
+    absent = sorted({*classes} - {name for photo in images for name in photo.labels})
     lacking = f"; no image of {few(absent)}" if absent else ""
     logger.warning(
         f"{data} is not the data of training: all {len(images):,} images are evaluated; "

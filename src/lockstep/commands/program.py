@@ -29,7 +29,7 @@ from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError, prin
 from lockstep.files import given, require_permission, reserve_standard_streams
 from lockstep.launch.world import World
 from lockstep.messages import DISTRIBUTION, handled, on_stderr
-from lockstep.pictures.table import LabelSource
+from lockstep.pictures.table import SOURCES
 
 app = typer.Typer(
     name="lockstep",
@@ -123,7 +123,10 @@ def _several(arguments: Sequence[str]) -> str:
     )
 
 
-DATA_COMMANDS = {"fetch": shell(fetch), "check": shell(check, ("group", *LabelSource._fields))}
+DATA_COMMANDS = {
+    "fetch": shell(fetch),
+    "check": shell(check, ("several_labels", "group", *SOURCES)),
+}
 data = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,

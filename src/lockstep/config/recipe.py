@@ -22,7 +22,7 @@ from lockstep.errors import LockstepError, option, unknown
 from lockstep.messages import command
 from lockstep.models import MODELS, TIMM
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
-from lockstep.pictures.table import LabelSource
+from lockstep.pictures.table import SOURCES, LabelSource
 from lockstep.schema import Settings, choose, dotted
 from lockstep.text import listed
 
@@ -89,11 +89,13 @@ class Recipe(Settings):
             in it is a class, with all images in it), table, or names (of the files, by
             --label-from).
         label_column: Column of a folder's table with the classes. Default: label, class, category
-            or target.
+            or target. With several labels also the columns of 0 and 1 that are labels, as in
+            cat,dog.
         group_column: Column with the groups, as in --group. Default: group.
         split_column: Column with train, val or test. Default: split.
         label_from: Regular expression on the path of an image in its folder. Its first group in
             parentheses, or else all it matches, is the label.
+        label_separator: What is between the labels of an image that has several in one text.
         left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
         labels: How many labels a picture has: one, or several: any number, also none. With several,
             the loss is the sum over the classes of binary cross-entropies, and each class has a
@@ -164,7 +166,7 @@ class Recipe(Settings):
         "dataset",
         "several_labels",
         "group",
-        *LabelSource._fields,
+        *SOURCES,
         "precision",
         "portable",
     )
@@ -183,6 +185,7 @@ class Recipe(Settings):
     group_column: str | None = None
     split_column: str | None = None
     label_from: str | None = Field(None, min_length=1, max_length=1000)
+    label_separator: str | None = Field(None, min_length=1)
     left_out: tuple[str, ...] = ()
     labels: Literal["one", "several"] = "one"
     held_out: int = Field(0, ge=0)
@@ -230,7 +233,7 @@ class Recipe(Settings):
                 f"dataset folder needs image_px, the side of the images in pixels, as in "
                 f"{option('settings', 'image_px=64')}"
             )
-        of_folder = ("grey", "fit", "interpolation", "group", "left_out", *LabelSource._fields)
+        of_folder = ("grey", "fit", "interpolation", "group", "left_out", *SOURCES)
         for name in ("image_px", "test_share", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (
                 name in of_folder and self.dataset != IMAGE_FOLDER

@@ -27,25 +27,25 @@ def record_of(survey: Survey) -> Record:
     in pixels.
     """
     scan = survey.scan
-    splits = {
-        name: Counter(photo.class_name for photo in survey.splits[name])
-        for name in SPLITS
-        if name in survey.splits
+    splits = {name: survey.splits[name] for name in SPLITS if name in survey.splits}
+    counts = {
+        split: Counter(name for photo in photos for name in photo.labels)
+        for split, photos in splits.items()
     }
     sides = [photo.shorter_side for photo in scan.readable]
-    return {
+    record: Record = {
         "folder": str(scan.root),
         "images": len(scan.photos),
-        "splits": {split: counts.total() for split, counts in splits.items()},
+        "splits": {split: len(photos) for split, photos in splits.items()},
         "classes": {
-            name: {split: counts[name] for split, counts in splits.items()}
+            name: {split: of_class[name] for split, of_class in counts.items()}
             for name in survey.classes
         },
         "shorter_side": median(sides) if sides else None,
         "formats": dict(sorted(Counter(photo.format for photo in scan.readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": survey.duplicates(),
-        "contradicting": survey.duplicates("class_name"),
+        "contradicting": [] if survey.several else survey.duplicates("labels"),
         "leaks": survey.duplicates("split"),
         "near_duplicates": near_duplicates(survey),
         "in_no_class": [photo.path for photo in scan.unlabelled],
@@ -53,6 +53,12 @@ def record_of(survey: Survey) -> Record:
         "problems": survey.problems,
         "notes": survey.notes,
     }
+    if survey.several:
+        # The validation images may be the test images, too.
+        every = {photo.path: photo for photos in splits.values() for photo in photos}
+        numbers = Counter(len(photo.labels) for photo in every.values())
+        record["labels_per_image"] = dict(sorted(numbers.items()))
+    return record
 
 
 def near_duplicates(survey: Survey) -> list[list[str]]:
@@ -127,4 +133,7 @@ def lines_of(record: Record) -> list[str]:
         f"  alike       {len(record['near_duplicates']):,} (images that look like one of another "
         f"split)",
     ]
+    if "labels_per_image" in record:
+        numbers = [f"{images:,} with {n}" for n, images in record["labels_per_image"].items()]
+        lines.append(f"  labels      images {', '.join(numbers)}")
     return lines + [f"note: {note}" for note in record["notes"]]

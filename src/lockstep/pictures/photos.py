@@ -46,7 +46,7 @@ _parsed = json.JSONDecoder().raw_decode  # json.loads takes twice as long
 _STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
-    ("in several classes: the labels contradict each other", "class_name", "sha256"),
+    ("in several classes: the labels contradict each other", "labels", "sha256"),
     ("in several splits: the accuracy will be too high", "split", "sha256"),
     ("in several files", "path", "sha256"),
     ("of equal pixels in files that differ", "sha256", "pixels_sha256"),
@@ -67,6 +67,7 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
+        several: whether an image has any number of labels.
     """
 
     scan: Scan
@@ -75,6 +76,7 @@ class Survey:
     problems: list[str]
     notes: list[str]
     group_keys: dict[str, str]
+    several: bool = False
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -86,10 +88,18 @@ class Survey:
             raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
 
-    def labels(self, split: str) -> NDArray[np.int64]:
-        """Return the labels of the images of a split, int64 [n]."""
+    def labels(self, split: str) -> NDArray[np.integer]:
+        """Return the labels of the images of a split: int64 [n], or with several labels uint8 [n,
+        classes], 1 for each that an image has.
+        """
         label_of = {name: label for label, name in enumerate(self.classes)}
-        return np.array([label_of[photo.class_name] for photo in self.splits[split]], np.int64)
+        photos = self.splits[split]
+        if not self.several:
+            return np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
+        labels = np.zeros((len(photos), len(self.classes)), np.uint8)
+        for row, photo in zip(labels, photos, strict=True):
+            row[[label_of[name] for name in photo.labels]] = 1
+        return labels
 
     def digest(
         self,
@@ -105,6 +115,8 @@ class Survey:
         pixels: list[object] = [RULES, image_px, self.classes, grey, fit]
         if interpolation != "bicubic":
             pixels.append(interpolation)
+        if self.several:
+            pixels.append("several")
         digest = hashlib.sha256(json.dumps(pixels).encode())
         digest.update(self.labels(split).tobytes())
         for photo in self.splits[split]:
@@ -115,7 +127,7 @@ class Survey:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ`
         in a value.
 
-        "class_name" gives contradicting labels, "split" test images that were trained on.
+        "labels" gives contradicting labels, "split" test images that were trained on.
         """
         counts = Counter(getattr(photo, same) for photo in self.scan.readable)
         equal = defaultdict[str, list[Photo]](list)
@@ -146,6 +158,9 @@ def survey_folder(
     group of each image: its first capture group, or else all that it matches, in the path below
     `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
 
+    If an image has any number of labels, files with the same bytes are one example, which has the
+    labels of all.
+
     With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
     of fewer classes.
 
@@ -172,9 +187,11 @@ def survey_folder(
     problems = scan.problems + _name_groups(scan, group)
     training = "train" if "train" in scan.folders else ""
     known = tuple(scan.classes.get(training, ()) if classes is None else classes)
-    usable = _sorted(scan.readable, known)
+    usable = _sorted(scan.readable, known, source.several)
     keys = _group_keys(usable)
-    notes = _origin(scan)
+    if source.several:
+        usable = _sorted(_united(usable), known, True)
+    notes = [*_origin(scan, usable, source.several), *scan.notes]
     if classes is None:
         splits = {
             split or "train": [photo for photo in usable if photo.split == split]
@@ -190,7 +207,7 @@ def survey_folder(
             problems = _divide(splits, test_share, keys)
     else:
         splits = {ALL: usable}
-        strange = sorted({photo.class_name for photo in scan.photos} - {*classes})
+        strange = sorted({name for photo in scan.photos for name in photo.labels} - {*classes})
         problems += noted(strange, "class", "that the run does not know", "move their images away")
     if not problems:
         problems = [
@@ -200,34 +217,50 @@ def survey_folder(
             if not photos
         ]
     problems += _unreadable(scan.photos)
-    survey = Survey(scan, known, splits, problems, notes, keys)
+    survey = Survey(scan, known, splits, problems, notes, keys, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
 
 
-def _origin(scan: Scan) -> list[str]:
-    """Return the note that says where labels come from, with three examples, if the user must see
-    that they are right.
-    """
-    path_of = {photo.class_name: photo.path for photo in reversed(scan.photos) if photo.class_name}
-    if not (scan.named_by and path_of):
-        return []
-    examples = [f"{path} is {name}" for name, path in sorted(path_of.items())[:3]]
-    return [f"labels by {scan.named_by}: {listed(examples)}"]
-
-
-def _sorted(photos: list[Photo], classes: Sequence[str]) -> list[Photo]:
-    """Return the photos of `classes`, sorted by class and SHA-256.
-
-    Each class is sorted alone: a signal waits for a sort, and that of a million photos takes long.
-    """
-    of_class: dict[str, list[Photo]] = {name: [] for name in sorted(classes)}
+def _united(photos: list[Photo]) -> list[Photo]:
+    """Return the first photo of each content of a split, with the labels of all of this content."""
+    alike = defaultdict[tuple[str, str], list[Photo]](list)
     for photo in photos:
-        if photo.class_name in of_class:
-            of_class[photo.class_name].append(photo)
-    for members in of_class.values():
+        alike[photo.split, photo.sha256].append(photo)
+    return [
+        min(same)._replace(labels=tuple(sorted({name for photo in same for name in photo.labels})))
+        for same in alike.values()
+    ]
+
+
+def _origin(scan: Scan, photos: list[Photo], several: bool) -> list[str]:
+    """Return the note that says where the labels of `photos` come from, with three examples, those
+    with the most labels first. It is needed if the user must see that they are right.
+    """
+    path_of = {photo.labels: photo.path for photo in sorted(photos, reverse=True)}
+    path_of.pop((), None)
+    if not path_of or not (several or scan.by == "names"):
+        return []
+    shown = sorted(path_of, key=lambda labels: (-len(labels), labels))[:3]
+    examples = [f"{path_of[labels]} is {listed(labels)}" for labels in shown]
+    return [f"labels by {scan.origin}: {'; '.join(examples)}"]
+
+
+def _sorted(photos: list[Photo], classes: Sequence[str], several: bool) -> list[Photo]:
+    """Return the photos of `classes`, sorted by labels and SHA-256. One without a label is of them
+    if an image may have `several`.
+
+    Those of the same labels are sorted alone: a signal waits for a sort, and that of a million
+    photos takes long.
+    """
+    known = {*classes}
+    with_labels = defaultdict[tuple[str, ...], list[Photo]](list)
+    for photo in photos:
+        if known.issuperset(photo.labels) and (photo.labels or several):
+            with_labels[photo.labels].append(photo)
+    for members in with_labels.values():
         members.sort(key=lambda photo: photo.sha256)
-    return [photo for members in of_class.values() for photo in members]
+    return [photo for labels in sorted(with_labels) for photo in with_labels[labels]]
 
 
 def _class_problems(
@@ -251,7 +284,7 @@ def _class_problems(
             give += f". If {folder} is a class, give it a name without the word of a split"
         return [f"{prefix}it holds no folders{unlabelled}: {give}"]
     problems = []
-    full = {photo.class_name for photo in usable if photo.split == training}
+    full = {name for photo in usable if photo.split == training for name in photo.labels}
     empty = [name for name in classes if name not in full]
     if empty:
         unread = _unread(scan)
@@ -262,8 +295,8 @@ def _class_problems(
     if len(classes) == 1:
         if scan.table:
             give = f"name at least two in {scan.table}"
-        elif scan.named_by:
-            give = f"{scan.named_by} must find at least two"
+        elif scan.by == "names":
+            give = f"{scan.origin} must find at least two"
         elif lists:
             give = table
         else:
@@ -346,14 +379,15 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, s
     """
     photos = splits["train"]
     keys_of = defaultdict[str, set[str]](set)  # class -> the keys of its images
-    class_of: dict[str, str] = {}  # key -> the first class that has it
-    shared = set[str]()  # keys that several classes have
+    labels_of: dict[str, tuple[str, ...]] = {}  # key -> the labels of its first image
+    shared = set[str]()  # keys that are of several classes
     for photo in photos:
         key = keys[photo.sha256]
-        keys_of[photo.class_name].add(key)
-        if class_of.setdefault(key, photo.class_name) != photo.class_name:
+        for name in photo.labels:
+            keys_of[name].add(key)
+        if labels_of.setdefault(key, photo.labels) != photo.labels or len(photo.labels) > 1:
             shared.add(key)
-    test = {key for key in class_of if int(key[:16], 16) < int(test_share * 2**64)}
+    test = {key for key in labels_of if int(key[:16], 16) < int(test_share * 2**64)}
     for class_keys in keys_of.values():
         movable = class_keys - shared or class_keys
         if not class_keys & test:
@@ -403,6 +437,8 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
     if unread:
         notes.append(unread)
     for what, differ, same in _EQUAL:
+        if survey.several and differ == "labels":
+            what = "in several classes: each counts once, with all its labels"
         equal = [" = ".join(paths) for paths in survey.duplicates(differ, same)]
         notes += noted(equal, "image", what)
     plain = [photo.path for photo in scan.readable if not photo.pixels_sha256]
@@ -416,7 +452,7 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
         keep = f"{option('settings', 'fit=squash')} or fit=pad keeps the edges"
         notes += noted(long, "image", "of 3:2 or longer, cut to the middle square", keep)
     for split, photos in survey.splits.items():
-        present = {photo.class_name for photo in photos}
+        present = {name for photo in photos for name in photo.labels}
         missing = [name for name in survey.classes if name not in present]
         if missing and split not in ("train", ALL):
             notes.append(f"no {split} image of {few(missing)}")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
+from lockstep.pictures.cells import joining, names_in, typed
 from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
     TABLES,
@@ -31,7 +32,7 @@ from lockstep.pictures.table import (
     matched,
     read_table,
 )
-from lockstep.text import listed, noted
+from lockstep.text import few, listed, noted
 
 SPLITS = ("train", "validation", "test")
 # The word of each split in a folder's name such as seg_train, TrainImages or 2testing.
@@ -73,7 +74,7 @@ class Photo(NamedTuple):
     Attributes:
         path: relative to the scanned folder, with "/".
         split: as in `Scan.folders`.
-        class_name: "" if it is in no class.
+        labels: the names of its classes; () if it is in none, or has none of several labels.
         group: the name of the images that it stays with where a split is divided, or "".
         stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to
             nowhere. A program can set st_mtime_ns to any time, so only the last one shows that
@@ -85,7 +86,7 @@ class Photo(NamedTuple):
 
     path: str
     split: str
-    class_name: str
+    labels: tuple[str, ...]
     group: str
     stamps: tuple[int, ...]
     sha256: str = ""
@@ -96,6 +97,11 @@ class Photo(NamedTuple):
     dhash: str = ""
     pixels_sha256: str = ""
     cause: str = ""
+
+    @property
+    def class_name(self) -> str:
+        """Its labels in words, "" if it has none."""
+        return listed(self.labels)
 
     @property
     def shorter_side(self) -> int:
@@ -117,8 +123,11 @@ class Scan:
         links: paths of links to folders within a class, which are not followed.
         others: suffix -> number of files that are not read as images.
         problems: what makes training impossible.
+        notes: what a user should know of the labels.
         table: the names and headers of the tables of labels; "" if the folders are the classes.
-        named_by: the option whose expression finds the labels in the paths, or "".
+        by: what names the classes: folders, table or names (of the files), as `Recipe.layout`.
+        origin: the same in words.
+        columns: the columns of the tables that are labels.
         tables: paths of the CSV files, which may be such tables.
     """
 
@@ -130,14 +139,12 @@ class Scan:
     links: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     table: str = ""
-    named_by: str = ""
+    by: str = "folders"
+    origin: str = "folders"
+    columns: list[str] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
-
-    @property
-    def by(self) -> str:
-        """What names the classes if no table does, as `Recipe.layout`."""
-        return "names" if self.named_by else "folders"
 
     @property
     def readable(self) -> list[Photo]:
@@ -167,8 +174,11 @@ def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = Fals
         raise LockstepError(
             f"{error.filename or root} cannot be read: {error.strerror}", DATA
         ) from None
+    if source.label_separator:
+        _separate(scan, source.label_separator, partial)
     if source.layout is None:
         scan.problems += _doubts(scan)
+        scan.problems += [] if partial else _joined(scan, source)
     return scan
 
 
@@ -190,16 +200,17 @@ def _label_by_path(scan: Scan, pattern: str, partial: bool) -> None:
     scan.problems += noted(unclear, "label", "not in UTF-8", "rename the images")
     scan.unlabelled = [photo for photo in scan.unlabelled if photo.split not in scan.folders]
     labelled = [
-        photo._replace(class_name=name)
+        photo._replace(labels=(name,) if name else ())
         for photo, name in zip(photos, names, strict=True)
         if _is_unicode(name)
     ]
-    scan.photos = sorted(labelled, key=lambda photo: (photo.split, photo.class_name, photo.path))
+    scan.photos = sorted(labelled, key=lambda photo: (photo.split, photo.labels, photo.path))
     scan.classes = {
-        split: sorted({photo.class_name for photo in labelled if photo.split == split} - {""})
+        split: sorted({name for photo in labelled if photo.split == split for name in photo.labels})
         for split in scan.folders
     }
-    scan.named_by = option("label_from", pattern)
+    scan.by = "names"
+    scan.origin = typed("label_from", pattern)
 
 
 def require_folder(path: Path) -> None:
@@ -335,7 +346,8 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 regular = stat.S_ISREG(status.st_mode)
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if regular and (image or is_image(place)):
-                photos.append(Photo(file, split, class_name, "", stamps))
+                labels = (class_name,) if class_name else ()
+                photos.append(Photo(file, split, labels, "", stamps))
                 continue
             scan.others[_suffix(name)] += 1
             if _suffix(name) in TABLES:
@@ -349,17 +361,17 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
 
     Tables and folders that name different classes are a problem, if `source` does not choose.
     """
-    class_of = {photo.path: photo.class_name for photo in (*scan.photos, *scan.unlabelled)}
-    by_folder = bool(scan.named_by) or len({*class_of.values()} - {""}) > 1
+    labels_of = {photo.path: photo.labels for photo in (*scan.photos, *scan.unlabelled)}
+    by_folder = scan.by == "names" or len({*labels_of.values()} - {()}) > 1
     asked = source.layout == "table" or any(
         (source.label_column, source.group_column, source.split_column)
     )
     beside = [f"../{path.name}" for path in scan.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
-    paths = sorted(scan.tables or beside) if class_of else []
+    paths = sorted(scan.tables or beside) if labels_of else []
     if not asked and (not paths or (source.layout and (by_folder or not partial))):
         return
     by_folder = by_folder and source.layout != "table" and not source.label_column
-    index = PathIndex(scan.root, [*class_of])
+    index = PathIndex(scan.root, [*labels_of])
     tables = list[Table]()
     errors = list[str]()
     for path in paths:
@@ -381,28 +393,34 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     if not tables or (errors and by_folder):
         scan.problems += errors
         return
-    needed = [path for path, class_name in class_of.items() if class_name or not by_folder]
-    rows, problems = matched(tables, index, needed)
+    needed = [path for path, labels in labels_of.items() if labels or not by_folder]
+    rows, problems = matched(tables, index, needed, source.several)
     if by_folder:
-        differing = [path for path, row in rows.items() if row.class_name != class_of[path]]
-        if differing and source.layout is None and not scan.named_by:
+        differing = [path for path, row in rows.items() if row.labels != labels_of[path]]
+        if differing and source.layout is None and scan.by == "folders":
             path = differing[0]
             said = "names it too"
             other = option("label_column", "NAME")
-            if rows[path].class_name:
-                said = f"says {rows[path].class_name}"
+            if rows[path].labels:
+                said = f"says {listed(rows[path].labels)}"
                 other = option("layout", "table")
+            own = listed(labels_of[path]) or "in no class"
             scan.problems.append(
-                f"{path} is {class_of[path] or 'in no class'} by its folder, and {titles} {said}: "
+                f"{path} is {own} by its folder, and {titles} {said}: "
                 f"choose with {option('layout', 'folders')} or {other}"
             )
         if scan.problems or not any(row.split or row.group for row in rows.values()):
             return
         rows = {
-            path: row._replace(class_name=class_of[path])
+            path: row._replace(labels=labels_of[path])
             for path, row in rows.items()
-            if class_of[path]
+            if labels_of[path]
         }
+    else:
+        scan.by = "table"
+        scan.columns = [*dict.fromkeys(name for table in tables for name in table.columns)]
+        columns = f"the columns {few(scan.columns)} of " if scan.columns else ""
+        scan.origin = columns + titles
     _label(scan, titles, rows, problems, partial)
 
 
@@ -428,21 +446,61 @@ def _label(
             unlabelled.append(photo)
         else:
             split = _split_of(row.split) or photo.split
-            photos.append(photo._replace(split=split, class_name=row.class_name, group=row.group))
+            photos.append(photo._replace(split=split, labels=row.labels, group=row.group))
     # Some lie in no split's folder, so no folder is a split.
     if not all(photo.split for photo in photos):
         photos = [photo._replace(split="") for photo in photos]
     scan.unlabelled = unlabelled
-    scan.photos = sorted(photos, key=lambda photo: (photo.split, photo.class_name, photo.path))
-    classes = defaultdict(set)
+    scan.photos = sorted(photos, key=lambda photo: (photo.split, photo.labels, photo.path))
+    classes = defaultdict[str, set[str]](set)
     for photo in scan.photos:
-        classes[photo.split].add(photo.class_name)
+        classes[photo.split].update(photo.labels, scan.columns)
     scan.folders = {split: "" for split in ("", *SPLITS) if split in classes}
     scan.classes = {split: sorted(names) for split, names in classes.items()}
     if not partial and not {"", "train"} & classes.keys():
         scan.problems.append(
             f"{titles} has no split train: call the split of the training images train"
         )
+
+
+def _separate(scan: Scan, mark: str, partial: bool) -> None:
+    """Make several labels of each that has `mark` between names. It is a problem if none has it."""
+    texts = set().union(*scan.classes.values())
+    if not (partial or any(mark in text for text in texts)):
+        scan.problems.append(
+            f"{typed('label_separator', mark)} is in no label, as {few(sorted(texts))}: give what "
+            f"is between two names, or leave it out"
+        )
+    names = {text: names_in(text, mark) for text in texts}
+    scan.classes = {
+        split: sorted({name for text in classes for name in names[text]})
+        for split, classes in scan.classes.items()
+    }
+    twice = list[str]()
+    for place, photo in enumerate(scan.photos):
+        labels = [name for text in photo.labels for name in names[text]]
+        scan.photos[place] = photo._replace(labels=tuple(sorted({*labels})))
+        if len({*labels}) < len(labels):
+            twice.append(photo.path)
+    scan.notes += noted(twice, "image", "that names a label twice: it counts once")
+
+
+def _joined(scan: Scan, source: LabelSource) -> list[str]:
+    """Return the problem that a label may be several in one, where the user has not said so."""
+    in_text = scan.by != "folders"
+    if scan.columns or not (source.several or in_text):
+        return []
+    unknown = source.several and in_text and not source.label_separator
+    between, joined = joining(set().union(*scan.classes.values()), unknown)
+    split = typed("label_separator", between)
+    if not source.several:
+        split = f"{option('several_labels', True)} and {split}"
+    return noted(
+        joined,
+        "label",
+        "that may be several in one",
+        f"add {split} if so, or {option('layout', scan.by)} if it is one",
+    )
 
 
 def _doubts(scan: Scan) -> list[str]:
@@ -461,7 +519,7 @@ def _doubts(scan: Scan) -> list[str]:
     if scan.table:
         return problems
     remedy = f"move it away, or add {apart} to count its images to the class around it"
-    for split, root in scan.folders.items() if not scan.named_by else ():
+    for split, root in scan.folders.items() if scan.by == "folders" else ():
         folders = {
             photo.path[len(root) :].strip("/").rpartition("/")[0]
             for photo in scan.photos

@@ -18,13 +18,28 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError, option
 from lockstep.files import read_bytes
+from lockstep.pictures.cells import label_columns, named_by_columns
 from lockstep.text import few, listed, noted
 
 TABLES = {"csv", "tsv"}
 UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}
 # The names of a column; messages give the first ones.
-_FILE = ("file", "filename", "image", "id", "path", "filepath", "imageid", "imagename", "imagepath")
-_CLASS = ("label", "class", "category", "target", "labels", "classname")
+_WORDS = {
+    "file": (
+        "file",
+        "filename",
+        "image",
+        "id",
+        "path",
+        "filepath",
+        "imageid",
+        "imagename",
+        "imagepath",
+    ),
+    "class": ("label", "class", "category", "target", "labels", "classname"),
+    "split": ("split",),
+    "group": ("group",),
+}
 _MAX_BYTES = 1 << 28
 _SAMPLE = 200  # rows that show which column names files
 _SHOWN = 20  # columns in a message
@@ -32,8 +47,8 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
 
 
 class LabelSource(NamedTuple):
-    """Where the labels of a folder stand, if it can be read in several ways; see the settings of
-    `Recipe`.
+    """Where the labels of a folder stand, if it can be read in several ways, and whether an image
+    has any number of them; see the settings of `Recipe`.
     """
 
     layout: str | None = None
@@ -41,6 +56,8 @@ class LabelSource(NamedTuple):
     group_column: str | None = None
     split_column: str | None = None
     label_from: str | None = None
+    label_separator: str | None = None
+    several: bool = False
 
     def conflict(self, group: str | None) -> str:
         """Return the sentence that refuses settings which exclude each other, or "". `group` is the
@@ -58,33 +75,38 @@ class LabelSource(NamedTuple):
             return f"{listed(named)} exclude each other: leave one out"
         if self.layout == "names" and not self.label_from:
             return "layout=names needs label_from, the expression that finds the labels: add it"
+        if self.label_separator and not self.several:
+            return f"label_separator is for several labels: add {option('several_labels', True)}"
         return ""
 
 
 UNSTATED = LabelSource()
+SOURCES = LabelSource._fields[:-1]  # the settings; `several` is `Recipe.several`
 
 
 class Row(NamedTuple):
-    """What a table says of an image: the cell that names its file, its class, and its split and
+    """What a table says of an image: the cell that names its file, its labels, and its split and
     group or "".
     """
 
     file: str
-    class_name: str
+    labels: tuple[str, ...]
     split: str
     group: str
 
 
 class Table(NamedTuple):
-    """The rows of a table. The classes are "" if no column names them.
+    """The rows of a table. They have no labels if no column names them.
 
     title: the name of its file, with the header.
     folder: where the file is: a path that begins with the name of the scanned folder.
+    columns: the names of the columns that are labels, with 0 and 1 in them.
     """
 
     title: str
     folder: str
     rows: list[Row]
+    columns: list[str]
 
 
 class PathIndex:
@@ -147,7 +169,7 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
     """Return the table of labels `path`, relative to the scanned folder. None: it names no images.
 
     A table in that folder must name them, and all must name classes, unless these are known
-    `by_folder`.
+    `by_folder`. If an image has several labels, columns may be labels, and a cell may be empty.
     Raises: LockstepError if the table cannot be read, or leaves a doubt.
     """
     folder, name = os.path.split(os.path.normpath(f"{index.root.name}/{path}"))
@@ -167,20 +189,39 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         for place, title in enumerate(header):
             cells = [line[place] for _, line in sample if place < len(line)]
             # Numbers are often something else than names of files, unless the column is called so.
-            numbers = all(map(str.isdigit, cells)) and _plain(title) not in _FILE
+            numbers = all(map(str.isdigit, cells)) and _plain(title) not in _WORDS["file"]
             if not numbers and index.are_in(cells, folder):
                 naming.append(place)
         if not naming and (by_folder or path.startswith("../")):
             return None
-        places = _places(name, header, source, naming, by_folder)
+        places = [
+            _place(name, header, naming, "file", None, True),
+            _place(name, header, naming, "split", source.split_column, False),
+            _place(name, header, naming, "group", source.group_column, False),
+        ]
+        cell, binary, column = None, list[int](), source.label_column
+        if not by_folder and (column or not _named(header, "class")):
+            first = [line for _, line in sample]
+            binary = label_columns(name, header, first, column, places, source.several)
+        columns = binary if source.several else []
+        if not columns:
+            cell = _place(name, header, naming, "class", column, not by_folder, binary)
+        needed = [place for place in (*places, *columns) if place is not None]
+        if cell is not None and not source.several:
+            needed.append(cell)
         for number, line in chain(sample, numbered):
-            if len(line) != len(header) or not all(
-                line[place] for place in places if place is not None
-            ):
+            if len(line) != len(header) or not all(line[place] for place in needed):
+                correct = "correct it"
+                if cell is not None and line[cell : cell + 1] == [""]:
+                    correct += f", or add {option('several_labels', True)} if it has no label"
                 raise LockstepError(
-                    f"{name}: line {number} lacks a value, or has one too many: correct it"
+                    f"{name}: line {number} lacks a value, or has one too many: {correct}"
                 )
-            rows.append(Row(*("" if place is None else line[place] for place in places)))
+            labels = named_by_columns(name, number, header, line, columns)
+            if cell is not None and line[cell]:
+                labels = [line[cell]]
+            file, split, group = ("" if place is None else line[place] for place in places)
+            rows.append(Row(file, tuple(sorted(labels)), split, group))
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
         raise LockstepError(
@@ -189,45 +230,51 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
     except (OSError, ValueError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise LockstepError(f"{name} cannot be read ({why}): save it as CSV in UTF-8") from None
-    return Table(f"{name} ({', '.join(header[:_SHOWN])})", folder, rows)
+    title = f"{name} ({', '.join(header[:_SHOWN])})"
+    return Table(title, folder, rows, [header[place] for place in columns])
 
 
-def _places(
-    name: str, header: list[str], source: LabelSource, naming: list[int], by_folder: bool
-) -> list[int | None]:
-    """Return the positions of the columns for the fields of a row, in the table `name`; None for
-    one that is absent.
+def _place(
+    name: str,
+    header: list[str],
+    naming: list[int],
+    what: str,
+    stated: str | None,
+    needed: bool,
+    binary: Sequence[int] = (),
+) -> int | None:
+    """Return the position of the column for `what` in the table `name`; None if it is absent, and
+    not `needed`.
 
-    It is the column that the user states, or that has a usual name. The contents of those at
-    `naming` decide between several that may name the files, or none. Raises: LockstepError if a
-    needed one is absent, or several are left.
+    It is the column that the user has `stated`, or that has a usual name.
+    The contents of those at `naming` decide between several that may name the files, or none.
+    Raises: LockstepError if a needed one is absent, or several are left. It names those that are
+    `binary`.
     """
-    places = list[int | None]()
-    for what, words, stated in (
-        ("file", _FILE, None),
-        ("class", _CLASS, source.label_column),
-        ("split", ("split",), source.split_column),
-        ("group", ("group",), source.group_column),
-    ):
-        columns = [
-            place
-            for place, cell in enumerate(header)
-            if (cell == stated if stated else _plain(cell) in words)
-        ]
-        if what == "file" and len(columns) != 1:
-            columns = [place for place in naming if place in columns] or columns or naming
-        needed = stated or what == "file" or (what == "class" and not by_folder)
-        if len(columns) > 1 or (needed and not columns):
-            shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
-            which = f"none called {stated!r} names" if stated else "none names"
-            if columns:
-                which = f"{listed([repr(header[place]) for place in columns])} may each name"
-            call = f"call one {listed(words[:5], 'or')}"
-            if what != "file":
-                call += f", or give its name as {option(words[0] + '_column', 'NAME')}"
-            raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
-        places.append(columns[0] if columns else None)
-    return places
+    words = _WORDS[what]
+    columns = _named(header, what)
+    if stated:
+        columns = [place for place, cell in enumerate(header) if cell == stated]
+    if what == "file" and len(columns) != 1:
+        columns = [place for place in naming if place in columns] or columns or naming
+    if len(columns) > 1 or ((needed or stated) and not columns):
+        shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
+        which = f"none called {stated!r} names" if stated else "none names"
+        if columns:
+            which = f"{listed([repr(header[place]) for place in columns])} may each name"
+        call = f"call one {listed(words[:5], 'or')}"
+        if what != "file":
+            call += f", or give its name as {option(words[0] + '_column', 'NAME')}"
+        if binary:
+            hot = few([header[place] for place in binary])
+            call += f", or add {option('several_labels', True)} if the columns {hot} are labels"
+        raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
+    return columns[0] if columns else None
+
+
+def _named(header: list[str], what: str) -> list[int]:
+    """Return the positions of the columns whose name is a usual one for `what`."""
+    return [place for place, cell in enumerate(header) if _plain(cell) in _WORDS[what]]
 
 
 def _stem(path: str) -> str:
@@ -241,9 +288,11 @@ def _plain(name: str) -> str:
 
 
 def matched(
-    tables: Sequence[Table], index: PathIndex, paths: Iterable[str]
+    tables: Sequence[Table], index: PathIndex, paths: Iterable[str], several: bool
 ) -> tuple[dict[str, Row], list[str]]:
-    """Return the row of each of `paths`, and what does not fit, a sentence each."""
+    """Return the row of each of `paths`, and what does not fit, a sentence each. If an image may
+    have `several` labels, those of all its rows count.
+    """
     rows: dict[str, Row] = {}
     absent = list[str]()
     doubtful = list[str]()
@@ -251,18 +300,21 @@ def matched(
     for table in tables:
         for row in table.rows:
             images = index.find(row.file, table.folder)
-            if not images:
-                absent.append(row.file)
-            elif len(images) > 1:
-                doubtful.append(row.file)
-            elif rows.setdefault(images[0], row) != row:
+            if len(images) != 1:
+                (doubtful if images else absent).append(row.file)
+                continue
+            before = rows.setdefault(images[0], row)
+            if several and before[2:] == row[2:]:
+                labels = sorted({*before.labels, *row.labels})
+                rows[images[0]] = before._replace(labels=tuple(labels))
+            elif before != row:
                 differing.append(images[0])
     title = listed([table.title for table in tables])
     lacking = [path for path in paths if path not in rows]
-    several = f"of {title} with several images of that name"
+    equal = f"of {title} with several images of that name"
     return rows, [
         *noted(absent, "row", f"of {title} without an image", "add the image, or remove the row"),
-        *noted(doubtful, "row", several, "give the path of each"),
+        *noted(doubtful, "row", equal, "give the path of each"),
         *noted(lacking, "image", f"without a row in {title}", "add a row, or move the image away"),
         *noted(differing, "image", f"with rows in {title} that differ", "keep one row of each"),
     ]

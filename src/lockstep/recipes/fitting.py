@@ -49,10 +49,11 @@ def _equal_shares(survey: "Survey") -> bool:
     """
     if not {"test", "validation"} & survey.scan.folders.keys():
         return False
-    train = Counter(photo.class_name for photo in survey.splits["train"])
-    test = Counter(photo.class_name for photo in survey.splits["test"])
+    train = Counter(name for photo in survey.splits["train"] for name in photo.labels)
+    test = Counter(name for photo in survey.splits["test"] for name in photo.labels)
     moved = sum(
-        abs(train[name] / train.total() - test[name] / test.total()) for name in survey.classes
+        abs(train[name] / train.total() - test[name] / max(1, test.total()))
+        for name in survey.classes
     )
     return moved / 2 < _MOVED
 

@@ -1,0 +1,116 @@
+"""Several labels of an image: in columns of 0 and 1, or as names in one text."""
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Collection, Sequence
+
+from lockstep import errors
+from lockstep.errors import LockstepError, option
+from lockstep.text import few
+
+TRUTH = {
+    "0": False,
+    "0.0": False,
+    "false": False,
+    "no": False,
+    "1": True,
+    "1.0": True,
+    "true": True,
+    "yes": True,
+}
+# What may stand between names, the likeliest first. Of the last two, most are parts of one name.
+_MARKS = (";", "|", ",", "+", "&", "/", " ", "_", "-")
+_CLEAR = _MARKS[:-2]
+_OTHER = re.compile(r"(?<![a-z])(train|val|test|split|fold|group)", re.I)
+
+
+def names_in(text: str, mark: str | None) -> list[str]:
+    """Return the names in `text`, in their order, with `mark` between them; None: it is one
+    name.
+    """
+    return [name.strip() for name in text.split(mark) if name.strip()] if mark else [text]
+
+
+def joining(names: Collection[str], unknown: bool) -> tuple[str, list[str]]:
+    """Return the mark that joins two or more other `names` in most of them, and these. With
+    `unknown`, the parts need not be names, if the mark is hardly a part of a name.
+    """
+    joined = {}
+    known = {*names}
+    for mark in _MARKS:
+        parts_of = {name: {*names_in(name, mark)} for name in known if mark in name}
+        joined[mark] = sorted(
+            name
+            for name, parts in parts_of.items()
+            if len(parts) > 1 and ((unknown and mark in _CLEAR) or parts <= known)
+        )
+    mark = max(_MARKS, key=lambda mark: len(joined[mark]))
+    return mark, joined[mark]
+
+
+def typed(name: str, value: str) -> str:
+    """Return an option with a `value` that the reader can copy, also with spaces in it."""
+    return option(name, value if errors.in_python else shlex.quote(value))
+
+
+def label_columns(
+    table: str,
+    header: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    stated: str | None,
+    others: Collection[int | None],
+    several: bool,
+) -> list[int]:
+    """Return the places of the columns of a table that say 1 for a label and 0 for none: those
+    `stated`, as a line of CSV, else all but the `others`. None: the labels are names in one column.
+
+    `lines` are the first rows. Raises: LockstepError if an image may have `several` labels, and
+    such a column may be something else.
+    """
+    free = [place for place in range(len(header)) if place not in others]
+    binary = [
+        place
+        for place in free
+        if lines and all(line[place].lower() in TRUTH for line in lines if place < len(line))
+    ]
+    if not several:
+        return [] if stated else binary
+    if stated:
+        names = [stated]
+        if stated not in header:
+            names = next(csv.reader([stated], skipinitialspace=True))
+        unknown = [name for name in names if name not in header]
+        if unknown:
+            has = f"has the columns {few([*map(repr, header)])}"
+            raise LockstepError(f"{table} {has}, and none called {unknown[0]!r}: name another one")
+        places = [header.index(name) for name in names]
+        return places if len(places) > 1 else [place for place in places if place in binary]
+    names = [header[place] for place in binary]
+    doubtful = [header[place] for place in free if place not in binary]
+    doubtful += [name for name in names if _OTHER.search(name) or names.count(name) > 1]
+    if binary and doubtful:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(dict.fromkeys(names))
+        raise LockstepError(
+            f"{table} has columns of 0 and 1, which may be labels, and others ({few(doubtful)}): "
+            f"name those that are labels, as in {typed('label_column', text.getvalue())}"
+        )
+    return binary
+
+
+def named_by_columns(
+    table: str, number: int, header: Sequence[str], line: Sequence[str], columns: Sequence[int]
+) -> list[str]:
+    """Return the names of those `columns` that say 1 in a line of a table. Raises: LockstepError if
+    one says something else than 0 and 1.
+    """
+    for place in columns:
+        if line[place].lower() not in TRUTH:
+            raise LockstepError(
+                f"{table}: line {number} has {line[place]!r} in the column {header[place]!r}, "
+                f"where 0 or 1 is allowed: correct it, or name the other columns as "
+                f"{option('label_column')}"
+            )
+    return [header[place] for place in columns if TRUTH[line[place].lower()]]
