@@ -562,8 +562,8 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        metadata: the classes, how images become pixels, and from which values on an
-            answer is sure or like.
+        metadata: the classes, how images become pixels, and from which values on a label is found,
+            and an answer sure or like.
     """
 
     def __init__(self, file: str) -> None:
@@ -572,24 +572,39 @@ class Exported:
         self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
     def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
-        """Return the class of an image file, its probability, and "sure", "unsure" or "unlike";
-        None if not known.
+        """Return the most probable class of an image file, its probability, and "sure", "unsure" or
+        "unlike"; None if not known. With several labels it is "no" for a class that is not found.
+
+        Raises: LockstepError if it cannot be read.
+        """
+        return self.predict_labels(image)[0]
+
+    def predict_labels(self, image: Path | bytes) -> list[tuple[str, float, str | None]]:
+        """Return what `predict` does of each label that is found, the most probable first; of the
+        most probable class, if none is found or an image has one label.
 
         Raises: LockstepError if it cannot be read.
         """
         pixels = decode_image(image, **self.metadata["decoding"])
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
-        best = int(row.argmax())
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
-        sure_from = self.metadata["sure_from"]
-        answer = None
-        if similarity and similarity[0] < self.metadata["like_from"]:
-            answer = "unlike"
-        elif sure_from:
-            sure = sure_from[best] is not None and row[best] >= sure_from[best]
-            answer = "sure" if sure else "unsure"
-        return self.metadata["classes"][best], float(row[best]), answer
+        ranked = (-row).argsort(kind="stable").tolist()
+        thresholds, sure_from = self.metadata["thresholds"], self.metadata["sure_from"]
+        unlike = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        answers = []
+        for label in ranked:
+            answer = None
+            if thresholds and row[label] < thresholds[label]:
+                answer = "no"
+            elif unlike:
+                answer = "unlike"
+            elif sure_from:
+                sure = sure_from[label] is not None and row[label] >= sure_from[label]
+                answer = "sure" if sure else "unsure"
+            answers.append((self.metadata["classes"][label], float(row[label]), answer))
+        found = [answer for answer in answers if thresholds and answer[2] != "no"]
+        return found or answers[:1]
 
 
 def main(file: str, *images: str) -> int:
@@ -602,9 +617,12 @@ def main(file: str, *images: str) -> int:
     code = 0
     for image in images:
         try:
-            label, probability, answer = exported.predict(Path(image))
-            mark = f"  ({answer})" if answer else ""
-            print(printable(f"{image}  {label} {probability:.2%}{mark}"), flush=True)
+            found = exported.predict_labels(Path(image))
+            texts = [
+                f"{label} {probability:.2%}" + (f"  ({answer})" if answer else "")
+                for label, probability, answer in found
+            ]
+            print(printable(f"{image}  {', '.join(texts)}"), flush=True)
         except LockstepError as error:
             print(printable(f"{image}: {error}"), file=sys.stderr)
             code = DATA

@@ -73,6 +73,32 @@ def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
     return "; ".join(parts)
 
 
+def label_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a table of how well the label of each class is found, its head first, from the rows of
+    `core/several.py`.
+    """
+    counts = ["examples", "found", "right"]
+    shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]
+    names = [name.replace("_", " ").replace("f1", "F1") for name in shares]
+    rows = [["class", *counts, *names]]
+    for row in classes:
+        cells = [
+            *(f"{row[count]:,}" for count in counts),
+            *(_share(row[share]) for share in shares),
+        ]
+        rows.append([row["name"], *cells])
+    return rows
+
+
+def _share(value: float | Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.1%}"
+    low, high = value
+    return f"{100 * low:.1f} to {high:.1%}"
+
+
 def listed(words: Sequence[str], last: str = "and") -> str:
     """Return `a`, `a and b`, or `a, b and c`; `last` is the word before the last one."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

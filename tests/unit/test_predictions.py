@@ -30,9 +30,9 @@ def test_a_row_is_one_line_that_programs_read():
     classes = ("cat", "label", "Katze, \u00e4lter")
     found = Prediction.of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)
     lines = [
-        prediction_table.head(classes, with_truth=True),
-        prediction_table.row(found, classes, "cat"),
-        prediction_table.row(Prediction("x.png", error="no, image"), classes, "cat"),
+        prediction_table.head(classes, several=False, with_truth=True),
+        prediction_table.row(found, classes, ["cat"]),
+        prediction_table.row(Prediction("x.png", error="no, image"), classes, ["cat"]),
     ]
     assert all(line.isprintable() for line in lines)
     first, second = csv.DictReader(lines)

@@ -49,8 +49,11 @@ def exported(classifier: Classifier, metadata: Record) -> bytes:
         )
     least, outliers = classifier.confidence.sure_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
+    thresholds = classifier.thresholds
     metadata = metadata | {
         "decoding": classifier.decoding,
+        "labels": classifier.recipe.labels,
+        "thresholds": None if thresholds is None else thresholds.tolist(),
         "sure_from": None if least is None else finite(least.tolist()),
         "like_from": outliers and float(outliers.threshold),
     }
@@ -192,7 +195,7 @@ class Graph(nn.Module):
         """
         if self.references is None:
             logits, _ = classify(self._recipe, self.network, images, torch.ones(0))
-            return logits.softmax(1)
+            return self._probabilities(logits)
         features = list[Tensor]()
 
         def network(view: Tensor) -> Tensor:
@@ -202,7 +205,12 @@ class Graph(nn.Module):
 
         logits, _ = classify(self._recipe, network, images, torch.ones(0))
         first = nn.functional.normalize(features[0])  # of the images as they are
-        return logits.softmax(1), (first @ self.references.T).topk(NEIGHBOUR).values[:, -1]
+        return self._probabilities(logits), (first @ self.references.T).topk(NEIGHBOUR).values[
+            :, -1
+        ]
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        return logits.sigmoid() if self._recipe.several else logits.softmax(1)
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:

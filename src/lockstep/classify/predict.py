@@ -29,7 +29,7 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.messages import command, logger
+from lockstep.messages import logger
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import decode_image
 from lockstep.runs.provenance import compare, sources
@@ -58,6 +58,8 @@ class Classifier:
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does
             not state it.
+        thresholds: with several labels an image the least probability of a found label, for each
+            class, float32 [classes]; else None.
         confidence: tells which answers are sure, and which images are unlike the training images.
     """
 
@@ -75,11 +77,6 @@ class Classifier:
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
-        if recipe.several:
-            raise LockstepError(
-                f"{self.origin} finds several labels a picture, and so far only training and "
-                f"{command('eval')} can do that"
-            )
         if recipe.precision == "auto":
             raise _damaged(file, "its recipe does not fix the precision")
         model = self._build(recipe)
@@ -88,9 +85,12 @@ class Classifier:
         self._network.module.eval()
         try:
             features = self._backbone.shape[-1] // 4 if self._backbone else 0
-            self.confidence = Confidence(known, features, len(self.classes), sure, recipe.balanced)
+            self.confidence = Confidence(
+                known, features, len(self.classes), sure, recipe.balanced, recipe.several
+            )
         except ValueError as error:
             raise _damaged(file, error) from None
+        self.thresholds = self.confidence.found_from if recipe.several else None
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -189,22 +189,18 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        evidence_map = None
         with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
-            prediction = Prediction.of(name, row[0], self.classes, top)
+            prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
             if prediction.index is None:
                 return prediction
             if evidence and self._backbone is not None:
-                evidence_map = class_activation_map(
-                    self._backbone, self._network, torch.from_numpy(pixels)[None], prediction.index
+                image, found = torch.from_numpy(pixels)[None], prediction.found(self.classes)
+                prediction = prediction.with_evidence(
+                    class_activation_map(self._backbone, self._network, image, found)
                 )
-        return replace(
-            prediction,
-            answer=self.confidence(inputs, row)[0],
-            evidence=None if evidence_map is None else evidence_map.numpy(),
-        )
+        return prediction.judged(self.confidence, inputs, self.classes)
 
     @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:

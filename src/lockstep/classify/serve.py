@@ -169,8 +169,8 @@ class _Service:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network
         sees it.
 
-        With ?evidence=png it has that picture too, bright where it speaks for the class; None if
-        that is not known.
+        With ?evidence=png it has that picture too, bright where it speaks for the class, or with
+        several labels one for each that is found; None if that is not known.
         """
         self._require_own(request)
         self._held[request] = 0
@@ -310,16 +310,22 @@ class _Service:
 
     def _shown(
         self, wanted: list[str], prediction: Prediction, pixels: Pixels | None
-    ) -> dict[str, str | None]:
+    ) -> dict[str, str | dict[str, str] | None]:
         """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
-        shown = dict.fromkeys(wanted)
+        shown: dict[str, str | dict[str, str] | None] = dict.fromkeys(wanted)
         if pixels is None:
             return shown
         height, width = self._seen_px
         top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-        for name, picture in prediction.pictures(pixels).items():
-            if name in shown and picture is not None:
-                shown[name] = address(picture[top : top + height, left : left + width], "PNG")
+
+        def url_of(picture: Pixels) -> str:
+            return address(picture[top : top + height, left : left + width], "PNG")
+
+        if "input" in shown:
+            shown["input"] = url_of(pixels)
+        if "evidence" in shown and prediction.evidence is not None:
+            lit = {label: url_of(picture) for label, picture in prediction.lit(pixels).items()}
+            shown["evidence"] = lit[str(prediction.label)] if prediction.labels is None else lit
         return shown
 
 

@@ -20,7 +20,7 @@ from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
-from lockstep.text import counted, loss_text, scores_text
+from lockstep.text import counted, label_rows, loss_text, scores_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 
@@ -193,10 +193,6 @@ def evaluate(
             checkpoint=step,
             predictions=table,
         )
-        if spec.recipe.several and table is not None:
-            raise LockstepError(
-                f"{option('predictions')} is for one label a picture, and this run has several"
-            )
         if not watch:
             return EvaluationRecord(**record_of(spec, quiet))
     return watched(spec, seconds, once, quiet)
@@ -278,23 +274,9 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
 
 def labels_table(classes: list[Record]) -> list[str]:
     """Return a table with a line per class, where an image has any number of labels."""
-    names = [printable(counts["name"]) for counts in classes]
-    width = max(map(len, ["class", *names]))
-    shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]
-    counts = ["examples", "found", "right"]
-    rows = [["class".ljust(width), *counts, *(share.replace("_", " ") for share in shares)]]
-    for name, row in zip(names, classes, strict=True):
-        cells = [*(str(row[count]) for count in counts), *(_share(row[share]) for share in shares)]
-        rows.append([name.ljust(width), *cells])
-    return _aligned(rows)
-
-
-def _share(value: float | list[float] | None) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, list):
-        return f"{100 * value[0]:.1f} to {value[1]:.1%}"
-    return f"{value:.1%}"
+    rows = [[printable(name), *cells] for name, *cells in label_rows(classes)]
+    width = max(len(name) for name, *_ in rows)
+    return _aligned([[name.ljust(width), *cells] for name, *cells in rows])
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

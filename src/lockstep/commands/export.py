@@ -32,7 +32,8 @@ class ExportRecord:
         weights_sha256: what names the run's weights, as in result.json; the file's metadata has it
             too. None if a model file does not state it.
         split, examples: the images that the file was compared on: all of the split.
-        accuracy: of the file, as its runtime computes it.
+        accuracy: of the file, as its runtime computes it. With several labels an image counts if
+            exactly its labels are found.
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
         otherwise: how many images the file classifies otherwise than Lockstep.
         difference: the largest difference of a probability from Lockstep's, computed in the file's
@@ -184,9 +185,14 @@ def export(
         )
     deliver(file, content)
     deliver(beside, text)
-    predicted = of_file.argmax(1)
+    if classifier.thresholds is None:
+        predicted, expected = (found.argmax(1)[:, None] for found in (of_file, of_lockstep))
+    else:
+        least = classifier.thresholds.numpy()
+        predicted, expected = of_file >= least, of_lockstep >= least
     # An output that is not finite counts as wrong, as in an evaluation.
-    expected = np.where(np.isnan(of_lockstep[:, 0]), -1, of_lockstep.argmax(1))
+    expected = np.where(np.isnan(of_lockstep[:, :1]), -1, expected)
+    own = labels.reshape(len(labels), -1)
     return ExportRecord(
         file=str(file),
         bytes=len(content),
@@ -194,8 +200,8 @@ def export(
         weights_sha256=classifier.weights_sha256,
         split=split,
         examples=len(images),
-        accuracy=float((predicted == labels).mean()),
-        accuracy_lockstep=float((expected == labels).mean()),
-        otherwise=int((predicted != expected).sum()),
+        accuracy=float((predicted == own).all(1).mean()),
+        accuracy_lockstep=float((expected == own).all(1).mean()),
+        otherwise=int((predicted != expected).any(1).sum()),
         difference=float(difference),
     )

@@ -113,7 +113,7 @@ def predict(
 
     count = unreadable = 0
     if csv:
-        yield prediction_table.head(classifier.classes)
+        yield prediction_table.head(classifier.classes, several=classifier.recipe.several)
     for prediction in classifier.predict_each([given(image) for image in images], top):
         count += 1
         yield prediction.record()

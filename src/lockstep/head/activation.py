@@ -4,6 +4,8 @@ Source: Zhou, Khosla, Lapedriza, Oliva, Torralba: Learning deep features for dis
 localization, CVPR 2016.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.fx
 from torch import Tensor, nn
@@ -18,10 +20,10 @@ def class_activation_map(
     backbone: Backbone,
     network: Network,
     image: Tensor,
-    label: int,
+    labels: Sequence[int],
 ) -> Tensor | None:
-    """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of `label`: float64
-    [h, w].
+    """Return what each place of `image`, uint8 [1, H, W, C], adds to the logit of each of `labels`:
+    float64 [labels, h, w].
 
     `network` is the head with its trained weights. The places form a grid over the image, and the
     logit is a mean over them, so that they and the bias add up to it. With test_views=flip, it is
@@ -34,8 +36,8 @@ def class_activation_map(
     places = last_places(backbone, image)
     if places is None:
         return None
-    weight = head.weight[label].double()
-    parts = torch.einsum("vdhw,d->vhw", places.double(), weight)
+    weights = head.weight[[*labels]].double()
+    parts = torch.einsum("vdhw,ld->vlhw", places.double(), weights)
     parts /= places[0, 0].numel()
     if network.recipe.test_views == "one":
         return parts[0].cpu()

@@ -28,10 +28,10 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """
     replica = replica_of(spec, ctx)
     record, result = judge(spec, ctx, replica, keep_logits=spec.predictions is not None)
-    if spec.predictions is not None and result.logits is not None:
+    if spec.predictions is not None:
         dataset = replica.split(spec.split, spec.examples)
         if ctx.first:
-            write_predictions(spec, ctx, replica, dataset, result.logits)
+            write_predictions(spec, ctx, replica, dataset, result)
     return record
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.loss import probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
 from lockstep.head import outliers
-from lockstep.head.confidence import SHARE, Answer, Confidence
+from lockstep.head.confidence import SHARE, Confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
@@ -28,10 +29,10 @@ from lockstep.runs.run import Run
 
 
 def write_predictions(
-    spec: EvaluateSpec, ctx: Context, replica: Replica, dataset: Dataset, logits: Tensor
+    spec: EvaluateSpec, ctx: Context, replica: Replica, dataset: Dataset, result: Evaluation
 ) -> None:
-    """Write what `logits` [N, classes] say of each example of `dataset`, in its order, to the file
-    that `spec` names.
+    """Write what `result` says of each example of `dataset`, in its order, to the file that `spec`
+    names.
 
     The file is written whole or not at all. Raises: LockstepError.
     """
@@ -42,31 +43,30 @@ def write_predictions(
             open(temporary, "w", encoding="utf-8", newline="") as file,
             ctx.progress("writing the predictions", len(dataset)) as advance,
         ):
-            for line in _lines(spec, replica, dataset, logits):
+            for line in _lines(spec, replica, dataset, result):
                 file.write(f"{line}\n")
                 advance(1)
 
     deliver(spec.predictions, write)
 
 
-def _lines(spec: EvaluateSpec, replica: Replica, dataset: Dataset, logits: Tensor) -> Iterator[str]:
+def _lines(
+    spec: EvaluateSpec, replica: Replica, dataset: Dataset, result: Evaluation
+) -> Iterator[str]:
     """Yield the lines of the file."""
-    classes, size = dataset.classes, spec.recipe.eval_batch
+    assert result.logits is not None
+    classes, several = dataset.classes, dataset.several
     names = names_of(spec, replica.splits[spec.split], len(dataset))
-    labels = dataset.labels.tolist()
     confidence = _confidence(spec, replica, len(classes))
-    yield prediction_table.head(classes, with_truth=True)
-    for start in range(0, len(dataset), size):
-        probabilities = probabilities_of(logits[start : start + size], spec.recipe.several)
-        answers: list[Answer | None] = [None] * len(probabilities)
+    thresholds = thresholds_of(result)
+    yield prediction_table.head(classes, several=several, with_truth=True)
+    for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
+        probabilities = probabilities_of(logits[None], several)[0]
+        prediction = Prediction.of(name, probabilities, classes, 1, thresholds)
         if confidence is not None:
-            features = dataset.pixels(slice(start, start + size)).cpu()
-            answers = confidence(features, probabilities.nan_to_num(0.0))
-        for place, (shares, answer) in enumerate(zip(probabilities, answers, strict=True), start):
-            prediction = Prediction.of(names[place], shares, classes, 1)
-            if prediction.error is None:
-                prediction = replace(prediction, answer=answer)
-            yield prediction_table.row(prediction, classes, classes[labels[place]])
+            features = dataset.pixels(slice(row, row + 1)).cpu()
+            prediction = prediction.judged(confidence, features, classes)
+        yield prediction_table.row(prediction, classes, labels_of(dataset, row))
 
 
 def _confidence(spec: EvaluateSpec, replica: Replica, classes: int) -> Confidence | None:
@@ -78,10 +78,25 @@ def _confidence(spec: EvaluateSpec, replica: Replica, classes: int) -> Confidenc
     if replica.backbone is None or not own or not model.is_file():
         return None
     known = outliers.divided(statefile.read(model).tensors)[1]
+    features = replica.backbone.shape[-1] // 4
     try:
-        return Confidence(known, replica.backbone.shape[-1] // 4, classes, SHARE, recipe.balanced)
+        return Confidence(known, features, classes, SHARE, recipe.balanced, recipe.several)
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
+
+
+def thresholds_of(result: Evaluation) -> Tensor | None:
+    """Return the least probability of a found label of each class, float64 [classes]; None with one
+    label an image.
+    """
+    return None if result.several is None else torch.tensor(result.several.thresholds).double()
+
+
+def labels_of(images: Dataset, row: int) -> list[str]:
+    """Return the names of the labels of an example."""
+    label = images.labels[row]
+    numbers = label.nonzero()[:, 0].tolist() if images.several else [int(label)]
+    return [images.classes[number] for number in numbers]
 
 
 def names_of(spec: EvaluateSpec, images: Dataset, examples: int) -> list[Path | int]:
@@ -96,10 +111,12 @@ def names_of(spec: EvaluateSpec, images: Dataset, examples: int) -> list[Path | 
         # The labels of this dataset are the numbers of its examples.
         with muted(True):
             every = read_splits(recipe, spec.placement)
+        shape = (-1, 1) if recipe.several else (-1,)
         numbered = {
-            name: replace(part, labels=torch.arange(len(part))) for name, part in every.items()
+            name: replace(part, labels=torch.arange(len(part)).view(shape))
+            for name, part in every.items()
         }
-        rows = splits_of(recipe, numbered)[split].labels
+        rows = splits_of(recipe, numbered)[split].labels.flatten()
     # as Dataset.spread chooses them
     numbers: list[int] = rows[np.arange(examples) * len(images) // examples].tolist()
     if recipe.dataset != IMAGE_FOLDER:

@@ -2,7 +2,6 @@
 mistakes.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -15,11 +14,10 @@ from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, replica_of
-from lockstep.jobs.predictions import names_of
+from lockstep.jobs.predictions import labels_of, names_of, thresholds_of
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
-from lockstep.messages import command
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
 from lockstep.runs import statefile
@@ -34,20 +32,17 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0.
     Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration", "sure" and "mistakes".
+    The record is that of an evaluation, with "calibration", "sure" and "mistakes". With several
+    labels each probability of a class counts in the calibration, and a mistake is as certain as its
+    most certain label that is wrong.
     """
-    if spec.recipe.several:
-        raise LockstepError(
-            f"{spec.path} finds several labels a picture, and a report of it is not there yet: use "
-            f"{command('eval', spec.path)}"
-        )
     replica = replica_of(spec, ctx)
     record, result = judge(spec, ctx, replica, keep_logits=True)
     dataset, logits = replica.split(spec.split, spec.examples), result.logits
     if not ctx.first or logits is None:
         return None
-    labels, classes = dataset.labels.cpu(), predicted(logits, logits.shape[1])
-    probabilities = probabilities_of(logits, several=False)
+    labels, thresholds = dataset.labels.cpu(), thresholds_of(result)
+    probabilities = probabilities_of(logits, spec.recipe.several)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
     names = names_of(spec, images, len(images))
@@ -57,19 +52,22 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         sure = [sure_answers(replica, tensors, dataset, counted, share) for share in _SURE]
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
-    first = counted.amax(1)
-    correct = classes == labels
-    mistakes = (
-        first.masked_fill(correct, -1.0)
-        .argsort(descending=True, stable=True)[: int((~correct).sum())]
-        .tolist()
-    )
+    if thresholds is None:
+        judged, right = counted.amax(1), predicted(logits, logits.shape[1]) == labels
+        certainty = judged.masked_fill(right, -1.0)
+    else:
+        own = labels.bool()
+        judged, right = counted.flatten(), own.flatten()
+        wrong = (probabilities >= thresholds) != own
+        certainty = (counted - own.double()).abs().masked_fill(~wrong, -1.0).amax(1)
+    mistakes = certainty.argsort(descending=True, stable=True)[: int((certainty >= 0).sum())]
     return {
         **record,
-        "calibration": calibration(first, correct),
+        "calibration": calibration(judged, right),
         "sure": sure,
         "mistakes": [
-            _shown(replica, images, probabilities, row, names[row]) for row in mistakes[:_SHOWN]
+            _shown(replica, images, probabilities, thresholds, row, names[row])
+            for row in mistakes[:_SHOWN].tolist()
         ],
     }
 
@@ -78,8 +76,8 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
     """Return the expected calibration error: over bins, the mean distance of probability and
     accuracy.
 
-    `confidence`, float64 [n], is the probability of the predicted class, which is `correct`, bool
-    [n], or not. A bin counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    `confidence`, float64 [n], is the probability of a class, which is `correct`, bool [n], or
+    not. A bin counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
     """
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
     distances = places.bincount(confidence - correct.double())
@@ -87,24 +85,29 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
 
 
 def _shown(
-    replica: Replica, images: Dataset, probabilities: Tensor, row: int, name: Path | int
+    replica: Replica,
+    images: Dataset,
+    probabilities: Tensor,
+    thresholds: Tensor | None,
+    row: int,
+    name: Path | int,
 ) -> Record:
     """Return an image as the page shows it: the record of its prediction, with its name, how it is
-    labelled, its two most probable classes, and its pictures.
+    labelled, its two most probable classes, its "picture", and the "evidence" for each label.
     """
-    prediction = Prediction.of(name, probabilities[row], images.classes, 2)
+    prediction = Prediction.of(name, probabilities[row], images.classes, 2, thresholds)
     image = images.pixels(slice(row, row + 1)).cpu()
-    if replica.backbone is not None and prediction.index is not None:
+    found = prediction.found(images.classes)
+    if replica.backbone is not None and found:
         # by the weights that were evaluated last
-        parts = class_activation_map(replica.backbone, replica.network, image, prediction.index)
-        prediction = replace(prediction, evidence=None if parts is None else parts.numpy())
-    pictures = prediction.pictures(image[0].numpy())
+        maps = class_activation_map(replica.backbone, replica.network, image, found)
+        prediction = prediction.with_evidence(maps)
+    pixels = image[0].numpy()
     return {
         **prediction.record(),
         "name": f"image {name:,}" if isinstance(name, int) else str(name),
-        "labelled": images.classes[int(images.labels[row])],
+        "labelled": ", ".join(labels_of(images, row)) or "nothing",
         "ranked": [*prediction.ranked(1), *prediction.marks()],
-        "pictures": {
-            what: None if pixels is None else address(pixels) for what, pixels in pictures.items()
-        },
+        "picture": address(pixels),
+        "evidence": {label: address(lit) for label, lit in prediction.lit(pixels).items()},
     }

@@ -39,13 +39,14 @@ class Picture(NamedTuple):
     """An image: its `data:` address, what it is, and the lines below it, of which the first is
     emphasised.
 
-    `evidence` is the address of `spotlit` for it, beside it; "": there is none.
+    `evidence` has the name of each class that is found, and the address of `spotlit` for it. They
+    stand beside the image.
     """
 
     source: str
     text: str
     lines: Sequence[str]
-    evidence: str = ""
+    evidence: Sequence[tuple[str, str]] = ()
 
 
 class Section(NamedTuple):

@@ -6,19 +6,17 @@ MARKS if people read it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from lockstep.head.confidence import Answer, Confidence
 from lockstep.pages.page import spotlit
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from lockstep.head.confidence import Answer
 
 # Field -> value -> its words for people. A page adds the words after the first.
 MARKS: dict[str, dict[Any, list[str]]] = {
@@ -32,30 +30,34 @@ MARKS: dict[str, dict[Any, list[str]]] = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class of one image.
+    """The class of one image, or its labels where an image has any number.
 
     Attributes:
         source: the path of the file; for an image in memory its number among the sources, from 0.
         label, index: the name of the most probable class, and its number. None if the image cannot
             be read.
-        probability: its probability, in [0, 1], by the softmax of the logits. None if the image
-            cannot be read.
+        probability: its probability, in [0, 1], by the softmax of the logits, or with several
+            labels by the sigmoid of its logit. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as
-            were asked for.
+            were asked for, and all labels that are found.
+        labels: with several labels those whose probability reaches the threshold of their class,
+            the most probable first; may be empty. None with one label an image, or if the image
+            cannot be read.
         answer: "unlike" if the image is less like the training images than 99 % of held-out images
             are; else "sure" if answers of this class and probability, or a higher one, are right as
             often as the classifier was asked for, by training images that were held out, and
             "unsure" if not. With `balanced` in the recipe, that holds where all classes are equally
             frequent, else where they are as frequent as in training. None if the image cannot be
             read, or the classifier has no tensors for it: these are in the model files of recipes
-            with a linear `head`.
+            with a linear `head`. With several labels it is "unlike" or None.
+        answers: with several labels the answer for each of `labels`, where it is known.
         error: why the image cannot be read, or None.
         probabilities: those of all classes, in order of label, float64 [classes]. None if the image
             cannot be read.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
             grid over the middle square. With the bias of the class, the parts add up to the logit.
-            None if it was not asked for, or the network is not a linear head on averages over
-            places.
+            With several labels float64 [labels, h, w], a grid for each of `labels`. None if it was
+            not asked for, or the network is not a linear head on averages over places.
     """
 
     source: Path | int
@@ -63,7 +65,9 @@ class Prediction:
     index: int | None = None
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
-    answer: "Answer | None" = None
+    labels: tuple[str, ...] | None = None
+    answer: Answer | None = None
+    answers: dict[str, Answer] | None = None
     error: str | None = None
     probabilities: NDArray[np.float64] | None = field(
         default=None, compare=False, repr=False, metadata={"is_array": True}
@@ -74,20 +78,36 @@ class Prediction:
 
     @classmethod
     def of(
-        cls, source: Path | int, probabilities: "Tensor", classes: Sequence[str], top: int
+        cls,
+        source: Path | int,
+        probabilities: Tensor,
+        classes: Sequence[str],
+        top: int,
+        thresholds: Tensor | None = None,
     ) -> "Prediction":
         """Return the prediction of `probabilities`, float64 [classes], with the `top` most probable
         classes. Those of a network whose output is not finite are NaN.
+
+        With several labels, `thresholds` [classes] are the least probabilities of found ones.
         """
         if probabilities.isnan().any():
             return cls(source, error="the network's output is not finite")
         # Among equal probabilities the first class counts, as in evaluation.
         ranked = probabilities.sort(descending=True, stable=True)
+        found = []
+        if thresholds is not None:
+            found = (ranked.values >= thresholds[ranked.indices]).nonzero()[:, 0].tolist()
+            top = max([top, *(place + 1 for place in found)])
         shares, labels = ranked.values[:top].tolist(), ranked.indices[:top].tolist()
         names = [classes[label] for label in labels]
-        pairs = tuple(zip(names, shares, strict=True))
         return cls(
-            source, names[0], labels[0], shares[0], pairs, probabilities=probabilities.numpy()
+            source,
+            names[0],
+            labels[0],
+            shares[0],
+            tuple(zip(names, shares, strict=True)),
+            labels=None if thresholds is None else tuple(names[place] for place in found),
+            probabilities=probabilities.numpy(),
         )
 
     def record(self) -> dict[str, Any]:
@@ -101,8 +121,16 @@ class Prediction:
         return {**record, "source": str(self.source), "top": top}
 
     def ranked(self, digits: int) -> list[str]:
-        """Return the most probable classes with their probabilities in percent."""
-        return [f"{label} {probability:.{digits}%}" for label, probability in self.top]
+        """Return the most probable classes with their probabilities in percent; with several labels
+        also what the answer is worth, or "no" for one that is not found.
+        """
+        texts = []
+        for label, probability in self.top:
+            mark = None if self.labels is None or label in self.labels else "no"
+            if self.answers and self.answer != "unlike":
+                mark = self.answers.get(label, mark)
+            texts.append(f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else ""))
+        return texts
 
     def marks(self) -> list[str]:
         """Return the first of the words in MARKS for each field that has some."""
@@ -119,9 +147,45 @@ class Prediction:
         marks = "".join(f"  ({mark})" for mark in self.marks())
         return f"{self.source}  {', '.join(self.ranked(2))}{marks}"
 
-    def pictures(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8] | None]:
-        """Return what a page shows of the image `pixels` [H, W, C]: it as the "input" of the
-        network, and with light on the "evidence", None if that is not known.
+    def judged(
+        self, confidence: Confidence, features: Tensor, classes: Sequence[str]
+    ) -> "Prediction":
+        """Return the prediction with what its answers are worth, by the `features` of the image,
+        uint8 [1, 1, views, 4 * D], on the CPU.
         """
-        lit = None if self.evidence is None else spotlit(pixels, self.evidence)
-        return {"input": pixels, "evidence": lit}
+        if self.probabilities is None:
+            return self
+        row = torch.from_numpy(self.probabilities)[None]
+        if self.labels is None:
+            return replace(self, answer=confidence(features, row)[0])
+        (marks,) = confidence.of_each_class(features, row)
+        answers: dict[str, Answer] = {}
+        for label in self.found(classes):
+            mark = marks[label]
+            if mark is not None:
+                answers[classes[label]] = mark
+        return replace(self, answer="unlike" if "unlike" in marks else None, answers=answers)
+
+    def found(self, classes: Sequence[str]) -> list[int]:
+        """Return the numbers of the labels that are found, or of the most probable class; [] if the
+        image cannot be read.
+        """
+        if self.labels is None:
+            return [] if self.index is None else [self.index]
+        return [classes.index(label) for label in self.labels]
+
+    def with_evidence(self, maps: Tensor | None) -> "Prediction":
+        """Return the prediction with the class activation `maps` of what is `found`, if known."""
+        if maps is None:
+            return self
+        return replace(self, evidence=(maps[0] if self.labels is None else maps).numpy())
+
+    def lit(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
+        """Return the image `pixels` [H, W, C] with light on the evidence for each label that is
+        found; {} if that is not known.
+        """
+        if self.evidence is None:
+            return {}
+        grids = self.evidence.reshape(-1, *self.evidence.shape[-2:])
+        found = [str(self.label)] if self.labels is None else self.labels
+        return {label: spotlit(pixels, grid) for label, grid in zip(found, grids, strict=True)}

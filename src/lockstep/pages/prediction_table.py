@@ -12,24 +12,23 @@ from collections.abc import Sequence
 from lockstep.errors import printable
 from lockstep.pages.prediction import Prediction
 
-_TRUE = "true_label"
-_FIRST = ("file", "label", "probability", "answer", "error")
+_BETWEEN = "|"  # several labels of an image in one field
 
 
-def head(classes: Sequence[str], *, with_truth: bool = False) -> str:
+def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> str:
     """Return the line with the names of the columns: what is known of an image, then each of the
     `classes`.
 
-    `with_truth` adds the column of its true label. A class with the name of another column is
-    called "class NAME".
+    `several` says whether an image has any number of labels; `with_truth` adds the column of its
+    true ones. A class with the name of another column is called "class NAME".
     """
-    first = [_FIRST[0], *([_TRUE] if with_truth else []), *_FIRST[1:]]
-    taken = {_TRUE, *_FIRST}
-    names = [f"class {name}" if name in taken else name for name in classes]
-    return _line([*first, *names])
+    ending = "s" if several else ""
+    true = [f"true_label{ending}"] if with_truth else []
+    first = ["file", *true, f"label{ending}", "probability", f"answer{ending}", "error"]
+    return _line([*first, *(f"class {name}" if name in first else name for name in classes)])
 
 
-def row(prediction: Prediction, classes: Sequence[str], truth: str | None = None) -> str:
+def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> str:
     """Return the line of a prediction, with its probability of each of the `classes`.
 
     Of an image that cannot be read, only its file and the error are known. The other fields are
@@ -38,17 +37,14 @@ def row(prediction: Prediction, classes: Sequence[str], truth: str | None = None
     probabilities: Sequence[float | None] = [None] * len(classes)
     if prediction.probabilities is not None:
         probabilities = prediction.probabilities.tolist()
-    return _line(
-        [
-            prediction.source,
-            *([] if truth is None else [truth]),
-            prediction.label,
-            prediction.probability,
-            prediction.answer,
-            prediction.error,
-            *probabilities,
-        ]
-    )
+    label: str | None = prediction.label
+    answer: str | None = prediction.answer
+    if prediction.labels is not None:
+        label = _BETWEEN.join(prediction.labels)
+        answer = _BETWEEN.join((prediction.answers or {}).values()) or answer
+    true = [] if truth is None else [_BETWEEN.join(truth)]
+    first = [prediction.source, *true, label, prediction.probability, answer, prediction.error]
+    return _line([*first, *probabilities])
 
 
 def _line(values: Sequence[object]) -> str:

@@ -6,7 +6,7 @@ from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.runs.run import Run
 from lockstep.schema import dotted
-from lockstep.text import duration, gpu_text, loss_text, plural
+from lockstep.text import duration, gpu_text, label_rows, loss_text, plural, scores_text
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
@@ -19,7 +19,7 @@ _NOT_SURE = (
     "training images or more."
 )
 _EVIDENCE = (
-    "Beside each image, light shows where it speaks for the class that was found (the "
+    "Beside each image, light shows where it speaks for each class that was found (the "
     "parts of its logit)."
 )
 _NO_EVIDENCE = (
@@ -44,7 +44,10 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
         )
     else:
         notes += result.get("warnings", [])
-    judged = [] if record is None else [confusion(record), calibration(record), *pictures(record)]
+    judged = []
+    if record is not None:
+        found = labels(record) if record.get("f1") else confusion(record)
+        judged = [found, calibration(record), *pictures(record)]
     sections = [training(run), *judged, provenance(run)]
     return render(f"Run {run.path.resolve().name}", sections, headline(run, record), notes)
 
@@ -68,8 +71,11 @@ def headline(run: Run, record: Record | None) -> Headline:
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
+    right = "are classified correctly"
+    if recipe.several:
+        right = "have exactly the labels that are found"
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
-    return Headline(f"{accuracy:.2%}", f"{images} are classified correctly ({interval})", details)
+    return Headline(f"{accuracy:.2%}", f"{images} {right} ({interval})", details)
 
 
 def training(run: Run) -> Section:
@@ -96,6 +102,16 @@ def training(run: Run) -> Section:
             Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}")
         )
     return Section("Training", figures=drawn)
+
+
+def labels(record: Record) -> Section:
+    """Return how well each label is found, where an image has any number."""
+    head, *rows = label_rows(record["classes"])
+    texts = [
+        f"{scores_text(record)}.",
+        "A label is found if its probability reaches the threshold of its class.",
+    ]
+    return Section("Labels", texts, table=Table(head, rows))
 
 
 def confusion(record: Record) -> Section:
@@ -134,20 +150,25 @@ def confusion(record: Record) -> Section:
 
 def calibration(record: Record) -> Section:
     """Return the expected calibration error, and how many answers are sure."""
+    compared = "the probability of the predicted class and the share of correct images"
+    if record.get("f1"):
+        compared = "the probability of a label and the share of images that have it"
     text = (
-        f"Expected calibration error: {record['calibration']:.2%}, the mean distance between the "
-        f"probability of the "
-        "predicted class and the share of correct images, over 15 bins (Guo et al. 2017)."
+        f"Expected calibration error: {record['calibration']:.2%}, the mean distance between "
+        f"{compared}, over 15 bins (Guo et al. 2017)."
     )
     if None in record["sure"]:
         return Section("Calibration", [text, _NOT_SURE])
     rows = []
-    for share, count, right, every in map(dict.values, record["sure"]):
-        least = " to ".join(f"{bound:.1%}" for bound in every[:1] + every[1:][-1:]) or "-"
+    answers, every = f"{record['split']} images", record["examples"]
+    if record.get("f1"):
+        answers, every = "labels that are found", sum(one["found"] for one in record["classes"])
+    for share, count, right, bounds in map(dict.values, record["sure"]):
+        least = " to ".join(f"{bound:.1%}" for bound in bounds[:1] + bounds[1:][-1:]) or "-"
         correct = f"{right / count:.1%}" if count else "-"
-        images = f"{count / record['examples']:.1%} ({count:,})"
-        rows.append([f"{share:.0%}", least, images, correct])
-    head = ["right, asked for", "from a probability of", f"sure {record['split']} images", "right"]
+        sure = f"{count / max(1, every):.1%} ({count:,})"
+        rows.append([f"{share:.0%}", least, sure, correct])
+    head = ["right, asked for", "from a probability of", f"sure {answers}", "right"]
     return Section("Calibration", [text, _SURE], table=Table(head, rows))
 
 
@@ -155,12 +176,15 @@ def pictures(record: Record) -> list[Section]:
     """Return the worst mistakes as pictures, if there are any."""
     if not record["mistakes"]:
         return []
-    explained = any(mistake["pictures"]["evidence"] for mistake in record["mistakes"])
+    explained = any(mistake["evidence"] for mistake in record["mistakes"])
+    wrong = (
+        "Images whose labels are not exactly found" if record.get("f1") else "Misclassified images"
+    )
     return [
         Section(
             "Worst mistakes",
             [
-                "Misclassified images, the most certain first.",
+                f"{wrong}, the most certain first.",
                 _EVIDENCE if explained else _NO_EVIDENCE,
             ],
             pictures=[_picture(mistake) for mistake in record["mistakes"]],
@@ -169,12 +193,15 @@ def pictures(record: Record) -> list[Section]:
 
 
 def _picture(mistake: Record) -> Picture:
-    name, label, pictures = mistake["name"], mistake["labelled"], mistake["pictures"]
+    name, label = mistake["name"], mistake["labelled"]
+    found = mistake["label"] or "no class"
+    if mistake["labels"] is not None:
+        found = ", ".join(mistake["labels"]) or "nothing"
     return Picture(
-        pictures["input"],
-        f"{name}, labelled {label}, classified as {mistake['label'] or 'no class'}",
+        mistake["picture"],
+        f"{name}, labelled {label}, classified as {found}",
         [f"labelled {label}", *mistake["ranked"], name],
-        pictures["evidence"] or "",
+        [*mistake["evidence"].items()],
     )
 
 

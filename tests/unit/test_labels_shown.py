@@ -1,0 +1,181 @@
+"""Several labels an image, in every output: predictions, lines, tables, reports, exported files."""
+
+import csv
+import importlib.util
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tests.documents import ROOT
+from tests.helpers import recipe_with
+from tests.images import noise
+from tests.runs import fit_here
+
+import lockstep
+from lockstep.classify.export import Graph
+from lockstep.commands.of_run import fields_of_run
+from lockstep.data import arrays
+from lockstep.head.confidence import Confidence
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import evaluate
+from lockstep.jobs.report import report
+from lockstep.jobs.specs import EvaluateSpec, ReportSpec
+from lockstep.pages import prediction_table, runs
+from lockstep.pages.prediction import Prediction
+
+CLASSES = ["cat", "dog", "owl"]
+ROW = torch.tensor([0.2, 0.97, 0.8], dtype=torch.float64)
+THRESHOLDS = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+FOUND = Prediction.of("a.png", ROW, CLASSES, 1, THRESHOLDS)
+NONE = Prediction.of("b.png", ROW, CLASSES, 1, torch.ones(3, dtype=torch.float64))
+BRIGHT = noise(3, 160, 3) % 2  # which columns of an image are bright
+IMAGES = (
+    noise(4, 160, 8, 8, 1) // 4 + 150 * BRIGHT.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
+)
+
+
+def confidence(answer, sure_from=None):
+    """Return a Confidence which says that an image of one label has this answer."""
+
+    class Known(Confidence):
+        def __init__(self):
+            self.sure_from = None if sure_from is None else torch.tensor(sure_from).double()
+
+        def __call__(self, features, probabilities):
+            return [answer]
+
+    return Known()
+
+
+def test_labels_reach_the_thresholds_of_their_classes():
+    assert (FOUND.labels, FOUND.label) == (("dog", "cat"), "dog")
+    assert FOUND.top == (("dog", 0.97), ("owl", 0.8), ("cat", 0.2))  # down to the last found one
+    assert FOUND.text() == "a.png  dog 97.00%, owl 80.00% (no), cat 20.00%"
+    assert (NONE.labels, NONE.text()) == ((), "b.png  dog 97.00% (no)")
+    assert Prediction.of("c.png", ROW, CLASSES, 1).labels is None
+    record = FOUND.record()
+    assert (record["labels"], record["answers"]) == (("dog", "cat"), None)
+    assert Prediction("x", error="no").record().keys() == record.keys()
+
+
+def test_each_label_says_whether_it_is_sure():
+    marked = FOUND.judged(confidence("sure", [0.3, 0.9, 0.0]), None, CLASSES)
+    assert (marked.answer, marked.answers) == (None, {"dog": "sure", "cat": "unsure"})
+    assert marked.text() == "a.png  dog 97.00% (sure), owl 80.00% (no), cat 20.00% (unsure)"
+    unlike = FOUND.judged(confidence("unlike", [0, 0, 0]), None, CLASSES)
+    assert unlike.answers == {"dog": "unlike", "cat": "unlike"}
+    assert unlike.text().endswith("cat 20.00%  (unlike the training images)")
+    assert NONE.judged(confidence("unlike"), None, CLASSES).answer == "unlike"
+    assert FOUND.judged(confidence(None), None, CLASSES).answers == {}
+    one = Prediction.of("c.png", ROW, CLASSES, 1).judged(confidence("sure"), None, CLASSES)
+    assert (one.answer, one.answers) == ("sure", None)
+
+
+def test_a_table_has_several_labels_in_a_field():
+    marked = FOUND.judged(confidence("sure", [0.3, 0.9, 0.0]), None, CLASSES)
+    lines = [
+        prediction_table.head(CLASSES, several=True, with_truth=True),
+        prediction_table.row(marked, CLASSES, ["cat", "owl"]),
+        prediction_table.row(NONE, CLASSES, []),
+    ]
+    first, second = csv.DictReader(lines)
+    assert first["true_labels"] == "cat|owl"
+    assert (first["labels"], first["answers"]) == ("dog|cat", "sure|unsure")
+    assert (second["labels"], second["answers"], second["true_labels"]) == ("", "", "")
+    assert [first[name] for name in ("probability", *CLASSES)] == ["0.97", "0.2", "0.97", "0.8"]
+
+
+def test_light_falls_on_the_evidence_for_each_label():
+    pixels = np.full((4, 4, 3), 200, np.uint8)
+    maps = torch.zeros(2, 2, 2, dtype=torch.float64)
+    maps[0, 0], maps[1, 1] = 1.0, 1.0
+    assert FOUND.found(CLASSES) == [1, 0]
+    lit = FOUND.with_evidence(maps).lit(pixels)
+    assert [*lit] == ["dog", "cat"]
+    assert lit["dog"][0].min() > lit["dog"][3].max()
+    assert lit["cat"][3].min() > lit["cat"][0].max()
+    assert NONE.with_evidence(maps[:0]).lit(pixels) == {}
+    one = Prediction.of("c.png", ROW, CLASSES, 1).with_evidence(maps[:1])
+    assert (one.evidence.shape, [*one.lit(pixels)]) == ((2, 2), ["dog"])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that finds which columns of an image are bright, on images that a program gave."""
+    data = {"train": (IMAGES[:120], BRIGHT[:120]), "test": (IMAGES[120:], BRIGHT[120:])}
+    changes = {
+        "dataset": "memory",
+        "dataset_sha256": arrays.store({**data, "classes": CLASSES}, None),
+        "several_labels": True,
+        "portable": False,
+        "model": "tests.helpers:linear",
+        "augmentation": "plain",
+        "batch": 40,
+        "steps": 20,
+    }
+    path = tmp_path / "run"
+    fit_here(recipe_with("digits", changes), path)
+    return path
+
+
+def test_predict_eval_and_report_find_the_same_labels(run, tmp_path, monkeypatch):
+    file = tmp_path / "test.csv"
+    spec = EvaluateSpec(**fields_of_run(run, True), predictions=file)
+    record = evaluate(spec, Context())
+    rows = [*csv.DictReader(file.read_text().splitlines())]
+    assert [row["true_labels"] for row in rows] == [
+        "|".join(name for name, has in zip(CLASSES, own, strict=True) if has)
+        for own in BRIGHT[120:]
+    ]
+    found = [{*filter(None, row["labels"].split("|"))} for row in rows]
+    own = [{*filter(None, row["true_labels"].split("|"))} for row in rows]
+    assert sum(a == b for a, b in zip(found, own, strict=True)) == record["correct"]
+    assert 0 < record["correct"] < 40
+    classifier = lockstep.load(run, trust_code=True)
+    predictions = classifier.predict(IMAGES[120:])
+    assert [{*prediction.labels} for prediction in predictions] == found
+    graph = Graph(classifier.recipe, classifier.module).eval()
+    with torch.no_grad():
+        exported = graph(torch.from_numpy(IMAGES[120:])).numpy()
+    expected = [prediction.probabilities for prediction in predictions]
+    np.testing.assert_allclose(exported, expected, atol=1e-5)
+
+    monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
+    record = report(ReportSpec(**fields_of_run(run, True)), Context())
+    assert len(record["mistakes"]) == min(24, record["examples"] - record["correct"])
+    for mistake in record["mistakes"]:
+        assert ", ".join(sorted(mistake["labels"])) != mistake["labelled"]
+    assert 0 <= record["calibration"] < 0.5
+    page = runs.page(lockstep.Run.open(run), record)
+    for words in ("have exactly the labels", "average precision", ">owl<", "is found if its"):
+        assert words in page
+    assert "Confusion" not in page
+
+
+def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch):
+    spec = importlib.util.spec_from_file_location("script", ROOT / "examples/use_exported.py")
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", SimpleNamespace())
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    file = object.__new__(script.Exported)
+    monkeypatch.setattr(script, "decode_image", lambda image: np.zeros((8, 8, 1), np.uint8))
+    outputs = [ROW.float().numpy()[None]]
+    file._session = SimpleNamespace(run=lambda *_: outputs)
+    file.metadata = {
+        "classes": CLASSES,
+        "decoding": {},
+        "thresholds": THRESHOLDS.tolist(),
+        "sure_from": [0.3, 0.9, None],
+        "like_from": 0.5,
+    }
+    found = file.predict_labels("a.png")
+    assert [(label, answer) for label, _, answer in found] == [("dog", "sure"), ("cat", "unsure")]
+    assert file.predict("a.png") == found[0]
+    outputs.append(np.array([0.4]))
+    assert [answer for _, _, answer in file.predict_labels("a.png")] == ["unlike", "unlike"]
+    file.metadata["thresholds"] = [1.0, 1.0, 1.0]
+    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "no")]
+    file.metadata["thresholds"] = None
+    outputs.pop()
+    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "sure")]
