@@ -23,7 +23,7 @@ TRUTH = {
 # What may stand between names, the likeliest first. Of the last two, most are parts of one name.
 _MARKS = (";", "|", ",", "+", "&", "/", " ", "_", "-")
 _CLEAR = _MARKS[:-2]
-_OTHER = re.compile(r"(?<![a-z])(train|val|test|split|fold|group)", re.I)
+_OTHER = re.compile(r"(?<![a-z])(train|val(id)?|test|split|fold|group)(?![a-z])", re.I)
 
 
 def names_in(text: str, mark: str | None) -> list[str]:

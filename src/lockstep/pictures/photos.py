@@ -237,9 +237,13 @@ def _origin(scan: Scan, photos: list[Photo], several: bool) -> list[str]:
     """Return the note that says where the labels of `photos` come from, with three examples, those
     with the most labels first. It is needed if the user must see that they are right.
     """
-    path_of = {photo.labels: photo.path for photo in sorted(photos, reverse=True)}
+    if not (several or scan.by == "names"):
+        return []
+    path_of = dict[tuple[str, ...], str]()
+    for photo in photos:
+        path_of[photo.labels] = min(photo.path, path_of.get(photo.labels, photo.path))
     path_of.pop((), None)
-    if not path_of or not (several or scan.by == "names"):
+    if not path_of:
         return []
     shown = sorted(path_of, key=lambda labels: (-len(labels), labels))[:3]
     examples = [f"{path_of[labels]} is {listed(labels)}" for labels in shown]

@@ -327,6 +327,7 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
         )
 
     photos: list[Photo] = []
+    labels = (class_name,) if class_name else ()
     for folder, folders, names in os.walk(scan.root / path, onerror=unreadable):
         folders[:] = _visible(folders) if class_name else []
         below = os.path.relpath(folder, scan.root)
@@ -346,7 +347,6 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 regular = stat.S_ISREG(status.st_mode)
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             if regular and (image or is_image(place)):
-                labels = (class_name,) if class_name else ()
                 photos.append(Photo(file, split, labels, "", stamps))
                 continue
             scan.others[_suffix(name)] += 1
