@@ -254,6 +254,9 @@ def test_slow_layers_are_those_of_lite0_or_of_any_numbering():
 
     found = slow_layers(names)
     assert [factor(found, name) for name in names] == [factor(own, name) for name in names]
+    deeper = efficientnet.efficientnet_lite2((3, 32, 32), 2)  # 21 blocks
+    slow = slow_layers([name for name, _ in deeper.named_parameters()])
+    assert [*slow] == ["_conv_stem", "_bn0", *(f"_blocks.{i}" for i in range(14))]
     stages = [f"{part}.weight" for part in ("layer1.0.conv", "layer1.1.conv", "layer2.0.conv")]
     assert slow_layers(["cls", *stages, "fc.weight"]) == {"cls": 0.1, "layer1": 0.1}
     assert slow_layers(["a.weight", "b.weight"]) == {}

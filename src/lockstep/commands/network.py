@@ -109,8 +109,9 @@ def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
     """Return factors on the learning rate that slow all parameters before the last third of the
     blocks.
 
-    `parameters` are all names, in the order of the network. A block is what the last number in a
-    name counts, as `layer4.1` and `blocks.11`. Layers that are slow as a whole have one entry.
+    `parameters` are all names, in the order of the network. A block is what the last part of a
+    name that is a number counts, as `layer4.1` and `blocks.11`. Layers that are slow as a whole
+    have one entry.
     """
     blocks = [block for name in parameters if (block := _block(name))]
     order = list(dict.fromkeys(blocks))
@@ -120,9 +121,9 @@ def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
 
 
 def _block(name: str) -> str:
-    """Return the part of a parameter's name up to its last number, or "" if it has none."""
+    """Return a parameter's name up to the last part of it that is a number, or "" if none is."""
     parts = name.split(".")[:-1]
-    while parts and not parts[-1][-1].isdecimal():
+    while parts and not parts[-1].isdecimal():
         parts.pop()
     return ".".join(parts)
 
