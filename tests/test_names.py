@@ -24,7 +24,7 @@ def test_the_name_of_a_test_has_at_most_sixty_characters():
         for path in (ROOT / "tests").rglob("*.py")
         for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.M)
     }
-    assert len(names) > 1_000
+    assert len(names) > 500
     assert [name for name in names if len(name) > NAME_MAX] == []
 
 
