@@ -59,7 +59,8 @@ def train(
             for each class. Default: the recipe of --init RUN, or the PHOTOS in --data, or digits.
         data: Folder of the dataset. Or the dataset itself, which is written once to a cache:
             {"train": (images, labels), "test": (images, labels), "classes": names}, with arrays
-            uint8 [N, H, W, C] and integers [N], or iterables of (image, label).
+            uint8 [N, H, W, C] and integers [N], or iterables of (image, label). With several
+            labels, they are [N, classes] of 0 and 1.
         settings: Change any recipe setting; `lockstep show` lists them.
         init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save
             wrote; or of such a file at https://...#sha256=HEX, which is downloaded once.
