@@ -9,9 +9,10 @@ from tests.helpers import recipe_with, succeeded
 from tests.images import bright_and_dark
 
 from lockstep.data.dataset import Dataset
-from lockstep.jobs.labels import joined
+from lockstep.jobs.labels import doubted, joined
 from lockstep.launch.submit import submit
 from lockstep.pages.doubtful import lines_of, page
+from lockstep.pictures.scan import Photo
 from lockstep.recipes import RECIPES
 
 SMALL = {
@@ -80,6 +81,19 @@ def test_names_on_the_page_are_text_and_the_rest_is_counted(tmp_path):
     assert len(many) == 21
     assert "23 of 50 images" in many[0]
     assert "the 20 most doubtful are shown, and --json has all" in many[0]
+
+
+def test_of_several_labels_each_that_is_doubtful_is_listed():
+    photos = [Photo(f"{n}.png", "", (), "", ()) for n in range(2)]
+    labels = torch.tensor([[1, 0, 0], [1, 0, 1]], dtype=torch.uint8)
+    shares = torch.tensor([[0.9, 0.75, 0.1], [0.25, 0.5, 0.5]])
+    found = doubted(photos, labels, shares, ("a", "b", "c"))
+    record = {"folder": ".", "images": 2, "doubtful": found}
+    assert lines_of(record)[1:] == [
+        "  0.png: not labelled b (25.0%), rather b (75.0%)",
+        "  1.png: labelled a (25.0%), rather not a (75.0%)",
+        "  1.png: not labelled b (50.0%), rather b (50.0%)",
+    ]
 
 
 def test_splits_are_joined_with_their_groups():

@@ -77,10 +77,6 @@ def check(
     """
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")
-    if labels and options.get("several_labels"):
-        raise LockstepError(
-            "--labels judges images that have one label, not several: leave out one of the two"
-        )
     from lockstep.pictures.check import lines_of, record_of
     from lockstep.recipes import get_recipe
 

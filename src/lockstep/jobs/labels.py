@@ -3,15 +3,16 @@ these images.
 """
 
 import torch
+from torch import Tensor
 
+from lockstep.core.several import HALF
 from lockstep.data.dataset import Dataset
-from lockstep.errors import LockstepError
 from lockstep.files import Record
 from lockstep.head import confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import LabelsSpec
-from lockstep.pictures.scan import SPLITS
+from lockstep.pictures.scan import SPLITS, Photo
 
 
 def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
@@ -20,11 +21,10 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
 
     Five heads are trained, each without a fifth of the images, and classify these; copies and
     groups are in one fifth. "doubtful" has the images that another class fits better than their
-    own, the least probable label first. "first" is the probability of that class.
+    own, the least probable label first. With several labels, each class is judged alone, see
+    `doubted`.
     """
     recipe = spec.recipe
-    if recipe.several:
-        raise LockstepError("pictures with several labels cannot be judged yet")
     replica = Replica(recipe, spec.placement, ctx)
     surveyed = recipe.survey(spec.placement.data).splits
     # Without test images, the validation images are those too, so they count once.
@@ -39,20 +39,54 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         )
         advance(1)
     photos = [photo for name in names for photo in surveyed[name]]
-    own, better = every.labels.tolist(), probabilities.argmax(1).tolist()
-    doubtful = [
+    photos = [photos[row] for row in rows.tolist()]
+    judge = doubted if recipe.several else better_labels
+    doubtful = judge(photos, every.labels[rows].cpu(), probabilities.cpu(), every.classes)
+    doubtful.sort(key=lambda row: row["probability"])
+    return {"folder": str(spec.placement.data), "images": len(every), "doubtful": doubtful}
+
+
+def better_labels(
+    photos: list[Photo], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
+) -> list[Record]:
+    """Return the photos that another class fits better than that of `labels`, int64 [n]. The
+    `probabilities` are float32 [n, classes].
+    """
+    better = probabilities.argmax(1)
+    rows = (better != labels).nonzero()[:, 0].tolist()
+    return [
         {
             "path": photos[row].path,
             "label": photos[row].class_name,
-            "probability": shares[own[row]],
-            "better": every.classes[label],
-            "probability_of_better": shares[label],
+            "probability": float(probabilities[row, labels[row]]),
+            "better": classes[better[row]],
+            "probability_of_better": float(probabilities[row, better[row]]),
         }
-        for row, label, shares in zip(rows.tolist(), better, probabilities.tolist(), strict=True)
-        if label != own[row]
+        for row in rows
     ]
-    doubtful.sort(key=lambda row: row["probability"])
-    return {"folder": str(spec.placement.data), "images": len(photos), "doubtful": doubtful}
+
+
+def doubted(
+    photos: list[Photo], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
+) -> list[Record]:
+    """Return each label that a photo has and rather should not have, then "better" is None; or that
+    it should have and has not, then "label" is None. `labels` are uint8 [n, classes].
+    """
+    own = labels.bool()
+    doubtful = []
+    for row, label in (own != (probabilities >= HALF)).nonzero().tolist():
+        share = float(probabilities[row, label])
+        has = bool(own[row, label])
+        doubtful.append(
+            {
+                "path": photos[row].path,
+                "label": classes[label] if has else None,
+                "probability": share if has else 1 - share,
+                "better": None if has else classes[label],
+                "probability_of_better": 1 - share if has else share,
+            }
+        )
+    return doubtful
 
 
 def joined(splits: list[Dataset]) -> Dataset:

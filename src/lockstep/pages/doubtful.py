@@ -34,10 +34,15 @@ def page(record: Record) -> str:
 
 
 def _both(image: Record) -> list[str]:
-    """Return the label and the class that fits better, with their probabilities."""
+    """Return the label and the class that fits better, with their probabilities; of several labels
+    one that is there or not, and rather is not or is.
+    """
+    label, better = image["label"], image["better"]
+    labelled = f"labelled {label}" if label else f"not labelled {better}"
+    rather = f"rather {better}" if better else f"rather not {label}"
     return [
-        f"labelled {image['label']} ({image['probability']:.1%})",
-        f"rather {image['better']} ({image['probability_of_better']:.1%})",
+        f"{labelled} ({image['probability']:.1%})",
+        f"{rather} ({image['probability_of_better']:.1%})",
     ]
 
 
