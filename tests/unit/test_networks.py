@@ -14,6 +14,7 @@ from tests.images import noise, write
 from tests.runs import fit_here
 from tests.serving import Server
 from torch import nn
+from torch.nn import functional
 
 import lockstep
 from lockstep.commands.network import slow_layers
@@ -21,6 +22,7 @@ from lockstep.commands.subject import subject_of
 from lockstep.commands.to_placement import path_of, placed
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
+from lockstep.core.backbone import Backbone
 from lockstep.core.build import build_model
 from lockstep.data import fetch
 from lockstep.errors import DATA, ENVIRONMENT, USAGE
@@ -34,6 +36,15 @@ from lockstep.recipes import get_recipe
 SIDE = 40
 
 
+class NormAct(nn.BatchNorm2d):
+    """A norm layer with an activation, as timm has them."""
+
+    def forward(self, images):
+        statistics = self.running_mean, self.running_var
+        own = functional.batch_norm(images, *statistics, self.weight, self.bias, self.training)
+        return own.relu()
+
+
 class Toy(nn.Module):
     """A network as timm's: numbered blocks, batch norm, and its last layer under a name."""
 
@@ -41,7 +52,7 @@ class Toy(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(channels, 8, 3, 4)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)) for _ in range(3)
+            nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), NormAct(8)) for _ in range(3)
         )
         self.norm = nn.LayerNorm(8)
         self.fc = last(8, classes)
@@ -49,7 +60,7 @@ class Toy(nn.Module):
     def forward(self, images):
         x = self.stem(images)
         for block in self.blocks:
-            x = x + block(x).relu()
+            x = x - block(x)
         return self.fc(self.norm(x.mean((2, 3))))
 
 
@@ -183,6 +194,24 @@ def test_no_option_of_a_network_of_timm_names_weights(stand_in):
 
 class GatedRepoError(Exception):
     pass
+
+
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-5), ("bfloat16", 0.1)])
+def test_norms_of_other_libraries_stay_whole_in_float32(stand_in, precision, error):
+    stand_in()
+    changes = {"model": "timm:toy", "head": "fc", "precision": precision, "image_px": SIDE}
+    recipe = get_recipe("photos").replace(**changes)
+    module = build_model(recipe, (3, SIDE, SIDE), 2).eval()
+    nn.init.constant_(module.blocks[1][1].running_mean, 0.3)
+    backbone = Backbone(recipe, module, (3, SIDE, SIDE), torch.device("cpu"))
+    images = torch.from_numpy(noise(2, 1, SIDE, SIDE, 3))
+    found = backbone(images)[0, 0].view(torch.float32)
+    module.fc = nn.Identity()
+    with torch.no_grad():
+        expected = module(backbone.every_view(images))
+    assert torch.allclose(found, expected, 0, error)
+    norms = [layer for layer in backbone.network.module.modules() if isinstance(layer, NormAct)]
+    assert {norm.weight.dtype for norm in norms} == {torch.float32}
 
 
 def raises(error):

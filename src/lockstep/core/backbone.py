@@ -16,7 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
-from lockstep.core.network import Network, Shape, failure
+from lockstep.core.network import NORMS, Network, Shape, failure
 from lockstep.errors import LockstepError, unknown
 from lockstep.kernels.portable import arithmetic, freeze
 from lockstep.messages import logger
@@ -148,6 +148,14 @@ def _require_last(recipe: Recipe, model: nn.Module, layers: nn.Module, shape: Sh
     )
 
 
+class _Tracer(torch.fx.Tracer):
+    """Keeps norm layers whole, also those of other libraries, as they compute in float32."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a call of `m` is one node of the graph."""
+        return isinstance(m, NORMS) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _folded(layers: nn.Module) -> nn.Module:
     """Return `layers`, in evaluation mode, with norms folded into the convolutions before them.
 
@@ -155,7 +163,7 @@ def _folded(layers: nn.Module) -> nn.Module:
     note.
     """
     try:
-        traced = torch.fx.symbolic_trace(layers)
+        traced = torch.fx.GraphModule(layers, _Tracer().trace(layers))
     except Exception as error:
         logger.warning(
             f"norms are not folded into convolutions, as torch cannot trace the network: "
@@ -171,7 +179,8 @@ def _folded(layers: nn.Module) -> nn.Module:
             continue
         norm = traced.get_submodule(node.target)
         conv = traced.get_submodule(before.target)
-        if isinstance(norm, nn.BatchNorm2d) and isinstance(conv, nn.Conv2d):
+        # A subclass may do more, as timm's with an activation.
+        if type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d:
             traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)

@@ -16,7 +16,7 @@ from lockstep.errors import LockstepError, unknown
 
 Shape = tuple[int, int, int]
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 class Network:
@@ -53,7 +53,7 @@ class Network:
             ):
                 layer.register_forward_pre_hook(lambda _, inputs: tuple(x.float() for x in inputs))
                 layer.register_forward_hook(lambda _, inputs, output: output.half())
-            elif not isinstance(layer, _NORMS):
+            elif not isinstance(layer, NORMS):
                 _cast(layer, self.dtype)
         self.parameters = dict(self.module.named_parameters())
         factors = lr_factors(recipe, self.parameters)
