@@ -229,7 +229,7 @@ def test_labels_that_are_refused(tmp_path, name):
         assert word in str(caught.value)
 
 
-def test_labels_are_a_row_of_zeros_and_ones_that_the_digest_covers(tmp_path):
+def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
     found = read(tmp_path, {**SIX, "l.csv": HOT}).require_sound()
     for split, photos in found.splits.items():
         labels = found.labels(split)

@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "classify/serve.py": {"--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
     "commands/predict.py": {"--csv", "--json", "--top"},
-    "commands/program.py": {"--help"},
+    "commands/program.py": {"--force-reinstall", "--help", "--no-deps"},  # two of them pip's
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--", "--no-"},  # declarations
     "commands/verify.py": {"--json"},
