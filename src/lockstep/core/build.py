@@ -48,6 +48,8 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
     if recipe.model.startswith(TIMM):
         from lockstep.models import from_timm
 
+        # Its own imports call operations that portable arithmetic does not know.
+        from_timm.imported()
         function: Any = partial(from_timm.build, recipe.model.removeprefix(TIMM))
     else:
         function = load_object(MODELS.get(recipe.model, recipe.model))

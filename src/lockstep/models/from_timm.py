@@ -52,7 +52,7 @@ def build(
             f"model_options.{refused[0]} is not for networks of timm: give weights as "
             f"{option('init', 'FILE')}"
         )
-    timm = _timm()
+    timm = imported()
     sized = _config(timm, name).fixed_input_size and "img_size" not in options
     if sized:
         options["img_size"] = shape[1]
@@ -60,7 +60,8 @@ def build(
         network: nn.Module = timm.create_model(
             name, pretrained=False, num_classes=classes, in_chans=shape[0], **options
         )
-    except TypeError:  # an option that it does not know, which the caller reports
+    # A TypeError is an option that it does not know, which the caller reports.
+    except (TypeError, LockstepError):
         raise
     except Exception as error:
         raise LockstepError(
@@ -87,7 +88,7 @@ def describe(name: str, image_px: int | None = None) -> Described:
     Raises: LockstepError if there is no timm or no such network, or a recipe cannot train its last
     layer alone.
     """
-    timm = _timm()
+    timm = imported()
     config = _config(timm, name)
     full = f"{TIMM}{config.architecture}.{config.tag}" if config.tag else f"{TIMM}{name}"
     channels, height, width = config.input_size
@@ -130,7 +131,7 @@ def trained_tensors(name: str, image_px: int) -> dict[str, Tensor]:
 
     timm downloads them once. Raises: LockstepError if it cannot.
     """
-    timm = _timm()
+    timm = imported()
     described = describe(name, image_px)
     sized = {"img_size": image_px} if _config(timm, name).fixed_input_size else {}
     try:
@@ -158,7 +159,7 @@ def trained_tensors(name: str, image_px: int) -> dict[str, Tensor]:
     }
 
 
-def _timm() -> Any:
+def imported() -> Any:
     """Return the module timm. Raises: LockstepError if it cannot be imported."""
     try:
         import timm
