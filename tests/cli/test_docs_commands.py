@@ -120,9 +120,11 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
         exec(compile(block.text, page, "exec"), names)
 
 
-# What needs a network, a GPU, another program or host, or a person.
+# What needs a network, a GPU, another package, program or host, other labels than cat and dog, or a
+# person.
 OUTSIDE = (
-    r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda))"
+    r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda"
+    r"|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
 )
 LINEAR = """from math import prod
 from torch import nn

@@ -59,7 +59,7 @@ class Source:
         self.recipe, self.module, self.image_shape = random_graph(name)
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
-        self.classes, self.decoding = ["a"], {}
+        self.classes, self.decoding, self.thresholds = ["a"], {}, None
         self.confidence = SimpleNamespace(sure_from=None, outliers=None)
 
 
