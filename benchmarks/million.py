@@ -162,7 +162,7 @@ def measured(place: Path, count: int) -> dict[str, float]:
         figures[f"{name}: total time"] = program.end()
         memory(name, program)
 
-    # Ctrl-C at random moments of a first start, which then goes on
+    # Ctrl-C stops a first start at random moments; the next start must continue there
     draw, worst = random.Random(0), "Ctrl-C to the end, at worst"
     for number in range(INTERRUPTS):
         program = started(f"stopped-{number}", folder)

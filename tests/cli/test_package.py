@@ -110,7 +110,7 @@ def test_an_installed_wheel_trains_predicts_and_reports(built, tmp_path):
     run("report", "runs/installed", "-o", "r.html", "-q")
     assert (tmp_path / "r.html").stat().st_size > 50_000
 
-    # Another author's distribution is installed beside it.
+    # Another distribution with a module `lockstep` is installed too.
     module, other = path.parent / "lockstep", path.parent / "lockstep_ml-0.0.2.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lockstep-ml\nVersion: 0.0.2\n")

@@ -50,7 +50,7 @@ def features_of(
         firsts = range(0, len(missing), _AT_A_TIME)
         own = len(missing) // group.processes + len(firsts)  # at most, as parts are divided
         with progress(f"computing the {what}", own) as advance:
-            # Each part is written before the next one, so a start after a stop goes on.
+            # A part is written before the next is computed: an interrupted start continues there.
             for first in firsts:
                 part = images.select(missing[first : first + _AT_A_TIME])
                 features = _computed(backbone, part, group, threads, advance)

@@ -4,6 +4,7 @@ meanwhile.
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.data import IMAGE_FOLDER
+from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.head.found import thresholds_of
@@ -27,11 +28,10 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     LockstepError.
     """
     replica = replica_of(spec, ctx)
-    record, result = judge(spec, ctx, replica, keep_logits=spec.predictions is not None)
-    if spec.predictions is not None:
-        dataset = replica.split(spec.split, spec.examples)
-        if ctx.first:
-            write_predictions(spec, ctx, replica, dataset, result)
+    dataset = replica.split(spec.split, spec.examples)
+    record, result = judge(spec, ctx, replica, dataset, spec.predictions is not None)
+    if spec.predictions is not None and ctx.first:
+        write_predictions(spec, ctx, replica, dataset, result)
     return record
 
 
@@ -51,14 +51,13 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
 
 
 def judge(
-    spec: EvaluateSpec, ctx: Context, replica: Replica, keep_logits: bool = False
+    spec: EvaluateSpec, ctx: Context, replica: Replica, dataset: Dataset, keep_logits: bool
 ) -> tuple[Record, Evaluation]:
-    """Evaluate the checkpoint that `spec` names, with all processes. Return the record, and what it
-    was made of.
+    """Evaluate the checkpoint that `spec` names on `dataset`, with all processes. Return the
+    record, and what it was made of.
 
     Raises: LockstepError.
     """
-    dataset = replica.split(spec.split, spec.examples)
     run, checkpoint = Run(spec.path), None
     if ctx.first:
         checkpoint = run.load(spec.checkpoint)
@@ -68,7 +67,6 @@ def judge(
             del checkpoint.tensors[name]
     restore(replica, checkpoint)
     step, weights = replica.state.step, spec.weights or spec.recipe.own_weights
-    own = weights == spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
         raise LockstepError(
             f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}"
@@ -76,7 +74,7 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    if result.several and ctx.first and spec.checkpoint is None and own and run.model.is_file():
+    if result.several and ctx.first and spec.is_of_model and run.model.is_file():
         known = statefile.read(run.model).tensors
         try:
             result = result.at(thresholds_of(known, len(dataset.classes)), dataset.labels)

@@ -58,7 +58,7 @@ def _lines(
     classes, several = dataset.classes, dataset.several
     names = names_of(spec, replica.splits[spec.split], len(dataset))
     confidence = _confidence(spec, replica, len(classes))
-    thresholds = thresholds_of(result)
+    thresholds = used_thresholds(result)
     yield prediction_table.head(classes, several=several, with_truth=True)
     for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
         probabilities = probabilities_of(logits[None], several)[0]
@@ -74,8 +74,7 @@ def _confidence(spec: EvaluateSpec, replica: Replica, classes: int) -> Confidenc
     those of that file, as in `lockstep predict`.
     """
     recipe, model = spec.recipe, Run(spec.path).model
-    own = spec.checkpoint is None and spec.weights in (None, recipe.own_weights)
-    if replica.backbone is None or not own or not model.is_file():
+    if replica.backbone is None or not spec.is_of_model or not model.is_file():
         return None
     known = outliers.divided(statefile.read(model).tensors)[1]
     features = replica.backbone.shape[-1] // 4
@@ -85,7 +84,7 @@ def _confidence(spec: EvaluateSpec, replica: Replica, classes: int) -> Confidenc
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
 
 
-def thresholds_of(result: Evaluation) -> Tensor | None:
+def used_thresholds(result: Evaluation) -> Tensor | None:
     """Return the least probability of a found label of each class, float64 [classes]; None with one
     label an image.
     """

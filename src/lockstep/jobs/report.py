@@ -14,7 +14,7 @@ from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import judge, replica_of
-from lockstep.jobs.predictions import labels_of, names_of, thresholds_of
+from lockstep.jobs.predictions import labels_of, names_of, used_thresholds
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
@@ -37,11 +37,12 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     most certain label that is wrong.
     """
     replica = replica_of(spec, ctx)
-    record, result = judge(spec, ctx, replica, keep_logits=True)
-    dataset, logits = replica.split(spec.split, spec.examples), result.logits
+    dataset = replica.split(spec.split, spec.examples)
+    record, result = judge(spec, ctx, replica, dataset, keep_logits=True)
+    logits = result.logits
     if not ctx.first or logits is None:
         return None
-    labels, thresholds = dataset.labels.cpu(), thresholds_of(result)
+    labels, thresholds = dataset.labels.cpu(), used_thresholds(result)
     probabilities = probabilities_of(logits, spec.recipe.several)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]

@@ -59,6 +59,11 @@ class EvaluateSpec(_Spec):
     checkpoint: int | Literal["best"] | None = None
     predictions: Path | None = None
 
+    @property
+    def is_of_model(self) -> bool:
+        """Whether the weights are those of the run's model file, if it is complete."""
+        return self.checkpoint is None and self.weights in (None, self.recipe.own_weights)
+
 
 class ReportSpec(EvaluateSpec):
     """Evaluate a checkpoint of a run, and choose the images that its report shows."""

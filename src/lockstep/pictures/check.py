@@ -13,7 +13,7 @@ from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
 from lockstep.pictures.threads import in_threads
 
-# Two hashes are alike if they differ in at most one in so many of the bits that are set in either.
+# Of the bits that are set in either of two hashes, at most 1 / _ALIKE differ if they are alike.
 # Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
 # taken one after the other up to 0.25, and others 0.33 or more.
 _ALIKE = 4
@@ -81,8 +81,8 @@ def near_duplicates(survey: Survey) -> list[list[str]]:
 
 
 def _nearest(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> dict[int, int]:
-    """Return, for the positions in `others` that are alike to one of `hashes`, that of the most
-    similar one. All are compared with all.
+    """Return which of `hashes` is the most similar one to each of `others` that has one that is
+    alike: position in `others` -> position in `hashes`. Both are uint64 [n, 2].
     """
     columns = hashes.T.copy()
     nearest: dict[int, int] = {}
