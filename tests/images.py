@@ -11,6 +11,7 @@ from PIL import Image
 
 from lockstep.data import folder
 from lockstep.pictures import photos
+from lockstep.pictures.decode import Decoding
 
 
 def noise(number: int, *shape: int) -> NDArray[np.uint8]:
@@ -91,4 +92,4 @@ def load_folder(
 ):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey_folder`."""
     found = photos.survey_folder(root, test_share, fit=fit, **how)
-    return folder.load(found, image_px=image_px, grey=grey, fit=fit)
+    return folder.load(found, Decoding(image_px, grey, fit))

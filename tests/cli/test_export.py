@@ -23,7 +23,7 @@ from lockstep.classify.export import Graph, exported, in_float32, loaded
 from lockstep.commands import export as api
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
 from lockstep.jobs import splits
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs import statefile
 from lockstep.runs.statefile import SHA256, metadata_of, read_tensors
 
@@ -192,9 +192,9 @@ def test_the_script_answers_as_predict_for_sixty_odd_pictures(written, example):
 def test_the_script_sees_the_same_pixels_in_colour(example):
     for picture in odd_pictures():
         for options in ({"image_px": 32}, {"image_px": 24, "grey": True}):
-            assert np.array_equal(
-                example["decode_image"](picture, **options), decode_image(picture, **options)
-            )
+            own = decode_image(picture, Decoding(**options))
+            decoding = example["Decoding"](**options)
+            assert np.array_equal(example["decode_image"](picture, decoding), own)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.images import bright_and_dark, encoded, grey_folder, write
 
 from lockstep.classify.predict import load
 from lockstep.pages.runs import page
-from lockstep.pictures.decode import decode_image, decoder_versions
+from lockstep.pictures.decode import Decoding, decode_image, decoder_versions
 from lockstep.runs.run import Run
 
 SHORT = (
@@ -194,8 +194,8 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     assert read_json(tmp_path / "runs/b/result.json")["left_out"] == []
     # Prediction has the pixels of training.
     own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
-    assert np.array_equal(own, decode_image(photos / "dark/4.png", 32, fit="squash"))
-    assert not np.array_equal(own, decode_image(photos / "dark/4.png", 32))
+    assert np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32, fit="squash")))
+    assert not np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32)))
     refused(
         here("train", "digits", "--skip-damaged"), DATA, "give the folder of images as --data DIR"
     )

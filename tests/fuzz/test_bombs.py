@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np, torch
 from lockstep.config.overrides import make, read_file
 from lockstep.data import readers
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.errors import LockstepError
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -79,13 +79,13 @@ from PIL import Image
 file = io.BytesIO(); Image.new("L", (8, 8)).save(file, "PNG"); data = bytearray(file.getvalue())
 data[16:24] = struct.pack(">2I", 60_000, 60_000)
 import zlib; data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
-call = lambda: decode_image(bytes(data), 32)
+call = lambda: decode_image(bytes(data), Decoding(32))
 """,
     "a BMP of 2^31 x 2^31 pixels": """
 call = lambda: decode_image(b"BM" + struct.pack("<IHHI", 100, 0, 0, 54) + struct.pack(
-    "<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(100), 32)
+    "<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, 0, 0, 0, 0, 0, 0) + bytes(100), Decoding(32))
 """,
-    "an image of 4 GB": "sparse('a.png', 1 << 32); call = lambda: decode_image(Path('a.png'), 32)",
+    "an image of 4 GB": "sparse('a.png', 1 << 32); call = lambda: decode_image(Path('a.png'), Decoding(32))",
 }
 MEASURE = """
 def measure(bomb):

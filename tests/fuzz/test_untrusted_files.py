@@ -31,7 +31,7 @@ from lockstep.errors import LockstepError, printable
 from lockstep.jobs.weights import find_weights, load_initial_weights
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.pages.runs import page
-from lockstep.pictures.decode import _load_plugins, decode_image, inspect_image
+from lockstep.pictures.decode import Decoding, _load_plugins, decode_image, inspect_image
 from lockstep.pictures.photos import survey_folder
 from lockstep.pictures.scan import scan_folder
 from lockstep.recipes import get_recipe
@@ -295,7 +295,7 @@ def start_from(path):
 
 def looked_at(path):
     inspect_image(path.read_bytes())
-    assert decode_image(path.read_bytes(), 32).shape == (32, 32, 3)
+    assert decode_image(path.read_bytes(), Decoding(32)).shape == (32, 32, 3)
 
 
 PICTURES = {kind: picture(kind) for kind in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")}

@@ -28,7 +28,7 @@ import lockstep
 from lockstep.classify import serve as application
 from lockstep.classify.decoder import Decoder
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.pictures.decode import decode_image, stored_pixels
+from lockstep.pictures.decode import Decoding, decode_image, stored_pixels
 
 PICTURES = load.digits()[:40]
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -42,15 +42,12 @@ class Here:
     def __init__(self, wait=lambda picture, alone: None, **facts):
         self.alone = facts["most_px"] == application.PIXEL_LIMIT
         self.most, self.wait, self.limit = facts["most_px"], wait, facts["limit_px"]
-        self.options = {
-            name: facts[name]
-            for name in facts.keys() - {"limit_px", "most_px", "memory", "seconds"}
-        }
+        self.decoding = Decoding(*(facts[name] for name in Decoding._fields))
 
     def pixels(self, picture):
         self.wait(picture, self.alone)
         small = stored_pixels(picture, self.limit) <= self.most
-        return decode_image(picture, **self.options) if small else None
+        return decode_image(picture, self.decoding) if small else None
 
     def end(self):
         pass

@@ -15,7 +15,7 @@ from tests.images import encoded
 
 from lockstep.data import arrays as module
 from lockstep.errors import DATA
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 
 RNG = np.random.default_rng(1)
 PIXELS = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8)
@@ -151,7 +151,9 @@ def test_images_of_any_size_are_brought_to_image_px():
     )
     for name, given in (("train", images), ("test", grey)):
         found = splits[name].pixels(slice(None)).numpy()
-        assert all((a == decode_image(b, 32)).all() for a, b in zip(found, given, strict=True))
+        assert all(
+            (a == decode_image(b, Decoding(32))).all() for a, b in zip(found, given, strict=True)
+        )
     assert (splits["same"].pixels(slice(None)).numpy() == exact).all()
 
 

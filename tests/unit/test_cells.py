@@ -9,6 +9,7 @@ from lockstep.config.overrides import make
 from lockstep.errors import DATA, LockstepError
 from lockstep.pictures.cells import joining, names_in
 from lockstep.pictures.check import lines_of, record_of
+from lockstep.pictures.decode import Decoding
 from lockstep.pictures.photos import survey_folder
 from lockstep.pictures.table import LabelSource
 from lockstep.recipes import get_recipe
@@ -236,11 +237,11 @@ def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
         assert labels.dtype == np.uint8
         names = [[*np.array(found.classes)[row == 1]] for row in labels]
         assert names == [[*photo.labels] for photo in photos]
-    before = found.digest("train", 32, False, "crop")
+    before = found.digest("train", Decoding(32))
     (tmp_path / "photos/l.csv").write_text(HOT.replace("4,no", "4,yes"))
     after = survey_folder(tmp_path / "photos", 0.3, source=LabelSource(several=True))
     assert [found.splits.keys(), len(found.splits["test"])] == [after.splits.keys(), 2]
-    assert after.digest("train", 32, False, "crop") != before
+    assert after.digest("train", Decoding(32)) != before
 
 
 def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):

@@ -14,6 +14,7 @@ from tests.images import noise
 
 from lockstep.errors import DATA
 from lockstep.pictures.decode import (
+    Decoding,
     UnreadableImageError,
     _load_plugins,
     decode_image,
@@ -21,6 +22,7 @@ from lockstep.pictures.decode import (
 )
 
 _load_plugins()  # so that Pillow writes HEIC too
+AT_32 = Decoding(32)
 LOSSLESS = ("PNG", "BMP", "TIFF", "WEBP", "GIF", "PPM")
 
 
@@ -49,7 +51,7 @@ def test_every_source_has_the_same_pixels(tmp_path):
     pixels = picture(50, 40)
     data = encoded(pixels)
     (tmp_path / "a.png").write_bytes(data)
-    result = decode_image(data, 32)
+    result = decode_image(data, AT_32)
     assert (result.shape, result.dtype) == ((32, 32, 3), np.uint8)
     for source in (
         tmp_path / "a.png",
@@ -57,7 +59,7 @@ def test_every_source_has_the_same_pixels(tmp_path):
         Image.open(io.BytesIO(data)),
         pixels,
     ):
-        assert np.array_equal(decode_image(source, 32), result)
+        assert np.array_equal(decode_image(source, AT_32), result)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
@@ -72,19 +74,23 @@ def test_every_format_is_read_by_content(tmp_path, format):
     )
     file.write_bytes(encoded(picture(64, 48), format, **options))
     assert near(
-        decode_image(file, 32), decode_image(picture(64, 48), 32), 26 if format == "GIF" else 4
+        decode_image(file, AT_32),
+        decode_image(picture(64, 48), AT_32),
+        26 if format == "GIF" else 4,
     )
     assert inspect_image(file.read_bytes())[:4] == (format, 64, 48, False)
     if format in ("PNG", "BMP", "TIFF", "PPM"):
-        assert np.array_equal(decode_image(encoded(picture(32, 32), format), 32), picture(32, 32))
+        assert np.array_equal(
+            decode_image(encoded(picture(32, 32), format), AT_32), picture(32, 32)
+        )
 
 
 def test_the_square_in_the_middle_is_taken():
     wide = np.zeros((40, 100, 3), np.uint8)
     wide[:, 30:70] = picture(40, 40)
-    assert np.array_equal(decode_image(wide, 40), picture(40, 40))
+    assert np.array_equal(decode_image(wide, Decoding(40)), picture(40, 40))
     assert np.array_equal(
-        decode_image(wide.transpose(1, 0, 2), 40), picture(40, 40).transpose(1, 0, 2)
+        decode_image(wide.transpose(1, 0, 2), Decoding(40)), picture(40, 40).transpose(1, 0, 2)
     )
     # The decoder shrinks a JPEG to 1/8, 201x201, of which 201 x 200.25 are the image.
     wide = picture(1608, 1602)
@@ -93,7 +99,7 @@ def test_the_square_in_the_middle_is_taken():
     image.draft(None, (64, 64))
     box = ((201 - 200.25) / 2, 0, (201 + 200.25) / 2, 200.25)
     expected = image.resize((32, 32), Image.Resampling.BICUBIC, box, reducing_gap=2.0)
-    assert np.array_equal(decode_image(data, 32), np.asarray(expected))
+    assert np.array_equal(decode_image(data, AT_32), np.asarray(expected))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -129,15 +135,15 @@ def test_the_orientation_is_applied(orientation, format, size):
         exif=exif.tobytes(),
         **({"quality": 95} if format in ("JPEG", "HEIF", "AVIF") else {}),
     )
-    expected = decode_image(upright, 32)
-    assert near(decode_image(data, 32), expected)
-    assert near(decode_image(Image.open(io.BytesIO(data)), 32), expected)
+    expected = decode_image(upright, AT_32)
+    assert near(decode_image(data, AT_32), expected)
+    assert near(decode_image(Image.open(io.BytesIO(data)), AT_32), expected)
 
 
 def test_unreadable_exif_counts_as_none():
     data = encoded(picture(32, 32), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\xff" * 30)
     assert np.array_equal(
-        decode_image(data, 32), decode_image(encoded(picture(32, 32), "JPEG"), 32)
+        decode_image(data, AT_32), decode_image(encoded(picture(32, 32), "JPEG"), AT_32)
     )
 
 
@@ -151,17 +157,17 @@ def test_every_mode_in_memory_becomes_rgb(mode):
     expected = image.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else "RGB").convert(
         "RGB"
     )
-    assert near(decode_image(image, 32), np.asarray(expected), 2)
+    assert near(decode_image(image, AT_32), np.asarray(expected), 2)
 
 
 def test_transparency_is_laid_on_white():
     alpha = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))
     pixels, share = picture(32, 32), alpha[..., None] / 255
     expected = (pixels * share + 255 * (1 - share)).round()
-    assert near(decode_image(np.dstack([pixels, alpha]), 32), expected, 2)
-    assert near(decode_image(encoded(np.dstack([pixels, alpha])), 32), expected, 2)
+    assert near(decode_image(np.dstack([pixels, alpha]), AT_32), expected, 2)
+    assert near(decode_image(encoded(np.dstack([pixels, alpha])), AT_32), expected, 2)
     grey = Image.merge("LA", (Image.fromarray(pixels[..., 0]), Image.fromarray(alpha)))
-    assert near(decode_image(encoded(grey), 32)[..., 1], expected[..., 0], 2)
+    assert near(decode_image(encoded(grey), AT_32)[..., 1], expected[..., 0], 2)
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB", "1"])
@@ -170,7 +176,7 @@ def test_a_transparent_colour_is_white(mode):
     image.paste((0, 0, 0), (0, 0, 16, 32))
     image = image.quantize(2) if mode == "P" else image.convert(mode)
     black = image.getpixel((0, 0))
-    pixels = decode_image(encoded(image, transparency=black), 32)
+    pixels = decode_image(encoded(image, transparency=black), AT_32)
     assert (pixels[:, :14] == (0 if mode == "1" else 255)).all()  # White ink is not laid on white.
     assert np.array_equal(pixels[:, 20:], np.asarray(image.convert("RGB"))[:, 20:])
 
@@ -179,7 +185,9 @@ def test_a_transparent_colour_is_white(mode):
 def test_16_bit_grey_is_scaled_and_not_clipped(format):
     values = np.linspace(0, 65535, 32 * 32).astype(np.uint16).reshape(32, 32)
     data = b"P5 32 32 65535\n" + values.astype(">u2").tobytes()
-    pixels = decode_image(data if format == "PGM" else encoded(Image.fromarray(values), format), 32)
+    pixels = decode_image(
+        data if format == "PGM" else encoded(Image.fromarray(values), format), AT_32
+    )
     assert near(pixels, (values / 257).round()[..., None], 0)
 
 
@@ -193,7 +201,7 @@ def test_16_bit_grey_is_scaled_and_not_clipped(format):
     ],
 )
 def test_netpbm_images_of_one_channel_are_read(data, row):
-    assert decode_image(data, 4, fit="squash")[0, :, 0].tolist() == row
+    assert decode_image(data, Decoding(4, fit="squash"))[0, :, 0].tolist() == row
 
 
 @pytest.mark.parametrize(
@@ -212,14 +220,14 @@ def test_a_png_with_a_long_text_or_profile_is_read_upright(part):
         info.add(b"tEXt", b"prompt\0" + bytes(65 << 20))
     profile = {"icc_profile": bytes(2_000_000)} if part == "profile" else {}
     data = encoded(picture(), pnginfo=info, exif=exif.tobytes(), **profile)
-    assert np.array_equal(decode_image(data, 48), picture()[::-1, ::-1])
+    assert np.array_equal(decode_image(data, Decoding(48)), picture()[::-1, ::-1])
 
 
 def test_a_png_whose_header_is_damaged_is_refused():
     data = bytearray(encoded(picture()))
     data[16] ^= 1
     with pytest.raises(UnreadableImageError, match=r"damaged|checksum"):
-        decode_image(bytes(data), 32)
+        decode_image(bytes(data), AT_32)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -227,7 +235,9 @@ def test_pad_and_squash_keep_the_edges(turned):
     wide = np.zeros((20, 64, 3), np.uint8)
     wide[:, :8] = wide[:, -8:] = 255  # marks that the crop does not show
     wide = wide.transpose(1, 0, 2) if turned else wide
-    crop, pad, squash = (decode_image(wide, 32, fit=fit) for fit in ("crop", "pad", "squash"))
+    crop, pad, squash = (
+        decode_image(wide, Decoding(32, fit=fit)) for fit in ("crop", "pad", "squash")
+    )
     if turned:
         crop, pad, squash = (pixels.transpose(1, 0, 2) for pixels in (crop, pad, squash))
     assert not crop.any()
@@ -243,14 +253,15 @@ def test_pad_and_squash_keep_the_edges(turned):
 @pytest.mark.parametrize("size", [(48, 48), (301, 203), (1, 500), (500, 1)])
 def test_every_fit_gives_a_square_of_any_image(fit, size):
     image = Image.fromarray(picture(48, 48)).resize(size)
-    pixels = decode_image(image, 33, fit=fit)
+    decoding = Decoding(33, fit=fit)
+    pixels = decode_image(image, decoding)
     assert pixels.shape == (33, 33, 3)
-    turned = decode_image(image.transpose(Image.Transpose.ROTATE_90), 33, fit=fit)
+    turned = decode_image(image.transpose(Image.Transpose.ROTATE_90), decoding)
     assert near(np.rot90(pixels), turned, 4)
-    assert decode_image(image, 33, True, fit).shape == (33, 33, 1)
+    assert decode_image(image, Decoding(33, True, fit)).shape == (33, 33, 1)
     # which is decoded at a smaller size
     large = encoded(Image.fromarray(picture(1203, 401)), "JPEG", quality=95)
-    assert near(decode_image(large, 33, fit=fit), decode_image(picture(1203, 401), 33, fit=fit), 6)
+    assert near(decode_image(large, decoding), decode_image(picture(1203, 401), decoding), 6)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16"])
@@ -265,7 +276,7 @@ def test_white_ink_on_transparency_is_laid_on_black(mode):
         data = encoded(palette(ink // 255, [(255, 255, 255), (250, 250, 250)]), transparency=0)
     else:
         data = encoded(image.convert(mode))
-    pixels = decode_image(data, 32)
+    pixels = decode_image(data, AT_32)
     assert (pixels[10:22, 10:22] >= 250).all()
     assert not pixels[:6].any()
     facts = inspect_image(data)
@@ -311,7 +322,7 @@ def png_16_bit_rgb(pixels, size=None):
 
 def test_16_bit_colours_keep_their_high_byte():
     pixels = picture(32, 32).astype(np.uint16) * 256 + 200
-    assert np.array_equal(decode_image(png_16_bit_rgb(pixels), 32), picture(32, 32))
+    assert np.array_equal(decode_image(png_16_bit_rgb(pixels), AT_32), picture(32, 32))
 
 
 def heic_of_size(width, height):
@@ -329,7 +340,7 @@ def test_the_first_of_several_frames_is_taken(format, most):
         save_all=True,
         append_images=[Image.new("RGB", (32, 32), (9, 9, 9))],
     )
-    assert near(decode_image(data, 32), picture(32, 32), most)
+    assert near(decode_image(data, AT_32), picture(32, 32), most)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "HEIF", "AVIF", *LOSSLESS])
@@ -338,7 +349,7 @@ def test_a_truncated_file_is_refused(format, share):
     pixels = noise(0, 64, 64, 3)
     data = encoded(pixels, format)
     with pytest.raises(UnreadableImageError, match=r"truncated|damaged") as caught:
-        decode_image(data[: int(len(data) * share)], 32)
+        decode_image(data[: int(len(data) * share)], AT_32)
     assert caught.value.code == DATA
     assert len(str(caught.value)) < 80
 
@@ -396,4 +407,4 @@ def test_a_truncated_file_is_refused(format, share):
 )
 def test_the_cause_is_named(source, cause):
     with pytest.raises(UnreadableImageError, match=f"^({cause})"):
-        decode_image(source, 32)
+        decode_image(source, AT_32)

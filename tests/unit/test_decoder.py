@@ -16,6 +16,7 @@ from tests.images import noise
 
 from lockstep.classify.decoder import Decoder
 from lockstep.pictures.decode import (
+    Decoding,
     UnreadableImageError,
     _load_plugins,
     decode_image,
@@ -77,7 +78,7 @@ def test_a_picture_is_decode_images_and_none_if_it_takes_more(decoder):
         encoded(Image.fromarray(each), "PNG")
         for each in (pixels, np.zeros((400, 300, 3), np.uint8))
     )
-    expected = decode_image(small, 32)
+    expected = decode_image(small, Decoding(32))
     assert np.array_equal(decoder.pixels(small), expected)
     program = decoder._program
     assert decoder.pixels(large) is None  # by its header

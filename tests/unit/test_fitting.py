@@ -14,7 +14,7 @@ from lockstep.commands.to_recipe import fitted
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
 from lockstep.launch.world import World
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.pictures.scan import Photo
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
@@ -226,5 +226,5 @@ def test_a_grey_folder_has_one_channel_and_predictions_pixels(tmp_path):
     assert grey.sha256 != colour.sha256
     both = zip(grey.images[:].numpy(), colour.images[:].numpy(), strict=True)
     assert sum(np.array_equal(one, three[..., :1]) for one, three in both) >= len(grey) - 1
-    weighted = decode_image(folder / "a/colour.png", 32, grey=True)
+    weighted = decode_image(folder / "a/colour.png", Decoding(32, grey=True))
     assert weighted.tolist() == [[[round(0.299 * 200 + 0.114 * 100)]] * 32] * 32

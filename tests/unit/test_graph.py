@@ -16,6 +16,7 @@ from lockstep.core.evaluation import classify
 from lockstep.core.network import Network
 from lockstep.data import transforms
 from lockstep.head.outliers import Outliers
+from lockstep.pictures.decode import Decoding
 from lockstep.recipes import RECIPES, get_recipe
 
 SHAPES = {"digits": (8, 8, 1), "mnist": (28, 28, 1)}
@@ -59,7 +60,7 @@ class Source:
         self.recipe, self.module, self.image_shape = random_graph(name)
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
-        self.classes, self.decoding, self.thresholds = ["a"], {}, None
+        self.classes, self.decoding, self.thresholds = ["a"], Decoding(32), None
         self.confidence = SimpleNamespace(sure_from=None, outliers=None)
 
 

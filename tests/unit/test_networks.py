@@ -3,6 +3,7 @@ weights from a URL.
 """
 
 import hashlib
+import json
 import sys
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ from lockstep.jobs import kept
 from lockstep.jobs.weights import find_weights, known_weights
 from lockstep.launch.world import World
 from lockstep.models import efficientnet
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import RULES, Decoding, decode_image
 from lockstep.recipes import get_recipe
 
 SIDE = 40
@@ -143,7 +144,7 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert spec_of(str(photos), {"model": "timm:toy"}, tmp_path, name="b").recipe == recipe
     spec.placement.init.unlink()
     classifier = lockstep.load(tmp_path / "a/model.safetensors")
-    assert classifier.decoding["interpolation"] == "bilinear"
+    assert classifier.decoding.interpolation == "bilinear"
     assert classifier.predict(photos / "a/0.png").label in ("a", "b")
     assert placed(recipe, Placement(), tmp_path / "a").init.parent == tmp_path / "a/checkpoints"
 
@@ -308,13 +309,19 @@ def test_lite_networks_are_the_published_ones(number, px, photos):
 def test_interpolation_decides_pixels_and_the_digest_of_data(photos):
     pixels = noise(1, 90, 90, 3)
     bicubic, bilinear = (
-        decode_image(pixels, 32, interpolation=filter) for filter in ("bicubic", "bilinear")
+        decode_image(pixels, Decoding(32, interpolation=filter))
+        for filter in ("bicubic", "bilinear")
     )
-    assert (bicubic == decode_image(pixels, 32)).all()
+    assert (bicubic == decode_image(pixels, Decoding(32))).all()
     assert (bicubic != bilinear).any()
     survey = get_recipe("photos").survey(photos)
-    digests = [survey.digest("train", 32, False, "crop", *more) for more in ((), ("bilinear",))]
-    assert digests[0] != digests[1]
+    for more in ([], ["bilinear"]):
+        key = [RULES, 32, ["a", "b"], False, "crop", *more]
+        digest = hashlib.sha256(json.dumps(key).encode() + survey.labels("train").tobytes())
+        for photo in survey.splits["train"]:
+            digest.update(bytes.fromhex(photo.sha256))
+        decoding = Decoding(32, interpolation=[*more, "bicubic"][0])
+        assert survey.digest("train", decoding) == digest.hexdigest()
 
 
 @pytest.fixture

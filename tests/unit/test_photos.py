@@ -19,7 +19,7 @@ from tests.images import encoded, load_folder, noise, write
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.pictures import photos as module
 from lockstep.pictures.check import lines_of, record_of
-from lockstep.pictures.decode import _load_plugins, decode_image
+from lockstep.pictures.decode import Decoding, _load_plugins, decode_image
 from lockstep.pictures.photos import index_file, read_photos, survey_folder
 from lockstep.pictures.scan import scan_folder
 
@@ -552,7 +552,8 @@ def test_the_dataset_has_the_pixels_of_its_fit(photos):
     for fit in ("crop", "pad", "squash"):
         for split, data in load_folder(photos, fit=fit).items():
             shown = [
-                decode_image(photos / path, 32, fit=fit) for path in paths(sound(photos))[split]
+                decode_image(photos / path, Decoding(32, fit=fit))
+                for path in paths(sound(photos))[split]
             ]
             assert np.array_equal(data.pixels(slice(None)), shown)
 
@@ -569,7 +570,9 @@ def test_the_dataset_is_the_same_for_any_names_times_and_order(photos, tmp_path)
         assert pixels.shape == (len(images), 32, 32, 3)
         for row, (name, sha256) in enumerate(images):
             assert dataset.classes[dataset.labels[row]] == name
-            assert np.array_equal(pixels[row], decode_image(encoded(by_sha256[sha256]), 32))
+            assert np.array_equal(
+                pixels[row], decode_image(encoded(by_sha256[sha256]), Decoding(32))
+            )
     other = tmp_path / "other"
     for number in random.sample(range(16), 16):
         folder = other / ("a" if number < 8 else "b") / str(number % 3)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.pictures.decode import decode_image, stored_pixels
+from lockstep.pictures.decode import Decoding, decode_image, stored_pixels
 
 Answer = NDArray[np.uint8] | LockstepError | None
 
@@ -83,9 +83,10 @@ def answers(
 
     A picture of more than `limit_px` pixels is refused, and one of more than `most_px` is not
     decoded. It may take `seconds` of CPU time, and the program `memory` bytes, which Linux
-    enforces. `decode_image` takes the `options`.
+    enforces. `Decoding` takes the `options`.
     """
-    decode_image(np.zeros((1, 1), np.uint8), **options)  # loads Pillow's plugins
+    decoding = Decoding(**options)
+    decode_image(np.zeros((1, 1), np.uint8), decoding)  # loads Pillow's plugins
     setrlimit(RLIMIT_DATA, (memory, getrlimit(RLIMIT_DATA)[1]))
     while True:
         try:
@@ -96,7 +97,7 @@ def answers(
         answer: Answer = None
         try:
             if stored_pixels(picture, limit_px) <= most_px:
-                answer = decode_image(picture, **options)
+                answer = decode_image(picture, decoding)
         except LockstepError as error:
             if error.code != ENVIRONMENT:
                 answer = error

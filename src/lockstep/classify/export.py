@@ -51,7 +51,7 @@ def exported(classifier: Classifier, metadata: Record) -> bytes:
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
     thresholds = classifier.thresholds
     metadata = metadata | {
-        "decoding": classifier.decoding,
+        "decoding": classifier.decoding._asdict(),
         "labels": classifier.recipe.labels,
         "thresholds": None if thresholds is None else thresholds.tolist(),
         "sure_from": None if least is None else finite(least.tolist()),

@@ -31,7 +31,7 @@ from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
 from lockstep.messages import logger
 from lockstep.pages.prediction import Prediction
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
@@ -225,15 +225,10 @@ class Classifier:
         return image if self._backbone is None else self._backbone(image)
 
     @property
-    def decoding(self) -> dict[str, Any]:
-        """Return the arguments of `decode_image` that bring a picture to `image_shape`, by name."""
+    def decoding(self) -> Decoding:
+        """Return what brings a picture to `image_shape`."""
         height, _, channels = self.image_shape
-        return {
-            "image_px": height,
-            "grey": channels == 1,
-            "fit": self.recipe.fit,
-            "interpolation": self.recipe.interpolation,
-        }
+        return Decoding(height, channels == 1, self.recipe.fit, self.recipe.interpolation)
 
     def pixels(self, image: Source) -> NDArray[np.uint8]:
         """Return an image brought to `image_shape`, uint8 [H, W, C]: as it is before preprocessing.
@@ -255,7 +250,7 @@ class Classifier:
                 f"brought to squares in grey or RGB: give arrays uint8 {list(self.image_shape)}",
                 DATA,
             )
-        return decode_image(source, **self.decoding)
+        return decode_image(source, self.decoding)
 
 
 def load(

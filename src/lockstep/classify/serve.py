@@ -122,7 +122,7 @@ class _Service:
         workers = min(_WORKERS, numerics.workers())
         self._workers = numerics.pool(workers, "classify")
         self._alone = ThreadPoolExecutor(1, "decode")
-        options = {"limit_px": PIXEL_LIMIT, **classifier.decoding}
+        options = {"limit_px": PIXEL_LIMIT, **classifier.decoding._asdict()}
         self._decoders = [Decoder(**options, **_SMALL) for _ in range(workers)]
         self._idle = [*self._decoders]
         self._large = Decoder(**options, **_LARGE)

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.pictures.decode import decode_image
+from lockstep.pictures.decode import Decoding, decode_image
 
 
 class Exported:
@@ -43,7 +43,7 @@ class Exported:
 
         Raises: LockstepError if it cannot be read.
         """
-        pixels = decode_image(image, **self.metadata["decoding"])
+        pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)

@@ -160,15 +160,15 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
     from lockstep.pictures.decode import decode_image
 
     recipe = recipe.replace(precision="float32")
-    px = recipe.image_px or 0
-    model = Model(recipe, (px, px, 3), survey.classes)
+    decoding = recipe.decoding._replace(grey=False)
+    model = Model(recipe, decoding.shape, survey.classes)
     load_initial_weights(model.module, recipe.model, path, None)
     backbone = Backbone(recipe, model.module, model.shape, torch.device("cpu"))
     photos = survey.splits["train"]
     norms = []
     for photo in photos[:: -(-len(photos) // _MEASURED)]:
         file = survey.scan.root / photo.path
-        pixels = decode_image(file, px, False, recipe.fit, recipe.interpolation)
+        pixels = decode_image(file, decoding)
         features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
         norms.append(float(features.square().sum()))
     factor = 2.0 ** round(math.log2(sum(norms) / len(norms) / _USUAL_NORM))

@@ -28,6 +28,7 @@ from lockstep.text import listed
 
 if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
+    from lockstep.pictures.decode import Decoding
     from lockstep.pictures.photos import Survey
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all
@@ -319,6 +320,13 @@ class Recipe(Settings):
     def label_source(self) -> LabelSource:
         """Return where the labels of a folder stand."""
         return LabelSource(*(getattr(self, name) for name in LabelSource._fields))
+
+    @property
+    def decoding(self) -> "Decoding":
+        """Return how the images of a folder become pixels."""
+        from lockstep.pictures.decode import Decoding
+
+        return Decoding(*(getattr(self, name) for name in Decoding._fields))
 
     def survey(self, folder: Path | None, classes: Sequence[str] | None = None) -> "Survey":
         """Return the photos of a folder as the recipe divides them, or all of it as one split with

@@ -34,7 +34,7 @@ from torch import Tensor
 from lockstep import files
 from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.pictures.decode import UnreadableImageError, decode_image, upright
+from lockstep.pictures.decode import Decoding, UnreadableImageError, decode_image, upright
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
@@ -364,7 +364,7 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
         )
     if image_px is not None and getattr(image, "shape", None) != (image_px, image_px, 3):
         try:
-            return decode_image(image, image_px)
+            return decode_image(image, Decoding(image_px))
         except UnreadableImageError as error:
             _refuse(where, f"the image cannot be used: {error}")
     if isinstance(image, Image.Image):

@@ -14,9 +14,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.messages import logger
 from lockstep.pictures.decode import (
-    RULES,
-    Fit,
-    Interpolation,
+    Decoding,
     UnreadableImageError,
     decode_image,
     decoder_versions,
@@ -27,19 +25,12 @@ from lockstep.pictures.pixels import RowCache
 from lockstep.pictures.scan import SPLITS, Photo
 
 
-def load(
-    survey: Survey,
-    *,
-    image_px: int,
-    grey: bool = False,
-    fit: Fit = "crop",
-    interpolation: Interpolation = "bicubic",
-) -> dict[str, Dataset]:
-    """Return the splits of a surveyed folder, images [N, image_px, image_px, 3 or 1].
+def load(survey: Survey, decoding: Decoding) -> dict[str, Dataset]:
+    """Return the splits of a surveyed folder, images [N, *decoding.shape].
 
-    The images have one channel with `grey`. The SHA-256 of a split covers the classes, `image_px`,
-    `grey`, `fit`, `interpolation`, and the SHA-256 and label of each file. What a user should know
-    is logged as warnings. Each image is decoded once into a file of pixels; later calls are fast.
+    The SHA-256 of a split covers the classes, `decoding`, and the SHA-256 and label of each file.
+    What a user should know is logged as warnings. Each image is decoded once into a file of pixels;
+    later calls are fast.
     Raises: LockstepError that names everything that is wrong with the folder.
     """
     for note in survey.require_sound().notes:
@@ -48,14 +39,13 @@ def load(
     photos = [photo for name in names for photo in survey.splits[name]]
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
-    key = json.dumps([RULES, image_px, grey, fit, decoder_versions()])
-    if interpolation != "bicubic":
-        key += f" {interpolation}"
+    common, other = decoding.key[:4], decoding.key[4:]
+    key = " ".join([json.dumps([*common, decoder_versions()]), *map(str, other)])
     ids = [hashlib.sha256(f"{key} {photo.sha256}".encode()).digest() for photo in photos]
-    cache = RowCache(f"pixels {key}", (image_px, image_px, 1 if grey else 3))
+    cache = RowCache(f"pixels {key}", decoding.shape)
     rows = cache.find_or_make(
         ids,
-        lambda i: _pixels(survey.scan.root, photos[i], image_px, grey, fit, interpolation),
+        lambda i: _pixels(survey.scan.root, photos[i], decoding),
         f"the pixels of {len({*ids}):,} images",
     )
     groups = None
@@ -72,7 +62,7 @@ def load(
             cache.images,
             labels,
             survey.classes,
-            survey.digest(name, image_px, grey, fit, interpolation),
+            survey.digest(name, decoding),
             rows[part],
             mapped=True,
             groups=None if groups is None else torch.from_numpy(groups[part]),
@@ -81,9 +71,7 @@ def load(
     return datasets
 
 
-def _pixels(
-    root: Path, photo: Photo, image_px: int, grey: bool, fit: Fit, interpolation: Interpolation
-) -> NDArray[np.uint8]:
+def _pixels(root: Path, photo: Photo, decoding: Decoding) -> NDArray[np.uint8]:
     """Return the pixels of a file. Raises: LockstepError if its SHA-256 is not that of the
     index.
     """
@@ -93,6 +81,6 @@ def _pixels(
         if hashlib.sha256(data).hexdigest() != photo.sha256:
             index_file(root).unlink(missing_ok=True)  # so that the next start reads all files
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
-        return decode_image(data, image_px, grey, fit, interpolation)
+        return decode_image(data, decoding)
     except UnreadableImageError as error:
         raise LockstepError(f"{path} cannot be read: {error}", DATA) from None

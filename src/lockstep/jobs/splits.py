@@ -51,15 +51,7 @@ def read_splits(
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
-            assert recipe.image_px is not None
-            found = recipe.survey(placement.data, classes)
-            return folder.load(
-                found,
-                image_px=recipe.image_px,
-                grey=recipe.grey,
-                fit=recipe.fit,
-                interpolation=recipe.interpolation,
-            )
+            return folder.load(recipe.survey(placement.data, classes), recipe.decoding)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:

@@ -89,6 +89,35 @@ _UNSUPPORTED_MODES = {
 }
 
 
+class Decoding(NamedTuple):
+    """How images become the network's pixels; see the settings of `Recipe` and `decode_image`.
+
+    Attributes:
+        image_px: the side of the square.
+        grey: True for one channel, False for RGB.
+        fit: how an image of unequal sides becomes a square.
+        interpolation: Pillow's filter.
+    """
+
+    image_px: int
+    grey: bool = False
+    fit: Fit = "crop"
+    interpolation: Interpolation = "bicubic"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of the pixels, [H, W, C]."""
+        return self.image_px, self.image_px, 1 if self.grey else 3
+
+    @property
+    def key(self) -> list[object]:
+        """What decides the pixels, besides file and libraries: the version of the rules and the
+        settings. Keys and digests of data are made of it, so it leaves out the usual filter, as it
+        did before there was another.
+        """
+        return [RULES, *self[: 4 if self.interpolation != "bicubic" else 3]]
+
+
 class UnreadableImageError(LockstepError):
     """An image that cannot be decoded. The message is the cause in a few words, as in
     "truncated".
@@ -99,14 +128,10 @@ class UnreadableImageError(LockstepError):
 
 
 def decode_image(
-    source: "Path | str | bytes | Image | NDArray[np.uint8]",
-    image_px: int,
-    grey: bool = False,
-    fit: Fit = "crop",
-    interpolation: Interpolation = "bicubic",
+    source: "Path | str | bytes | Image | NDArray[np.uint8]", decoding: Decoding
 ) -> NDArray[np.uint8]:
     """Return an image as uint8 [image_px, image_px, 3], RGB: a pure function of the file's bytes
-    and the arguments.
+    and of `decoding`, whose settings these rules name.
 
     `source` is a path, the bytes of a file, a Pillow image, or an array uint8 [H, W], [H, W, 1],
     [H, W, 3] (RGB) or [H, W, 4] (RGB and alpha).
@@ -140,12 +165,12 @@ def decode_image(
         source = read_image(Path(source))
     if isinstance(source, bytes):
         with _opened(source) as image:
-            square = _square(image, image_px, fit, interpolation, draft=True)
+            square = _square(image, decoding, draft=True)
     else:
         with _one_error_type():
             image = _from_array(source) if isinstance(source, np.ndarray) else source
-            square = _square(image, image_px, fit, interpolation)
-    if grey:
+            square = _square(image, decoding)
+    if decoding.grey:
         return np.array(square.convert("L"))[..., None]
     return np.array(square)
 
@@ -194,7 +219,7 @@ def inspect_image(data: bytes) -> Metadata:
     with _opened(data) as image:
         format = "JPEG" if image.format == "MPO" else str(image.format)
         width, height = image.size
-        square = _square(image, 32, "crop", draft=True)
+        square = _square(image, Decoding(32), draft=True)
     pixels = np.array(square)
     luminance = square.convert("L")
     right = np.asarray(luminance.resize((9, 8), Image.Resampling.BOX))
@@ -325,18 +350,13 @@ def _what(head: bytes) -> str:
     return _NO_IMAGE
 
 
-def _square(
-    image: "Image",
-    image_px: int,
-    fit: Fit,
-    interpolation: Interpolation = "bicubic",
-    draft: bool = False,
-) -> "Image":
-    """Return an open image as RGB of `image_px` a side. `draft` allows to decode a JPEG at a
+def _square(image: "Image", decoding: Decoding, draft: bool = False) -> "Image":
+    """Return an open image as an RGB square by `decoding`. `draft` allows to decode a JPEG at a
     smaller size, which changes `image`.
     """
     from PIL import Image
 
+    image_px, _, fit, interpolation = decoding
     _require_size(image, PIXEL_LIMIT)
     coarse = int(_REDUCING_GAP * image_px)
     scaled = None

@@ -25,8 +25,8 @@ from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import (
     RULES,
+    Decoding,
     Fit,
-    Interpolation,
     UnreadableImageError,
     decoder_versions,
     read_image,
@@ -101,22 +101,12 @@ class Survey:
             row[[label_of[name] for name in photo.labels]] = 1
         return labels
 
-    def digest(
-        self,
-        split: str,
-        image_px: int | None,
-        grey: bool,
-        fit: Fit,
-        interpolation: Interpolation = "bicubic",
-    ) -> str:
+    def digest(self, split: str, decoding: Decoding) -> str:
         """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
         files and labels.
         """
-        pixels: list[object] = [RULES, image_px, self.classes, grey, fit]
-        if interpolation != "bicubic":
-            pixels.append(interpolation)
-        if self.several:
-            pixels.append("several")
+        rules, image_px, *others = decoding.key
+        pixels = [rules, image_px, self.classes, *others, *["several"] * self.several]
         digest = hashlib.sha256(json.dumps(pixels).encode())
         digest.update(self.labels(split).tobytes())
         for photo in self.splits[split]:
