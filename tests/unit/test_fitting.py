@@ -68,7 +68,10 @@ def test_photos_weight_decay_follows_classes_images_or_the_user():
     fit = fitting(found, {}, "photos")
     assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
     for stated in ({"several_labels": True}, {"labels": "several"}):
-        assert fitting(found, stated, "photos").settings == {"weight_decay.default": 0.014}
+        settings = fitting(found, stated, "photos").settings
+        assert settings.pop("decay_factors") == [0.25, 0.5, 1, 2, 4, 8, 16]
+        assert settings == {"weight_decay.default": 0.014}
+        assert not fitting(found, stated | {"weight_decay.default": 1.0}, "photos").settings
     assert (
         "weight_decay.default=0.0047, because there are 43 classes and 100 training images"
         in fit.note()

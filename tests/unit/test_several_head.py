@@ -23,6 +23,7 @@ from lockstep.head.confidence import (
     confidence_tensors,
     held_out,
     thresholds,
+    with_best_decay,
 )
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.jobs.context import Context
@@ -68,23 +69,34 @@ def tensors_of(*arguments):
     return of(confidence_tensors, *arguments)
 
 
-def test_the_best_threshold_is_the_one_by_hand():
+def test_a_threshold_is_half_of_the_best_f1_by_hand():
     scores = torch.tensor([0.1, 0.75, 0.5, 0.25, 1.0])
     columns = {
-        0.1875 - 0.0125: [0, 1, 0, 1, 1],  # three of four, and all that there are
-        0.875: [0, 0, 0, 0, 1],
-        0.5: [0, 0, 0, 0, 0],
-        0.05: [1, 1, 1, 1, 1],
-        0.375: [0, 1, 1, 0, 1],
+        3 / 7: [0, 1, 0, 1, 1],  # all three with one other: F1 is 6 / 7
+        0.5: [0, 0, 0, 0, 1],
+        0.499: [0, 0, 0, 0, 0],  # no label: 0.5
+        1 / 3: [1, 0, 0, 0, 1],  # the most probable alone
     }
     own = torch.tensor([*columns.values()], dtype=torch.uint8).T
-    found = best_thresholds(scores[:, None].expand(5, 5), own)
-    assert found.tolist() == pytest.approx([*columns])
-    # Between 0.25 and 0.75, and between 0.75 and 1, F1 is 2 / 3: the first is nearer to 0.5.
-    tied = best_thresholds(torch.tensor([[1.0], [0.75], [0.25]]), torch.tensor([[1], [0], [1]]))
-    assert tied.item() == pytest.approx(0.125)
+    found = best_thresholds(scores[:, None].expand(5, 4), own)
+    assert found.tolist() == pytest.approx([*columns], abs=0.002)
+    # Images of one probability are found together: three of four.
     equal = best_thresholds(torch.full((4, 1), 0.6), torch.tensor([[1], [0], [1], [1]]))
-    assert equal.item() == pytest.approx(0.3)
+    assert equal.item() == pytest.approx(3 / 7)
+
+
+def test_the_weight_decay_is_the_one_that_classifies_left_out_images_best():
+    recipe = RECIPE.replace(weight_decay={"default": 0.01}, decay_factors=(1e-3, 1.0, 1e3))
+    values, labels = examples(300, 1)
+    chosen = of(with_best_decay, values, labels, recipe)
+    assert chosen.recipe.decay_factors == ()
+    errors = {}
+    for factor in recipe.decay_factors:
+        other = recipe.replace(weight_decay={"default": 0.01 * factor}, decay_factors=())
+        rows, probabilities = of(held_out, values, labels, other, FOLDS)
+        errors[0.01 * factor] = (probabilities - labels[rows]).square().mean().item()
+    assert chosen.recipe.weight_decay == {"default": min(errors, key=errors.get)}
+    assert max(errors.values()) > 1.1 * min(errors.values())
 
 
 def test_thresholds_and_sure_labels_hold_for_other_images():

@@ -124,6 +124,9 @@ class Recipe(Settings):
         schedule: The factor on the learning rate at each step.
         weight_decay: Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW.
             default stands for all others of two or more dimensions (Muon: exactly two).
+        decay_factors: For a linear head: weight_decay is multiplied by the one of these factors
+            with which heads classify training images best that they were trained without. (): by
+            none.
         head: Name of the last layer, to train it alone, in float32, on features: the layers before
             it compute each image and its mirror image once, with the weights of init_sha256
             (head/features.py).
@@ -206,6 +209,7 @@ class Recipe(Settings):
     lr: float = Field(gt=0)
     schedule: Annotated[Schedule, BeforeValidator(choose("schedule", SCHEDULES))]
     weight_decay: dict[str, Annotated[float, Field(ge=0)]] = Field({})
+    decay_factors: tuple[Annotated[float, Field(gt=0)], ...] = ()
     head: str | None = Field(None, min_length=1)
     balanced: bool = False
     lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field({})
@@ -277,6 +281,8 @@ class Recipe(Settings):
             )
         if self.head is not None:
             self._check_head()
+        elif self.decay_factors:
+            raise ValueError("decay_factors are for a head that is trained alone: leave them out")
         return self
 
     def _check_head(self) -> None:

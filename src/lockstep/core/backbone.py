@@ -68,7 +68,9 @@ class Backbone:
         self._arithmetic = recipe.arithmetic
         with arithmetic(recipe.arithmetic):
             layers = _folded(layers)
-        self.network = Network(recipe.replace(head=None, lr_factors={}), layers, shape, device)
+        self.network = Network(
+            recipe.replace(head=None, lr_factors={}, decay_factors=()), layers, shape, device
+        )
         freeze(self.network.parameters.values())
         self._augmentation = recipe.augmentation
         self._device = device

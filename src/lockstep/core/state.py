@@ -83,15 +83,15 @@ class State:
         factors = lr_factors(self._recipe, self.parameters)
         return self._recipe.optimizer.build(parameter_groups(self._trained, self.decay, factors))
 
-    def fresh(self) -> "State":
+    def fresh(self, recipe: Recipe | None = None) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this
-        one.
+        one; for another `recipe`, if one is given.
         """
         marked = {
             name: p.detach().requires_grad_(name in self._trained)
             for name, p in self.parameters.items()
         }
-        return State(self._recipe, marked, self.buffers, self.device, self.frozen)
+        return State(recipe or self._recipe, marked, self.buffers, self.device, self.frozen)
 
     @property
     def device(self) -> torch.device:

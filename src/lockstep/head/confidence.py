@@ -11,6 +11,7 @@ found is an answer (`found.py`).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -75,6 +76,22 @@ def _of_several(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[st
     own = torch.where(labels[images, found] == 1, found, len(train_set.classes))
     answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
     return {THRESHOLDS: thresholds, ANSWERS: answers}
+
+
+def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> BoundRecipe:
+    """Return the recipe with the one of its `decay_factors` in the weight decay: that with the
+    least mean square of the differences between the probabilities of `held_out` and the labels.
+    """
+    recipe, trials = bound.recipe, dict[float, BoundRecipe]()
+    for factor in recipe.decay_factors:
+        decay = {name: c * factor for name, c in recipe.weight_decay.items()}
+        trial = replace(bound, recipe=recipe.replace(weight_decay=decay, decay_factors=()))
+        rows, probabilities = held_out(trial, state, train_set, FOLDS)
+        labels = train_set.labels[rows]
+        if not train_set.several:
+            labels = functional.one_hot(labels, len(train_set.classes))
+        trials[float((probabilities.double() - labels).square().mean())] = trial
+    return trials[min(trials)] if trials else bound
 
 
 def held_out(

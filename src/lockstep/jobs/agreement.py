@@ -57,8 +57,10 @@ def require_agreement(replica: Replica) -> Record:
         replica.train_set,
     )
     replica.seeded_state = None  # frees the memory
+    replica.choose_decay()
     if replica.recipe.exact:
-        _require_equal(replica, {"arithmetic": arithmetic})
+        decay = replica.bound.recipe.weight_decay
+        _require_equal(replica, {"arithmetic": arithmetic, "weight decay": decay})
     return {
         "probe": arithmetic,
         "data_sha256": replica.data_sha256,

@@ -34,9 +34,8 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         return None
     every = joined(splits)
     with ctx.progress("judging the labels", 1) as advance:
-        rows, probabilities = confidence.held_out(
-            recipe.bind(len(every)), replica.state, every, confidence.FOLDS
-        )
+        bound = confidence.with_best_decay(recipe.bind(len(every)), replica.state, every)
+        rows, probabilities = confidence.held_out(bound, replica.state, every, confidence.FOLDS)
         advance(1)
     photos = [photo for name in names for photo in surveyed[name]]
     photos = [photos[row] for row in rows.tolist()]

@@ -128,6 +128,14 @@ class Replica:
         """The training images on the device, or their features. All processes ask together."""
         return self.split("train")
 
+    def choose_decay(self) -> None:
+        """Let the best of the recipe's `decay_factors` decide `bound` and `state`, before the first
+        step. All processes call this together.
+        """
+        if self.recipe.decay_factors:
+            self.bound = confidence.with_best_decay(self.bound, self.state, self.train_set)
+            self.state = self.state.fresh(self.bound.recipe)
+
     @cached_property
     def test_set(self) -> Dataset:
         """The images, or features, that training evaluates. All processes ask together."""

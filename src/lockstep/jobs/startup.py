@@ -69,6 +69,10 @@ def detail_lines(replica: Replica) -> list[Line]:
     """Return what else decides the run, for its log, with all settings of the recipe."""
     recipe, initial = replica.recipe, replica.initial_weights
     settings = dotted(recipe.model_dump(mode="json", exclude_none=True))
+    chosen: list[Line] = []
+    if recipe.decay_factors:
+        decay = replica.bound.recipe.weight_decay
+        chosen = [("weight_decay used", ", ".join(f"{name}: {c:g}" for name, c in decay.items()))]
     init: list[Line] = []
     if initial and not replica.state.step:
         init = [("init", f"{replica.placement.init}: {initial}")]
@@ -81,6 +85,7 @@ def detail_lines(replica: Replica) -> list[Line]:
         ),
         *init,
         *((name, str(value)) for name, value in settings.items()),
+        *chosen,
     ]
 
 

@@ -27,9 +27,9 @@ _LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widt
 # classes, with 244 to 6,000 images.
 _DECAY = 2.0
 # With several labels, each class is a problem of its own, so their number does not matter. The best
-# value was 0.06 for pairs of digits, 0.13 to 0.15 for means of the features of flowers (150 and 600
-# images) and of groceries (600), and 0.6 for flowers in a grid: no value fits all.
+# value was 0.06 for pairs of digits, and 1.1 for four flowers in a grid: no value fits all.
 _DECAY_OF_SEVERAL = 0.14
+_DECAY_FACTORS = [0.25, 0.5, 1, 2, 4, 8, 16]
 _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
 _LETTERS_SEEN, _LETTERS_LEAST = 300_000, 2.0
@@ -92,8 +92,8 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
     get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
-    weight decay of `photos` follows the number of classes, or with several labels that of the
-    images alone, so that its probabilities are right. It is not `balanced` if the user's test
+    weight decay of `photos` follows the number of classes, or with several labels images that are
+    left out, so that its probabilities are right. It is not `balanced` if the user's test
     images show the classes in the shares of the training images.
     """
     photos = [photo for split in survey.splits.values() for photo in split]
@@ -121,6 +121,8 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
         if known and not {"weight_decay", "weight_decay.default"} & stated.keys():
             decay = _DECAY_OF_SEVERAL if several else _DECAY / classes
             settings["weight_decay.default"] = float(f"{decay / count**0.5:.2g}")
+            if several and "head" not in stated:
+                settings["decay_factors"] = _DECAY_FACTORS
         if not several and "balanced" not in stated and _equal_shares(survey):
             settings["balanced"] = False
             why += "; the test images have the classes in the shares of the training images"
