@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lockstep.core.several import HALF
+from lockstep.core.several import HALF, counted
 
 THRESHOLDS = "several/thresholds"  # in a model file: float32 [classes]
 
@@ -36,21 +36,18 @@ def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
     middle between two probabilities that occur, so that images like these are on the same side.
     Of equally good ones it is the nearest to 0.5, which is also that of a class without labels.
     """
-    columns = zip(probabilities.unbind(1), labels.unbind(1), strict=True)
-    return torch.tensor([_best(*column) for column in columns])
+    return torch.tensor([*map(_best, probabilities.unbind(1), labels.bool().unbind(1))])
 
 
 def _best(probabilities: Tensor, own: Tensor) -> float:
-    """Return the threshold of one class, by `probabilities` and `own`, both [n]."""
+    """Return the threshold of one class, by `probabilities` [n] and `own`, bool [n]."""
     total = int(own.sum())
     if not total:
         return HALF
-    scores, order = probabilities.double().sort(descending=True, stable=True)
-    right = own[order].long().cumsum(0)
-    found = torch.arange(1, len(scores) + 1, device=scores.device)
+    scores, found, right = counted(probabilities.double(), own)
     f1 = 2 * right / (found + total).double()
     lower = torch.cat([scores[1:], scores.new_zeros(1)])
-    # Images of one probability are found together.
+    # A threshold of 0 would find the label in every image.
     f1 = f1.masked_fill(lower == scores, -1.0)
     middles = (scores + lower) / 2
     best = middles[f1 == f1.max()]
