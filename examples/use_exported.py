@@ -607,7 +607,7 @@ class Exported:
 
 
 def main(file: str, *images: str) -> int:
-    """Print the class or the labels of each image. Return the exit code: 3 if one cannot be read."""
+    """Print the class or labels of each image. Return the exit code: 3 if one cannot be read."""
     try:
         exported = Exported(file)
     except Exception as error:
