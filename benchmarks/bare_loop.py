@@ -35,7 +35,7 @@ def main() -> None:
     torch.manual_seed(0)
     master = Tutorial((3, 24, 24), 10)
     network = Tutorial((3, 24, 24), 10).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    decayed = [master.local3.weight, master.local4.weight]  # type: ignore[union-attr]
+    decayed = [master.local3.weight, master.local4.weight]
     rest = [p for p in master.parameters() if all(p is not d for d in decayed)]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
     optimizer = torch.optim.SGD(groups, lr=0.1, foreach=True)

@@ -174,7 +174,7 @@ def _in_first(rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
     if group.process:
         group.exchange([(0, rows)], [])
     else:
-        _, *others = enumerate(rows.split([*counts]))
+        _, *others = enumerate(torch.split(rows, [*counts]))
         group.exchange([], others)
     return rows
 

@@ -112,7 +112,7 @@ def counted(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     `own`, bool [n], says which examples have the label.
     """
     ranked, order = scores.sort(descending=True, stable=True)
-    values, counts = ranked.unique_consecutive(return_counts=True)
+    values, counts = torch.unique_consecutive(ranked, return_counts=True)
     found = counts.cumsum(0)
     return values, found, own[order].cumsum(0)[found - 1]
 
