@@ -19,7 +19,7 @@ from torch.nn import functional
 from lockstep.data.augmentations import Distort
 from lockstep.data.readers import load_cifar10
 from lockstep.data.transforms import Keys, to_device
-from lockstep.models.tutorial import build
+from lockstep.models.tutorial import Tutorial
 
 
 def main() -> None:
@@ -33,9 +33,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dataset, augmentation = load_cifar10(args.data)["train"], Distort()
     torch.manual_seed(0)
-    master = build((3, 24, 24), 10)
-    network = build((3, 24, 24), 10).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    decayed = [master.local3.weight, master.local4.weight]  # type: ignore[union-attr]
+    master = Tutorial((3, 24, 24), 10)
+    network = Tutorial((3, 24, 24), 10).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    decayed = [master.local3.weight, master.local4.weight]
     rest = [p for p in master.parameters() if all(p is not d for d in decayed)]
     groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.004}, {"params": rest}]
     optimizer = torch.optim.SGD(groups, lr=0.1, foreach=True)

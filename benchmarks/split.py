@@ -65,8 +65,8 @@ def mnist_layers(net: Any) -> list[Layer]:
 
 
 NETWORKS = {
-    "cifar10-tutorial": (tutorial.build, (3, 24, 24), tutorial_layers),
-    "mnist": (mnist.build, (1, 28, 28), mnist_layers),
+    "cifar10-tutorial": (tutorial.Tutorial, (3, 24, 24), tutorial_layers),
+    "mnist": (mnist.Mnist, (1, 28, 28), mnist_layers),
 }
 
 
@@ -112,7 +112,7 @@ def measured(model: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
     """Return {layer: {"ms": of 128 images, "products": their number}} of a network in `dtype`."""
     build, shape, layers = NETWORKS[model]
     torch.manual_seed(0)
-    net = build(shape, 10).to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = build(shape, 10).to(dtype, memory_format=torch.channels_last)
     x = torch.rand(IMAGES, *shape).to(dtype, memory_format=torch.channels_last)
     rows: dict[str, dict[str, float]] = {}
     for name, function, modules in layers(net):

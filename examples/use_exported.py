@@ -593,7 +593,8 @@ class Exported:
 
     def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
         """Return the most probable class of an image file, its probability, and "sure", "unsure" or
-        "unlike"; None if not known. With several labels it is "no" for a class that is not found.
+        "unlike"; None if not known. With several labels it is "no", or "no, unlike", for a class
+        that is not found.
 
         Raises: LockstepError if it cannot be read.
         """
@@ -612,34 +613,32 @@ class Exported:
         ranked = (-row).argsort(kind="stable").tolist()
         thresholds, sure_from = self.metadata["thresholds"], self.metadata["sure_from"]
         unlike = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
         answers = []
-        for label in ranked:
-            answer = None
-            if thresholds and row[label] < thresholds[label]:
-                answer = "no"
-            elif unlike:
-                answer = "unlike"
-            elif sure_from:
+        for label in found or ranked[:1]:
+            answer = "unlike" if unlike else None
+            if thresholds and not found:
+                answer = "no, unlike" if unlike else "no"
+            elif sure_from and not unlike:
                 sure = sure_from[label] is not None and row[label] >= sure_from[label]
                 answer = "sure" if sure else "unsure"
             answers.append((self.metadata["classes"][label], float(row[label]), answer))
-        found = [answer for answer in answers if thresholds and answer[2] != "no"]
-        return found or answers[:1]
+        return answers
 
 
 def main(file: str, *images: str) -> int:
-    """Print the class of each image. Return the exit code: 3 if one of them cannot be read."""
+    """Print the class or labels of each image. Return the exit code: 3 if one cannot be read."""
     try:
         exported = Exported(file)
     except Exception as error:
         print(printable(f"{file} cannot be used: {error}"), file=sys.stderr)
         return DATA
-    code = 0
+    code, space = 0, " " if exported.metadata["thresholds"] else "  "
     for image in images:
         try:
             found = exported.predict_labels(Path(image))
             texts = [
-                f"{label} {probability:.2%}" + (f"  ({answer})" if answer else "")
+                f"{label} {probability:.2%}" + (f"{space}({answer})" if answer else "")
                 for label, probability, answer in found
             ]
             print(printable(f"{image}  {', '.join(texts)}"), flush=True)

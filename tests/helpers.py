@@ -41,7 +41,6 @@ SHAPES = {
     "whitened": (3, 16, 16),
     "residual": (3, 16, 16),
     "efficientnet-lite0": (3, 32, 32),
-    "efficientnet-lite1": (3, 32, 32),
     "efficientnet-lite2": (3, 32, 32),
 }
 WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}

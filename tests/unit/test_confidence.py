@@ -15,7 +15,7 @@ from lockstep.head.confidence import (
     Confidence,
     confidence_tensors,
     held_out,
-    thresholds,
+    least_sure,
 )
 
 RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
@@ -65,7 +65,7 @@ def table(*rows):
 
 
 def least(answers, share, balanced=False, classes=2):
-    return thresholds(answers, classes, share, balanced).tolist()
+    return least_sure(answers, classes, share, balanced).tolist()
 
 
 def test_the_threshold_is_the_one_by_hand():
@@ -128,7 +128,7 @@ def test_answers_of_a_rare_class_must_be_right_often_themselves():
 
 def test_marks_follow_the_class_that_is_found():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
-    marks = Confidence({ANSWERS: answers}, 4, 3, 0.95, False)
+    marks = Confidence({ANSWERS: answers}, RECIPE.replace(balanced=False), None, 3)
     probabilities = torch.tensor(
         [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
     )
@@ -137,7 +137,7 @@ def test_marks_follow_the_class_that_is_found():
         "unsure",
         "sure",
     ]
-    assert Confidence({}, 4, 3, 0.95, False)(
+    assert Confidence({}, RECIPE, None, 3)(
         torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]
     ) == [None]
 
@@ -146,7 +146,7 @@ def test_marks_follow_the_class_that_is_found():
 def test_sure_answers_are_right_as_often_as_asked_for(shares):
     answers = answers_of(*features(1_700, 1, shares=shares))
     counts = answers[:, 0].long().bincount()
-    bounds = thresholds(answers, 2, 0.95, balanced=True)
+    bounds = least_sure(answers, 2, 0.95, balanced=True)
     values, labels = features(4_000, 2)
     recipe = RECIPE.replace()
     dataset = dataset_of(*features(1_700, 1, shares=shares))

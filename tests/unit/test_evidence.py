@@ -14,7 +14,7 @@ from lockstep.core.backbone import Backbone, head_of
 from lockstep.core.evaluation import classify
 from lockstep.core.network import Network
 from lockstep.head.activation import class_activation_map
-from lockstep.models.efficientnet import efficientnet_lite0
+from lockstep.models.efficientnet import EfficientNetLite0
 from lockstep.pages.page import spotlit
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def divided(model, head="4", **changes):
     ],
 )
 def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
-    published = efficientnet_lite0((3, 64, 64), 3)
+    published = EfficientNetLite0((3, 64, 64), 3)
     with torch.no_grad():
         for (
             tensor

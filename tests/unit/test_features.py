@@ -32,7 +32,7 @@ from lockstep.head import features as head_features
 from lockstep.head.features import features_of
 from lockstep.jobs import weights
 from lockstep.jobs.weights import find_weights, known_weights
-from lockstep.models.efficientnet import _padded, efficientnet_lite0
+from lockstep.models.efficientnet import EfficientNetLite0, _padded
 from lockstep.recipes import get_recipe
 from lockstep.runs.run import Run
 
@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_published_package():
     from efficientnet_lite_pytorch import EfficientNet
 
     published = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(WEIGHTS)).eval()
-    own = efficientnet_lite0((3, 224, 224), 1000).eval()
+    own = EfficientNetLite0((3, 224, 224), 1000).eval()
     own.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_logits_are_those_of_the_published_package():
 
 
 def test_fixed_statistics_do_not_move():
-    model = efficientnet_lite0(SHAPE, 2, fixed_statistics=True).train()
+    model = EfficientNetLite0(SHAPE, 2, fixed_statistics=True).train()
     before = model._bn0.running_mean.clone()
     model(torch.rand(2, *SHAPE))
     assert torch.equal(model._bn0.running_mean, before)
@@ -171,7 +171,7 @@ def test_features_of_a_start_that_was_stopped_are_kept(backbone, images, monkeyp
 def test_images_and_mirrors_are_computed_alone_folding_rounds(
     images,
 ):
-    model = efficientnet_lite0(SHAPE, 1000).eval()
+    model = EfficientNetLite0(SHAPE, 1000).eval()
     model.load_state_dict(torch.load(WEIGHTS, weights_only=True))
     folded = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
     assert not any(
@@ -222,7 +222,7 @@ def test_run_is_a_run_like_any_other(tmp_path, photos, monkeypatch):
     assert train(tmp_path / "runs/b", photos)["weights_sha256"] == first["weights_sha256"]
 
     whole = lockstep.load(tmp_path / "runs/a")
-    assert whole.module.state_dict().keys() == efficientnet_lite0(SHAPE, 2).state_dict().keys()
+    assert whole.module.state_dict().keys() == EfficientNetLite0(SHAPE, 2).state_dict().keys()
     names = [photos / name / f"{number}.png" for name in ("bright", "dark") for number in range(3)]
     predictions = whole.predict(names)
     # The file alone holds the whole network, in plain torch.

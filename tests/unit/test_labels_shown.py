@@ -153,7 +153,7 @@ def test_predict_eval_and_report_find_the_same_labels(run, tmp_path, monkeypatch
     assert "Confusion" not in page
 
 
-def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch):
+def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("script", ROOT / "examples/use_exported.py")
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", SimpleNamespace())
     script = importlib.util.module_from_spec(spec)
@@ -172,10 +172,21 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch):
     found = file.predict_labels("a.png")
     assert [(label, answer) for label, _, answer in found] == [("dog", "sure"), ("cat", "unsure")]
     assert file.predict("a.png") == found[0]
+    monkeypatch.setattr(script, "Exported", lambda name: file)
+
+    def line():
+        assert script.main("x.onnx", "a.png") == 0
+        return capsys.readouterr().out
+
+    assert line() == "a.png  dog 97.00% (sure), cat 20.00% (unsure)\n"
     outputs.append(np.array([0.4]))
     assert [answer for _, _, answer in file.predict_labels("a.png")] == ["unlike", "unlike"]
     file.metadata["thresholds"] = [1.0, 1.0, 1.0]
-    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "no")]
+    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "no, unlike")]
+    assert line() == "a.png  dog 97.00% (no, unlike)\n"
     file.metadata["thresholds"] = None
+    assert line() == "a.png  dog 97.00%  (unlike)\n"
     outputs.pop()
     assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "sure")]
+    file.metadata["thresholds"] = [1.0, 1.0, 1.0]
+    assert line() == "a.png  dog 97.00% (no)\n"

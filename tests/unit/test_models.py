@@ -18,7 +18,7 @@ from lockstep.recipes import get_recipe
 def network():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return tutorial.build((3, 24, 24), 10)
+        return tutorial.Tutorial((3, 24, 24), 10)
 
 
 def test_tutorial_has_the_originals_parameters(network):
@@ -80,7 +80,7 @@ def test_tutorial_forward_is_the_specified_sequence(network):
 def mnist_network():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return mnist.build((1, 28, 28), 10)
+        return mnist.Mnist((1, 28, 28), 10)
 
 
 def test_mnist_has_the_originals_parameters_and_dense_layers(mnist_network):
@@ -112,7 +112,7 @@ def test_mnist_has_the_originals_initialisers(mnist_network, layer, inputs, outp
 
 
 def test_mnist_options_give_the_network_of_the_comments(mnist_network):
-    network = mnist.build((1, 28, 28), 10, dropout=0.25, dense_activation="relu")
+    network = mnist.Mnist((1, 28, 28), 10, dropout=0.25, dense_activation="relu")
     network.load_state_dict(mnist_network.state_dict())
     images = torch.rand(2, 1, 28, 28)
     for model, activation in (

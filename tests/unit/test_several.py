@@ -18,7 +18,7 @@ from lockstep.core.evaluation import evaluate
 from lockstep.core.group import Group
 from lockstep.core.loss import is_correct, loss_of, probabilities_of
 from lockstep.core.network import Network, persistent_buffers
-from lockstep.core.several import average_precision, f1, f1_interval, found_in
+from lockstep.core.several import average_precision, f1, f1_interval, found_labels
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA
@@ -104,7 +104,7 @@ def test_scores_are_those_of_their_definitions(levels):
     logits = generator.integers(-levels, levels + 1, (60, 4)) / 100 + labels * 0.01
     logits = logits.astype(np.float32)
     thresholds = torch.tensor([0.3, 0.5, 0.52, 0.5])
-    found = found_in(torch.from_numpy(logits), torch.from_numpy(labels), thresholds)
+    found = found_labels(torch.from_numpy(logits), torch.from_numpy(labels), thresholds)
     expected = [reference(logits[:, c].tolist(), labels[:, c].tolist()) for c in range(3)]
     assert found.average_precision[:3] == pytest.approx(expected, rel=1e-12)
     assert found.average_precision[3] is None
@@ -136,9 +136,9 @@ def test_scores_are_those_of_their_definitions(levels):
 def test_nothing_is_found_where_logits_are_not_finite():
     labels = torch.tensor([[1, 0], [0, 0], [1, 1]], dtype=torch.uint8)
     logits = torch.tensor([[1.0, -1.0], [-1.0, torch.nan], [torch.inf, 1.0]])
-    found = found_in(logits, labels)
-    assert (found.exact, found.found, found.right) == (1, (1, 0), (1, 0))
-    assert found.average_precision == (pytest.approx(0.5 + 0.5 * 2 / 3), pytest.approx(1 / 3))
+    found = found_labels(logits, labels)
+    assert (found.exact, found.found, found.right) == (1, [1, 0], [1, 0])
+    assert found.average_precision == [pytest.approx(0.5 + 0.5 * 2 / 3), pytest.approx(1 / 3)]
     assert average_precision(torch.ones(3), torch.zeros(3, dtype=torch.bool)) is None
     assert f1(0, 0, 0) is f1_interval(0, 0, 0) is None
 
@@ -153,19 +153,22 @@ def test_an_evaluation_is_the_same_on_any_number_of_processes():
     thresholds = torch.tensor([0.2, 0.5, 0.6])
 
     def evaluated(group):
-        result = evaluate(network, parameters, buffers, dataset, group)
-        return result.at(thresholds, dataset.labels)
+        return evaluate(network, parameters, buffers, dataset, group)
 
     alone = evaluated(Group())
     require_close(alone.logits, logits, 1e-4, 1e-4)
     assert alone.loss == pytest.approx(float(loss_of(logits, dataset.labels)) / 53, rel=1e-5)
-    assert alone.several == found_in(alone.logits, dataset.labels, thresholds)
+    assert alone.several == found_labels(alone.logits, dataset.labels)
+    other = alone.at(thresholds, dataset.labels)
+    assert other.several == found_labels(alone.logits, dataset.labels, thresholds)
+    assert (other.loss, other.correct) == (alone.loss, other.several.exact)
     assert (alone.examples, alone.correct) == (53, alone.several.exact)
     assert alone.class_correct == [*alone.several.right]
     for processes in (2, 3, 4, 7):
         ends = on_replicas(processes, evaluated)
         assert equal_in_all(ends) == alone
-        assert all(torch.equal(end.logits, alone.logits) for end in ends)
+        assert torch.equal(ends[0].logits, alone.logits)
+        assert [end.logits for end in ends[1:]] == [None] * (processes - 1)
 
 
 FORMS = {

@@ -12,7 +12,7 @@ from torch import nn
 from lockstep.commands.to_placement import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
-from lockstep.core.several import found_in
+from lockstep.core.several import found_labels
 from lockstep.core.state import State
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
@@ -22,7 +22,7 @@ from lockstep.head.confidence import (
     Confidence,
     confidence_tensors,
     held_out,
-    thresholds,
+    least_sure,
     with_best_decay,
 )
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
@@ -106,9 +106,9 @@ def test_thresholds_and_sure_labels_hold_for_other_images():
     values, labels = examples(4000, 2)
     rows, probabilities = of(held_out, values, labels, RECIPE, FOLDS)
     values, labels, logits = values[rows], labels[rows], probabilities.double().logit().float()
-    best, half = found_in(logits, labels, chosen), found_in(logits, labels)
+    best, half = found_labels(logits, labels, chosen), found_labels(logits, labels)
     assert best.summary()["f1"]["macro"] > half.summary()["f1"]["macro"] + 0.01
-    marks = Confidence(tensors, 6, 3, 0.95, balanced=False, several=True)
+    marks = Confidence(tensors, RECIPE, None, 3)
     answers = marks.of_each_class(values.view(-1, 1, 1, 6).view(torch.uint8), probabilities)
     sure = torch.tensor([[answer == "sure" for answer in row] for row in answers])
     assert sure.sum() > 1000
@@ -130,7 +130,7 @@ def test_answers_are_the_labels_that_were_found():
     with pytest.raises(ValueError, match="one probability for each class"):
         thresholds_of(tensors, 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
-        thresholds(tensors[ANSWERS], 3, 0.95, balanced=False)
+        least_sure(tensors[ANSWERS], 3, 0.95, balanced=False)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def channels_last(*shape, dtype=torch.float64):
 
 def whitened_network(**options):
     torch.manual_seed(1)
-    return whitened.build((3, 32, 32), 10, **options)
+    return whitened.Whitened((3, 32, 32), 10, **options)
 
 
 def test_the_first_layer_whitens_patches():
@@ -57,7 +57,7 @@ def test_a_convolution_starts_as_the_identity():
 
 def residual_network(px=32, classes=5, **options):
     torch.manual_seed(1)
-    return residual.build((3, px, px), classes, **options)
+    return residual.Residual((3, px, px), classes, **options)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Classifier:
         self.classes: tuple[str, ...] = tuple(classes)
         self.image_shape: tuple[int, int, int] = tuple(shape)
         self.weights_sha256 = file.metadata.get("weights_sha256")
-        self._tensors, known = divided(file.tensors)
+        self._tensors, _ = divided(file.tensors)
         # Portable arithmetic is many short operations. Threads that compete for Python's lock at
         # each of them are several times as slow as one thread.
         self._turn = Lock() if recipe.arithmetic == "portable" else nullcontext()
@@ -84,9 +84,8 @@ class Classifier:
         self._network, self._backbone = model.network, model.backbone
         self._network.module.eval()
         try:
-            features = self._backbone.shape[-1] // 4 if self._backbone else 0
             self.confidence = Confidence(
-                known, features, len(self.classes), sure, recipe.balanced, recipe.several
+                file.tensors, recipe, self._backbone, len(self.classes), sure
             )
         except ValueError as error:
             raise _damaged(file, error) from None

@@ -1,7 +1,8 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.group import Group
 from lockstep.core.loss import loss_of
 from lockstep.core.network import Network
-from lockstep.core.several import Found, found_in
+from lockstep.core.several import Found, found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.files import finite
@@ -39,17 +40,22 @@ class Evaluation:
     # finite have no column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
     correct_one_view: int | None = None  # by the image alone, if `test_views` are several
-    # float32 [examples, classes] on the CPU, if asked for, or with several labels
+    # float32 [examples, classes] on the CPU, in process 0, if asked for, or with several labels
     logits: Tensor | None = field(default=None, compare=False)
     several: Found | None = None  # which labels are found, if an example has any number
 
     def at(self, thresholds: Tensor | None, labels: Tensor) -> "Evaluation":
         """Return the same evaluation of several `labels`, as those of the dataset, with other
-        `thresholds`, float32 [classes]; None: 0.5.
+        `thresholds`, float32 [classes]; None: 0.5. It needs the logits, which process 0 has.
         """
         assert self.logits is not None
-        found = found_in(self.logits, labels.cpu(), thresholds)
-        return replace(self, correct=found.exact, class_examples=found.examples, several=found)
+        return self._finding(found_labels(self.logits, labels.cpu(), thresholds))
+
+    def _finding(self, found: Found) -> "Evaluation":
+        """Return the same evaluation with the labels that are `found`."""
+        return replace(
+            self, correct=found.exact, class_examples=tuple(found.examples), several=found
+        )
 
     @property
     def accuracy(self) -> float:
@@ -89,7 +95,7 @@ def evaluate(
     keep_logits: bool = False,
 ) -> Evaluation:
     """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in
-    every process.
+    every process, and process 0 alone has the logits.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -113,8 +119,9 @@ def evaluate(
     # The last column counts predictions that are not finite. The last row begins with the count by
     # one view.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
-    most = size * max(map(len, shares)) if keep_logits else 0
-    kept = torch.zeros(most, classes, device=device)
+    # Process 0, which has the first share, has room for all logits, the others for their own.
+    room = shares if group.process == 0 else [share]
+    kept = torch.zeros(size * sum(map(len, room)) * keep_logits, classes, device=device)
     for done, chunk in enumerate(share):
         progress(done / len(share))
         index = torch.arange(chunk * size, (chunk + 1) * size, device=device)
@@ -138,12 +145,14 @@ def evaluate(
     counts = group.gather(counts).sum(0).cpu()
     every = None
     if keep_logits:
-        blocks = zip(group.gather(kept).cpu(), shares, strict=True)
-        every = torch.cat([block[: len(part) * size] for block, part in blocks])[: len(dataset)]
+        kept = _in_first(kept, [len(part) * size for part in shares], group)
+        every = kept.cpu()[: len(dataset)] if group.process == 0 else None
     progress(1.0)
     if dataset.several:
+        found = every is not None and asdict(found_labels(every, dataset.labels.cpu()))
+        found = json.loads(group.broadcast(json.dumps(found).encode()))
         counted_once = Evaluation(len(dataset), 0, loss_sum / len(dataset), logits=every)
-        return counted_once.at(None, dataset.labels)
+        return counted_once._finding(Found(**found))
     confusion = counts[:classes, :classes]
     return Evaluation(
         len(dataset),
@@ -154,6 +163,20 @@ def evaluate(
         correct_one_view=None if recipe.test_views == "one" else int(counts[classes, 0]),
         logits=every,
     )
+
+
+def _in_first(rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
+    """Return the rows of all processes, one after the other, in process 0; `rows` in the others.
+
+    Each process has the number of rows in `counts`. Process 0 has room for all, after its own.
+    """
+    rows = group.exchanged(rows)
+    if group.process:
+        group.exchange([(0, rows)], [])
+    else:
+        _, *others = enumerate(torch.split(rows, [*counts]))
+        group.exchange([], others)
+    return rows
 
 
 def classify(

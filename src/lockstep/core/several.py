@@ -36,12 +36,12 @@ class Found:
     """
 
     exact: int
-    examples: tuple[int, ...]
-    found: tuple[int, ...]
-    right: tuple[int, ...]
-    average_precision: tuple[float | None, ...]
+    examples: list[int]
+    found: list[int]
+    right: list[int]
+    average_precision: list[float | None]
     micro_average_precision: float | None
-    thresholds: tuple[float, ...]
+    thresholds: list[float]
 
     def summary(self) -> dict[str, Any]:
         """Return the results over all classes as entries of JSON.
@@ -82,7 +82,7 @@ class Found:
         return rows
 
 
-def found_in(logits: Tensor, labels: Tensor, thresholds: Tensor | None = None) -> Found:
+def found_labels(logits: Tensor, labels: Tensor, thresholds: Tensor | None = None) -> Found:
     """Return which labels are found by the `logits`, float32 [N, classes], of examples that have
     the `labels`, uint8 [N, classes]. Both are on the CPU.
 
@@ -94,16 +94,27 @@ def found_in(logits: Tensor, labels: Tensor, thresholds: Tensor | None = None) -
     found = probabilities_of(logits, several=True) >= thresholds.double()  # False for NaN
     classified = logits.isfinite().all(1)
     scores = logits.masked_fill(~classified[:, None], -torch.inf)
-    by_class = zip(scores.unbind(1), own.unbind(1), strict=True)
     return Found(
         int(((found == own).all(1) & classified).sum()),
-        tuple(own.sum(0).tolist()),
-        tuple(found.sum(0).tolist()),
-        tuple((found & own).sum(0).tolist()),
-        tuple(average_precision(*column) for column in by_class),
+        own.sum(0).tolist(),
+        found.sum(0).tolist(),
+        (found & own).sum(0).tolist(),
+        [*map(average_precision, scores.unbind(1), own.unbind(1))],
         average_precision(scores.flatten(), own.flatten()),
-        tuple(thresholds.tolist()),
+        thresholds.tolist(),
     )
+
+
+def counted(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the different `scores` [n], the highest first, and for each how many examples it finds
+    and how many of them rightly: those with this score or a higher one.
+
+    `own`, bool [n], says which examples have the label.
+    """
+    ranked, order = scores.sort(descending=True, stable=True)
+    values, counts = torch.unique_consecutive(ranked, return_counts=True)
+    found = counts.cumsum(0)
+    return values, found, own[order].cumsum(0)[found - 1]
 
 
 def average_precision(scores: Tensor, own: Tensor) -> float | None:
@@ -117,14 +128,9 @@ def average_precision(scores: Tensor, own: Tensor) -> float | None:
     total = int(own.sum())
     if not total:
         return None
-    sorted_scores, order = scores.sort(descending=True, stable=True)
-    right = own[order].cumsum(0)
-    last = torch.ones(len(scores), dtype=torch.bool)
-    last[:-1] = sorted_scores[1:] != sorted_scores[:-1]
-    ends = last.nonzero()[:, 0]
-    right = right[ends]
-    more = right.diff(prepend=torch.zeros(1, dtype=right.dtype))
-    parts = (right / (ends + 1).double() * more)[more > 0]
+    _, found, right = counted(scores, own)
+    more = right.diff(prepend=right.new_zeros(1))
+    parts = (right / found.double() * more)[more > 0]
     return math.fsum(parts.tolist()) / total
 
 

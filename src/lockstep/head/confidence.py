@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.config.recipe import BoundRecipe
+from lockstep.config.recipe import BoundRecipe, Recipe
+from lockstep.core.backbone import Backbone
 from lockstep.core.loss import loss_of
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
-from lockstep.head.outliers import LEAST_IMAGES, Outliers, every_view
+from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 
 Answer = Literal["sure", "unsure", "unlike"]
@@ -123,7 +124,7 @@ def held_out(
     return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
-def thresholds(
+def least_sure(
     answers: Tensor,
     classes: int,
     share: float,
@@ -189,7 +190,8 @@ class Confidence:
     """Tells what the answers of a classifier are worth.
 
     Attributes:
-        sure_from: the result of `thresholds`; None if the model file has no answers.
+        share: the share of right answers among sure ones.
+        sure_from: the result of `least_sure`; None if the model file has no answers.
         outliers: tells the images that are unlike the training images; None if the model file has
             none of these.
         found_from: the least probability of a found label of each class, float32 [classes], if the
@@ -199,27 +201,28 @@ class Confidence:
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
-        features: int,
+        recipe: Recipe,
+        backbone: Backbone | None,
         classes: int,
-        share: float,
-        balanced: bool,
-        several: bool = False,
+        share: float = SHARE,
     ) -> None:
         """Use the tensors of a model file, from here, head/found.py and head/outliers.py, for
-        images of `features` values; see `thresholds`.
+        the features that `backbone` computes. Other tensors do not matter. See `least_sure`.
 
         Raises: ValueError if they are not sound.
         """
+        self.share = share
         self.sure_from = None
         self.outliers = None
-        references = dict(tensors)
-        self.found_from = thresholds_of(references, classes)
-        references.pop(THRESHOLDS, None)
-        answers = references.pop(ANSWERS, None)
+        _, known = divided(tensors)
+        self.found_from = thresholds_of(known, classes)
+        known.pop(THRESHOLDS, None)
+        answers = known.pop(ANSWERS, None)
         if answers is not None:
-            self.sure_from = thresholds(answers, classes, share, balanced, several)
-        if references:
-            self.outliers = Outliers(references, features)
+            several = recipe.several
+            self.sure_from = least_sure(answers, classes, share, recipe.balanced, several)
+        if known:
+            self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
 
     def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
         """Return what each image's answer is worth, None if the file cannot tell.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lockstep.core.several import HALF
+from lockstep.core.several import HALF, counted
 
 THRESHOLDS = "several/thresholds"  # in a model file: float32 [classes]
 
@@ -36,19 +36,14 @@ def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
 
     `probabilities` is float32 [n, classes], and `labels` uint8 [n, classes].
     """
-    columns = zip(probabilities.unbind(1), labels.unbind(1), strict=True)
+    columns = zip(probabilities.unbind(1), labels.bool().unbind(1), strict=True)
     return torch.tensor([_half_of_best(*column) for column in columns])
 
 
 def _half_of_best(probabilities: Tensor, own: Tensor) -> float:
-    """Return half of the best F1 of one class, by `probabilities` and `own`, both [n]."""
+    """Return half of the best F1 of one class, by `probabilities` [n] and `own`, bool [n]."""
     total = int(own.sum())
     if not total:
         return HALF
-    scores, order = probabilities.double().sort(descending=True, stable=True)
-    right = own[order].long().cumsum(0)
-    found = torch.arange(1, len(scores) + 1, device=scores.device)
-    f1 = 2 * right / (found + total).double()
-    # Images of one probability are found together.
-    last = scores.diff(append=scores.new_full([1], -1.0)) < 0
-    return float(f1[last].max()) / 2
+    _, found, right = counted(probabilities.double(), own)
+    return float((2 * right / (found + total).double()).max()) / 2

@@ -7,7 +7,7 @@ from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
-from lockstep.head.found import thresholds_of
+from lockstep.head.confidence import SHARE, Confidence
 from lockstep.jobs.agreement import restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.predictions import write_predictions
@@ -31,7 +31,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     dataset = replica.split(spec.split, spec.examples)
     record, result = judge(spec, ctx, replica, dataset, spec.predictions is not None)
     if spec.predictions is not None and ctx.first:
-        write_predictions(spec, ctx, replica, dataset, result)
+        write_predictions(spec, ctx, replica, dataset, result, confidence_of(spec, replica))
     return record
 
 
@@ -74,12 +74,8 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    if result.several and ctx.first and spec.is_of_model and run.model.is_file():
-        known = statefile.read(run.model).tensors
-        try:
-            result = result.at(thresholds_of(known, len(dataset.classes)), dataset.labels)
-        except ValueError as error:
-            raise LockstepError(f"{run.model} is damaged: {error}", DATA) from None
+    if result.several and ctx.first and (confidence := confidence_of(spec, replica)):
+        result = result.at(confidence.found_from, dataset.labels)
     record = {
         "run": str(run.path),
         "step": step,
@@ -88,6 +84,23 @@ def judge(
         **record_of(result, dataset.classes),
     }
     return record, result
+
+
+def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) -> Confidence | None:
+    """Return what tells which answers are sure, so that a `share` of them is right, by the run's
+    model file.
+
+    None for other weights than those of that file, as in `lockstep predict`. Raises: LockstepError
+    if it is damaged.
+    """
+    model = Run(spec.path).model
+    if not spec.is_of_model or not model.is_file():
+        return None
+    tensors, classes = statefile.read(model).tensors, len(replica.splits["train"].classes)
+    try:
+        return Confidence(tensors, spec.recipe, replica.backbone, classes, share)
+    except ValueError as error:
+        raise LockstepError(f"{model} is damaged: {error}", DATA) from None
 
 
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:

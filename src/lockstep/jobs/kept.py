@@ -6,7 +6,6 @@ Only what downloads or converts a file imports torch or the network's libraries.
 import hashlib
 import json
 import re
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import platformdirs
 from lockstep import files
 from lockstep.data.catalog import Archive
 from lockstep.data.fetch import fetch_file
-from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.errors import LockstepError, option
 from lockstep.models import TIMM
 from lockstep.runs.statefile import SUFFIX
 
@@ -59,7 +58,7 @@ def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dic
     The key "licence" is that of the weights, in words. A later call needs no network.
     Raises: LockstepError.
     """
-    index = folder() / f"{TIMM[:-1]}-{_version()}-{name}-{image_px or 'own'}.json"
+    index = folder() / f"{TIMM[:-1]}-{name}-{image_px or 'own'}.json"
     if with_weights and index.is_file():
         known: dict[str, Any] = files.read_json(index)
         if kept(known["init_sha256"]):
@@ -68,26 +67,15 @@ def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dic
 
     from lockstep.models.from_timm import describe, trained_tensors
 
-    settings, licence, source = describe(name, image_px)
+    described = describe(name, image_px)
+    settings, licence, source = described
     where = f"; see https://huggingface.co/{source}" if source else ""
     settings["licence"] = f"{licence or 'not stated by timm'}{where}"
     if with_weights:
-        data = save(trained_tensors(name, settings["image_px"]))
+        data = save(trained_tensors(name, described))
         sha256 = hashlib.sha256(data).hexdigest()
         folder().mkdir(parents=True, exist_ok=True)
         files.deliver(folder() / f"{sha256}{SUFFIX}", data)
         settings["init_sha256"] = sha256
         files.deliver(index, json.dumps(settings).encode())
     return settings
-
-
-def _version() -> str:
-    """Return the version of timm. Raises: LockstepError if it is not installed."""
-    try:
-        return version("timm")
-    except PackageNotFoundError:
-        raise LockstepError(
-            "networks of timm need the package timm, which is not installed: "
-            "pip install timm torchvision",
-            ENVIRONMENT,
-        ) from None

@@ -1,6 +1,6 @@
 """A CSV file with what an evaluation says of each example; the file or number of an example."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,8 @@ from lockstep.core.evaluation import Evaluation
 from lockstep.core.loss import probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError
 from lockstep.files import deliver
-from lockstep.head import outliers
-from lockstep.head.confidence import SHARE, Confidence
+from lockstep.head.confidence import Confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
@@ -24,26 +22,31 @@ from lockstep.messages import muted
 from lockstep.pages import prediction_table
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.photos import ALL
-from lockstep.runs import statefile
-from lockstep.runs.run import Run
 
 
 def write_predictions(
-    spec: EvaluateSpec, ctx: Context, replica: Replica, dataset: Dataset, result: Evaluation
+    spec: EvaluateSpec,
+    ctx: Context,
+    replica: Replica,
+    dataset: Dataset,
+    result: Evaluation,
+    confidence: Confidence | None,
 ) -> None:
     """Write what `result` says of each example of `dataset`, in its order, to the file that `spec`
-    names.
+    names. `confidence` tells which answers are sure; None: this is not known.
 
     The file is written whole or not at all. Raises: LockstepError.
     """
     assert spec.predictions is not None
+    names = names_of(spec, replica.splits[spec.split], len(dataset))
+    lines = _lines(names, dataset, result, confidence)
 
     def write(temporary: Path) -> None:
         with (
             open(temporary, "w", encoding="utf-8", newline="") as file,
             ctx.progress("writing the predictions", len(dataset)) as advance,
         ):
-            for line in _lines(spec, replica, dataset, result):
+            for line in lines:
                 file.write(f"{line}\n")
                 advance(1)
 
@@ -51,13 +54,14 @@ def write_predictions(
 
 
 def _lines(
-    spec: EvaluateSpec, replica: Replica, dataset: Dataset, result: Evaluation
+    names: Sequence[Path | int],
+    dataset: Dataset,
+    result: Evaluation,
+    confidence: Confidence | None,
 ) -> Iterator[str]:
     """Yield the lines of the file."""
     assert result.logits is not None
     classes, several = dataset.classes, dataset.several
-    names = names_of(spec, replica.splits[spec.split], len(dataset))
-    confidence = _confidence(spec, replica, len(classes))
     thresholds = used_thresholds(result)
     yield prediction_table.head(classes, several=several, with_truth=True)
     for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
@@ -67,21 +71,6 @@ def _lines(
             features = dataset.pixels(slice(row, row + 1)).cpu()
             prediction = prediction.judged(confidence, features, classes)
         yield prediction_table.row(prediction, classes, labels_of(dataset, row))
-
-
-def _confidence(spec: EvaluateSpec, replica: Replica, classes: int) -> Confidence | None:
-    """Return what tells how sure an answer is, by the run's model file; None for other weights than
-    those of that file, as in `lockstep predict`.
-    """
-    recipe, model = spec.recipe, Run(spec.path).model
-    if replica.backbone is None or not spec.is_of_model or not model.is_file():
-        return None
-    known = outliers.divided(statefile.read(model).tensors)[1]
-    features = replica.backbone.shape[-1] // 4
-    try:
-        return Confidence(known, features, classes, SHARE, recipe.balanced, recipe.several)
-    except ValueError as error:
-        raise LockstepError(f"{model} is damaged: {error}", DATA) from None
 
 
 def used_thresholds(result: Evaluation) -> Tensor | None:

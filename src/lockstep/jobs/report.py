@@ -9,19 +9,16 @@ from torch import Tensor
 from lockstep.core.evaluation import predicted
 from lockstep.core.loss import probabilities_of
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import judge, replica_of
+from lockstep.jobs.evaluate import confidence_of, judge, replica_of
 from lockstep.jobs.predictions import labels_of, names_of, used_thresholds
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
-from lockstep.runs import statefile
-from lockstep.runs.run import Run
 
 _SHOWN = 24  # of the worst mistakes
 _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
@@ -47,12 +44,8 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
     names = names_of(spec, images, len(images))
-    model = Run(spec.path).model
-    tensors = statefile.read(model).tensors if model.is_file() else {}
-    try:
-        sure = [sure_answers(replica, tensors, dataset, counted, share) for share in _SURE]
-    except ValueError as error:
-        raise LockstepError(f"{model} is damaged: {error}", DATA) from None
+    confidences = [confidence_of(spec, replica, share) for share in _SURE]
+    sure = [one and sure_answers(one, dataset, counted) for one in confidences]
     if thresholds is None:
         judged, right = counted.amax(1), predicted(logits, logits.shape[1]) == labels
         certainty = judged.masked_fill(right, -1.0)

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.state import NamedTensors
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head import outliers
-from lockstep.head.confidence import SHARE, Confidence
+from lockstep.head.confidence import Confidence
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
@@ -191,39 +190,29 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
 
 
 def sure_answers(
-    replica: Replica,
-    tensors: NamedTensors,
+    confidence: Confidence,
     dataset: Dataset,
     probabilities: Tensor,
-    share: float = SHARE,
 ) -> Record | None:
-    """Return how many answers on `dataset` are sure and right, by the `tensors` of the model file;
-    None if unknown. With several labels, each label that is found is an answer.
+    """Return how many answers on `dataset` are sure and right; None if the model file cannot tell.
+    With several labels, each label that is found is an answer.
 
-    "least" are the least probabilities of sure answers. Raises: ValueError if the file is damaged.
+    "least" are the least probabilities of sure answers.
     """
-    marks = Confidence(
-        outliers.divided(tensors)[1],
-        replica.backbone.shape[-1] // 4 if replica.backbone else 0,
-        len(dataset.classes),
-        share,
-        replica.recipe.balanced,
-        dataset.several,
-    )
-    if marks.sure_from is None:
+    if confidence.sure_from is None:
         return None
     features, labels = dataset.pixels(slice(None)).cpu(), dataset.labels.cpu()
     if dataset.several:
-        answers = marks.of_each_class(features, probabilities)
+        answers = confidence.of_each_class(features, probabilities)
         sure = torch.tensor([[answer == "sure" for answer in row] for row in answers])
-        sure &= probabilities >= marks.found_from
+        sure &= probabilities >= confidence.found_from
         right = sure & labels.bool()
     else:
-        sure = torch.tensor([answer == "sure" for answer in marks(features, probabilities)])
+        sure = torch.tensor([answer == "sure" for answer in confidence(features, probabilities)])
         right = sure & (probabilities.argmax(1) == labels)
     return {
-        "share": share,
+        "share": confidence.share,
         "labels" if dataset.several else "images": int(sure.sum()),
         "right": int(right.sum()),
-        "least": sorted({least for least in marks.sure_from.tolist() if least <= 1}),
+        "least": sorted({least for least in confidence.sure_from.tolist() if least <= 1}),
     }

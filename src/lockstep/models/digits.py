@@ -9,7 +9,8 @@ from lockstep.models.modules import at_least
 
 
 class Digits(nn.Module):
-    """Three 3x3 convolutions, each with batch norm and a ReLU, then dropout and the logits.
+    """Three 3x3 convolutions, each with batch norm and a ReLU, then dropout and the logits, for
+    images of at least 4 pixels a side.
 
     A 2x2 max-pool follows the second convolution and the third. The features keep their positions:
     they are flattened.
@@ -21,6 +22,7 @@ class Digits(nn.Module):
         classes: int,
     ) -> None:
         super().__init__()
+        at_least(shape, 4, "digits")
         channels, height, width = shape
         self.conv1 = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(32)
@@ -39,9 +41,3 @@ class Digits(nn.Module):
         x = functional.max_pool2d(relu["conv2"](self.norm2(self.conv2(x))), 2)
         x = functional.max_pool2d(relu["conv3"](self.norm3(self.conv3(x))), 2)
         return self.logits(self.dropout(x.flatten(1)))  # type: ignore[no-any-return]
-
-
-def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Return the network for images [C, H, W] of at least 4 pixels a side."""
-    at_least(shape, 4, "digits")
-    return Digits(shape, classes)

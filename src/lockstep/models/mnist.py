@@ -9,22 +9,35 @@ from lockstep.models.modules import Dense, at_least, conv_relu, flatten_hwc, glo
 
 
 class Mnist(nn.Module):
-    """Three convolutions, two dense layers and the logits.
+    """Three convolutions, two dense layers and the logits, for images of at least 16 pixels a side.
 
     The dense layers have no activation, and 0.75 is the share of units that are dropped. The
     original's code computes so, although its comments differ ("keep probability" in the English and
     Spanish ones, a dropout of 0.25).
     Source: conv_net() of aymericdamien/TensorFlow-Examples, multigpu_cnn.py.
+
+    dropout: the share of units dropped after each dense layer; the original's comments mean 0.25
+    (0.75 kept). dense_activation: "none" as in the original's code, or "relu" as in its text and
+    figures.
     """
 
     def __init__(
         self,
         shape: tuple[int, int, int],
         classes: int,
-        dropout: float,
-        dense_activation: str,
+        dropout: float = 0.75,
+        dense_activation: str = "none",
     ) -> None:
         super().__init__()
+        at_least(shape, 16, "mnist")
+        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+            raise LockstepError(
+                f"model_options.dropout: got {dropout!r}: give a share of at least 0 and below 1"
+            )
+        if dense_activation not in ("none", "relu"):
+            raise LockstepError(
+                f"model_options.dense_activation: got {dense_activation!r}: give none or relu"
+            )
         channels, height, width = shape
         rows = ((height - 4) // 2 - 4) // 2
         columns = ((width - 4) // 2 - 4) // 2
@@ -48,27 +61,3 @@ class Mnist(nn.Module):
         x = self.dropout(activation["dense1"](self.dense1(x)))
         x = self.dropout(activation["dense2"](self.dense2(x)))
         return self.logits(x)  # type: ignore[no-any-return]
-
-
-def build(
-    shape: tuple[int, int, int],
-    classes: int,
-    dropout: float = 0.75,
-    dense_activation: str = "none",
-) -> nn.Module:
-    """Return the network for images [C, H, W] of at least 16 pixels a side.
-
-    dropout: the share of units dropped after each dense layer; the original's comments mean 0.25
-    (0.75 kept). dense_activation: "none" as in the original's code, or "relu" as in its text and
-    figures.
-    """
-    at_least(shape, 16, "mnist")
-    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise LockstepError(
-            f"model_options.dropout: got {dropout!r}: give a share of at least 0 and below 1"
-        )
-    if dense_activation not in ("none", "relu"):
-        raise LockstepError(
-            f"model_options.dense_activation: got {dense_activation!r}: give none or relu"
-        )
-    return Mnist(shape, classes, dropout, dense_activation)

@@ -26,18 +26,26 @@ class Residual(Whitening):
 
     A stage is a convolution with a 2x2 pool, and a second convolution whose result is added to its
     input. The images may have any side of `min_px` or more, so training can begin with small
-    images.
+    images. `min_px` is 16 for images of less than 64 pixels.
     Source: He et al. 2016 (residuals); Page 2018 and Jordan 2024, arXiv:2404.00498 (whitening,
     short training).
+
+    widths: the number of channels of each stage. Default: 64, 192 and 256, which are 1.5 million
+    parameters; images of 128 pixels or more get a stage of 64 channels before these.
     """
 
     def __init__(
         self,
         shape: tuple[int, int, int],
         classes: int,
-        widths: Sequence[int],
-        stride: int,
+        widths: Sequence[int] | None = None,
     ) -> None:
+        at_least(shape, 16, "residual")
+        side = min(shape[1:])
+        stride = 1 if side < 64 else 2 if side < 256 else 4
+        if widths is None:
+            widths = (64, 192, 256) if side < 128 else (64, 64, 192, 256)
+        require_widths(widths, 1, 16)
         super().__init__(shape[0], 2 * stride, stride, _STEM_DIRECTIONS)
         self.min_px = stride * _MIN_SIDE * 2 ** (len(widths) - 1)
         self.activation = nn.SiLU()
@@ -78,23 +86,3 @@ def _convolution(inputs: int, width: int) -> nn.Conv2d:
     layer = nn.Conv2d(inputs, width, 3, padding=1, bias=False)
     as_identity(layer.weight)
     return layer
-
-
-def build(
-    shape: tuple[int, int, int],
-    classes: int,
-    widths: Sequence[int] | None = None,
-) -> nn.Module:
-    """Return the network for images [C, H, W] of 16 pixels a side or more; 1.5 million parameters
-    up to 64 pixels.
-
-    widths: the number of channels of each stage. Default: 64, 192 and 256; images of 128 pixels or
-    more get a stage of 64 channels before these.
-    """
-    at_least(shape, 16, "residual")
-    side = min(shape[1:])
-    stride = 1 if side < 64 else 2 if side < 256 else 4
-    if widths is None:
-        widths = (64, 192, 256) if side < 128 else (64, 64, 192, 256)
-    require_widths(widths, 1, 16)
-    return Residual(shape, classes, widths, stride)

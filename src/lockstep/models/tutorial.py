@@ -18,7 +18,8 @@ class Tutorial(nn.Module):
     """conv5x5-pool-norm, conv5x5-norm-pool, two dense layers and the logits.
 
     In the second block the norm comes before the pool. The 3x3 pools with stride 2 pad below and
-    right only, as TensorFlow's SAME does for even sizes. Source: inference() of TensorFlow's
+    right only, as TensorFlow's SAME does for even sizes. If both sides of the images are multiples
+    of 4, pooling equals TensorFlow's. Source: inference() of TensorFlow's
     tutorials/image/cifar10/cifar10.py.
     """
 
@@ -49,10 +50,3 @@ class Tutorial(nn.Module):
         x = relu["local3"](self.local3(flatten_hwc(x)))
         x = relu["local4"](self.local4(x))
         return self.softmax_linear(x)  # type: ignore[no-any-return]
-
-
-def build(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Return the network for images [C, H, W]. If both sides are multiples of 4, pooling equals
-    TensorFlow's.
-    """
-    return Tutorial(shape, classes)

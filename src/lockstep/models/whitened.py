@@ -29,6 +29,8 @@ class Whitened(Whitening):
     continue with larger ones.
     Source: the architecture of Jordan 2024 (arXiv:2404.00498), which builds on Page's DAWNBench
     entry of 2018.
+
+    widths: the number of channels in each of the three groups. activation: gelu or silu.
     """
 
     min_px = 16  # the side of the smallest images that the network takes
@@ -37,9 +39,15 @@ class Whitened(Whitening):
         self,
         shape: tuple[int, int, int],
         classes: int,
-        widths: Sequence[int],
-        activation: str,
+        widths: Sequence[int] = (64, 256, 256),
+        activation: str = "gelu",
     ) -> None:
+        at_least(shape, self.min_px, "whitened")
+        require_widths(widths, 3, 3)
+        if activation not in ACTIVATIONS:
+            raise LockstepError(
+                f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}"
+            )
         super().__init__(shape[0], _PATCH_PX)
         kind = ACTIVATIONS[activation]
         self.activation = kind()
@@ -105,22 +113,3 @@ class _Convolution(nn.Conv2d):
         """
         below, right = (1 - extent % 2 if self.pool else 1 for extent in x.shape[2:])
         return conv(x, self.weight, (1, right, 1, below), self.pool)
-
-
-def build(
-    shape: tuple[int, int, int],
-    classes: int,
-    widths: Sequence[int] = (64, 256, 256),
-    activation: str = "gelu",
-) -> nn.Module:
-    """Return the network for images [C, H, W] of at least 16 pixels a side.
-
-    widths: the number of channels in each of the three groups. activation: gelu or silu.
-    """
-    at_least(shape, Whitened.min_px, "whitened")
-    require_widths(widths, 3, 3)
-    if activation not in ACTIVATIONS:
-        raise LockstepError(
-            f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}"
-        )
-    return Whitened(shape, classes, widths, activation)

@@ -14,10 +14,6 @@ PACKAGED_NETWORKS = {
         "image_px": 192,
         "init_sha256": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
     },
-    "efficientnet-lite1": {
-        "image_px": 240,
-        "init_sha256": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-    },
     "efficientnet-lite2": {
         "image_px": 260,
         "init_sha256": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
