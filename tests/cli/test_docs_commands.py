@@ -63,21 +63,27 @@ def test_every_command_can_be_given(where):
 
 
 @pytest.mark.parametrize(
-    ("on_path", "program"),
+    ("on_path", "here", "program"),
     [
-        ("", "'a folder/python' -m lockstep"),
-        ("a folder", "lockstep"),
-        ("other", "'a folder/python' -m lockstep"),
+        ("bin", ".", "lockstep"),
+        ("", ".", "'my env/bin/lockstep'"),
+        ("other", ".", "'my env/bin/lockstep'"),
+        ("", "my env/bin", "'{}/my env/bin/lockstep'"),
+        ("", "other", "'../my env/bin/lockstep'"),
+        ("other", "bare", "{}/bare/python -m lockstep"),
     ],
 )
-def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, program):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("other", "a folder"):
-        Path(folder).mkdir()
-        Path(folder, "lockstep").touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", "a folder/python")
-    monkeypatch.setenv("PATH", on_path)
-    assert messages.command("eval", "runs/a b") == f"{program} eval 'runs/a b'"
+def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, here, program):
+    folders = {name: tmp_path / name for name in ("other", "my env/bin", "bare")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    for name in ("other", "my env/bin"):
+        (folders[name] / "lockstep").touch(mode=0o755)
+    monkeypatch.chdir(tmp_path / here)
+    python = folders["bare" if here == "bare" else "my env/bin"] / "python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", str(folders.get(on_path, python.parent if on_path else "")))
+    assert messages.command("eval", "a b") == f"{program.format(tmp_path)} eval 'a b'"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from fnmatch import fnmatch
 
 from tests.documents import ROOT
@@ -41,6 +42,24 @@ def test_make_lists_every_target():
 
 def test_the_changelog_has_todays_version():
     assert re.search(r"^## \[(\S+)\]", text("CHANGELOG.md"), re.M)[1] == __version__
+
+
+def test_every_extra_that_is_named_exists():
+    extras = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    named = re.compile(
+        r"""(?:lockstep-images|'\.)\[([a-z,]+)\]|require_extra\("(\w+)"|Needs the extra ["`](\w+)"""
+    )
+    pages = subprocess.run(
+        ["git", "ls-files", "Dockerfile", "Makefile", "*.md", "*.py", "*.toml", "*.ipynb", ".ci"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    found = {
+        name
+        for page in pages
+        for groups in named.findall(text(page))
+        for name in "".join(groups).split(",")
+    }
+    assert {"export", "serve", "dev"} < found <= {*extras}
 
 
 def is_ignored(source):
