@@ -65,25 +65,24 @@ def test_every_command_can_be_given(where):
 @pytest.mark.parametrize(
     ("on_path", "here", "program"),
     [
-        ("bin", ".", "lockstep"),
-        ("", ".", "'my env/bin/lockstep'"),
+        ("my env/bin", ".", "lockstep"),
         ("other", ".", "'my env/bin/lockstep'"),
-        ("", "my env/bin", "'{}/my env/bin/lockstep'"),
         ("", "other", "'../my env/bin/lockstep'"),
-        ("other", "bare", "{}/bare/python -m lockstep"),
+        ("", "my env/bin", "'{}/my env/bin/lockstep'"),
     ],
 )
 def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, here, program):
-    folders = {name: tmp_path / name for name in ("other", "my env/bin", "bare")}
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-    for name in ("other", "my env/bin"):
-        (folders[name] / "lockstep").touch(mode=0o755)
-    monkeypatch.chdir(tmp_path / here)
-    python = folders["bare" if here == "bare" else "my env/bin"] / "python"
+    monkeypatch.chdir(tmp_path)
+    for folder in ("other", "my env/bin"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "lockstep").touch(mode=0o755)
+    python = tmp_path / "my env/bin/python"
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("PATH", str(folders.get(on_path, python.parent if on_path else "")))
+    monkeypatch.setenv("PATH", str(tmp_path / on_path))
+    monkeypatch.chdir(here)
     assert messages.command("eval", "a b") == f"{program.format(tmp_path)} eval 'a b'"
+    python.with_name("lockstep").unlink()
+    assert messages.program() == f"'{python}' -m lockstep"
 
 
 @pytest.fixture
