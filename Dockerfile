@@ -1,4 +1,4 @@
-# Lockstep in a container. docs/usage.md has the commands. Not yet built: tests/unit/test_dockerfile.py reads the file.
+# Lockstep in a container. docs/usage.md has the commands. Not yet built: tests/unit/test_contributing.py reads the file.
 ARG PYTHON=3.13
 FROM python:${PYTHON}-slim
 
@@ -15,7 +15,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt --index-url ${TORCH_
     --extra-index-url https://pypi.org/simple torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir --constraint constraints.txt '.[gpu,export,serve]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[export,serve]'
 
 USER lockstep
 # Runs are written to the current folder, so mount a folder of the user 1000 there.

@@ -6,12 +6,13 @@ sends them. The command line and the worker processes handle them with `handled`
 """
 
 import logging
+import os
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from lockstep.errors import printable
@@ -25,11 +26,18 @@ _LINE_S = 10.0  # between two lines of progress
 
 def program() -> str:
     """Return how the user's shell starts Lockstep: by its name, if that is the program beside this
-    Python.
+    Python; else by the shorter path of that program; without one by Python.
     """
     installed, beside = shutil.which("lockstep"), Path(sys.executable).with_name("lockstep")
-    by_name = installed and beside.exists() and beside.samefile(installed)
-    return "lockstep" if by_name else shlex.join([sys.executable, "-m", "lockstep"])
+    if not beside.exists():
+        return shlex.join([sys.executable, "-m", "lockstep"])
+    if installed and beside.samefile(installed):
+        return "lockstep"
+    paths = [str(beside)]
+    with suppress(OSError):  # The current folder may be gone.
+        paths.append(os.path.relpath(beside))
+    # A shell takes a word without a slash for a name.
+    return shlex.quote(min((path for path in paths if "/" in path), key=len))
 
 
 def command(*words: object) -> str:

@@ -63,21 +63,26 @@ def test_every_command_can_be_given(where):
 
 
 @pytest.mark.parametrize(
-    ("on_path", "program"),
+    ("on_path", "here", "program"),
     [
-        ("", "'a folder/python' -m lockstep"),
-        ("a folder", "lockstep"),
-        ("other", "'a folder/python' -m lockstep"),
+        ("my env/bin", ".", "lockstep"),
+        ("other", ".", "'my env/bin/lockstep'"),
+        ("", "other", "'../my env/bin/lockstep'"),
+        ("", "my env/bin", "'{}/my env/bin/lockstep'"),
     ],
 )
-def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, program):
+def test_commands_work_in_the_users_shell(tmp_path, monkeypatch, on_path, here, program):
     monkeypatch.chdir(tmp_path)
-    for folder in ("other", "a folder"):
-        Path(folder).mkdir()
+    for folder in ("other", "my env/bin"):
+        Path(folder).mkdir(parents=True)
         Path(folder, "lockstep").touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", "a folder/python")
-    monkeypatch.setenv("PATH", on_path)
-    assert messages.command("eval", "runs/a b") == f"{program} eval 'runs/a b'"
+    python = tmp_path / "my env/bin/python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", str(tmp_path / on_path))
+    monkeypatch.chdir(here)
+    assert messages.command("eval", "a b") == f"{program.format(tmp_path)} eval 'a b'"
+    python.with_name("lockstep").unlink()
+    assert messages.program() == f"'{python}' -m lockstep"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from fnmatch import fnmatch
 
 from tests.documents import ROOT
@@ -41,6 +42,16 @@ def test_make_lists_every_target():
 
 def test_the_changelog_has_todays_version():
     assert re.search(r"^## \[(\S+)\]", text("CHANGELOG.md"), re.M)[1] == __version__
+
+
+def test_every_extra_that_is_named_exists():
+    extras = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    named = (
+        r"""(?:lockstep-images|'\.)\[([a-z,]+)\]|require_extra\("(\w+)"|Needs the extra "(\w+)"""
+    )
+    lines = subprocess.check_output(["git", "grep", "-hIP", named], cwd=ROOT, text=True)
+    names = ",".join(",".join(groups) for groups in re.findall(named, lines)).split(",")
+    assert {"export", "serve", ""} < {*names} <= {*extras, ""}
 
 
 def is_ignored(source):

@@ -9,9 +9,11 @@ import pytest
 from tests.conftest import in_this_process, popen
 from tests.documents import SOURCE, trees
 from tests.helpers import lockstep_error
+from typer.main import get_command
 
 import lockstep
 from lockstep import errors
+from lockstep.commands.program import app
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import option
@@ -30,7 +32,7 @@ EXCEPTIONS = {
     "commands/predict.py": {"--csv", "--json", "--top"},
     "commands/program.py": {"--force-reinstall", "--help", "--no-deps"},  # two of them pip's
     "commands/serve.py": {"--host"},
-    "commands/shell.py": {"--", "--no-"},  # declarations
+    "commands/shell.py": {"--"},  # declarations
     "commands/verify.py": {"--json"},
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
@@ -72,6 +74,12 @@ def test_no_text_of_the_source_spells_an_option():
         for path, tree in trees(SOURCE).items()
     }
     assert {path: words for path, words in found.items() if words} == EXCEPTIONS
+
+
+def test_every_switch_that_a_message_turns_off_exists():
+    parameters = get_command(app).commands["train"].params
+    flags = {flag for parameter in parameters for flag in parameter.secondary_opts}
+    assert flags == {"--no-graphs", "--no-portable", "--no-several-labels"}
 
 
 def test_no_option_is_named_before_the_reader_is_known():

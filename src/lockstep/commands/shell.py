@@ -98,17 +98,16 @@ def _of_function(parameter: inspect.Parameter, text: str | None) -> inspect.Para
         annotation = get_args(annotation)[0]
     info = copy(info)
     info.help = text
-    # else it has its own flag
+    # else it has its own flag; typer would add --no-... to a switch
     if isinstance(info, typer.models.OptionInfo) and not isinstance(info.default, str):
-        info.param_decls = (_flag(parameter.name),)
+        info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     return _parameter(parameter.name, annotation, info, parameter.default)
 
 
 def _of_recipe(name: str) -> inspect.Parameter:
     """Return the option of a setting of the recipe, or of a shorthand."""
     annotation = Recipe.shorthands.get(name) or _plain(Recipe.model_fields[name].annotation)
-    flag = f"{_flag(name)}/--no-{name}" if annotation is bool else _flag(name)
-    return _parameter(name, annotation, typer.Option(flag, help=_OF_RECIPE[name]), default=None)
+    return _parameter(name, annotation, typer.Option(help=_OF_RECIPE[name]), default=None)
 
 
 def _of_placement(name: str) -> inspect.Parameter:
@@ -118,7 +117,7 @@ def _of_placement(name: str) -> inspect.Parameter:
     if field.default not in (None, False):
         number = isinstance(field.default, float)
         text += f" Default: {format(field.default, 'g') if number else field.default}."
-    info = typer.Option(_flag(name), min=bound, help=text)
+    info = typer.Option(min=bound, help=text)
     return _parameter(name, _plain(field.annotation), info, default=None)
 
 
@@ -131,10 +130,6 @@ def _parameter(name: str, annotation: Any, info: Any, default: Any) -> inspect.P
         default=default,
         annotation=Annotated[annotation, info],
     )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _plain(annotation: Any) -> Any:
