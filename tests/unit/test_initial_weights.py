@@ -126,9 +126,15 @@ def test_a_run_gives_final_weights_or_its_newest_checkpoint(finished, tmp_path):
     assert found.path == copy / "checkpoints/step-000000004.safetensors"
     into, _ = loaded(found.path)  # of a checkpoint the averaged weights are loaded, as of the model
     assert all(torch.equal(tensor, final[name]) for name, tensor in into.named_parameters())
-    found.path.write_bytes(b"cut")
+    content = found.path.read_bytes()
     sound = found.path.with_name("step-000000002.safetensors")
-    assert find_weights(copy).path == weights_of(copy)[1].path == sound
+    for damaged in (
+        b"cut",
+        content[:-1],
+        content[:-1] + b"\0",
+    ):  # The last two have their metadata.
+        found.path.write_bytes(damaged)
+        assert find_weights(copy).path == weights_of(copy)[1].path == sound
     shutil.rmtree(copy / "checkpoints")
     with lockstep_error("has no checkpoint yet: train it"):
         find_weights(copy)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lockstep import hardware, numerics
+from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.captured import obstacle
@@ -31,7 +31,7 @@ from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 from lockstep.pictures.decode import decoder_versions
 from lockstep.runs.provenance import fingerprint, sources
-from lockstep.runs.statefile import metadata_if_valid
+from lockstep.runs.statefile import FROZEN_FILE
 
 
 class Replica:
@@ -111,10 +111,9 @@ class Replica:
         # A resumed session has no file to load, so the probe of every session takes the weights of
         # the seed.
         self.seeded_state = model.state(self.device)
-        # A checkpoint of this recipe has the layers before the head; its head is not the one that
-        # the run starts from.
-        metadata = metadata_if_valid(path)
-        resumed = "step" in metadata and metadata["recipe_digest"] == recipe.digest()
+        # The layers before the head, which the checkpoints of this run share. Its head is not the
+        # one that the run starts from.
+        resumed = path.name == FROZEN_FILE and files.sha256(path) != recipe.init_sha256
         sha256 = None if resumed else recipe.init_sha256
         initial = load_initial_weights(model.module, recipe.model, path, sha256)
         if resumed:

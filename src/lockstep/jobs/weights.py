@@ -54,14 +54,10 @@ def find_weights(path: Path) -> WeightsFile:
     """Return the file of weights that `path` names: a file, a checkpoint, or a run. Raises:
     LockstepError.
     """
-    is_run = path.is_dir()
-    file = Run.open(path).weights_file if is_run else path
-    if file is None:
-        raise LockstepError(
-            f"{option('init', path)}: the run has no checkpoint yet: train it", DATA
-        )
+    run = Run.open(path) if path.is_dir() else None
+    file = run.weights_file() if run else path
     try:
-        return WeightsFile(file.absolute(), files.sha256(file), path if is_run else None)
+        return WeightsFile(file.absolute(), files.sha256(file), path if run else None)
     except OSError as error:
         raise _unreadable(path, error) from None
 
@@ -70,9 +66,9 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     """Return the file of the weights that the `recipe` starts from, if it needs no --init; None if
     there is none.
 
-    It is in an installed package, or kept in the user's cache. Or the recipe trains a head, and a
-    checkpoint of the `run` has the layers before it.
-    Raises: LockstepError if the package is not installed.
+    It is in an installed package, or kept in the user's cache. Or the recipe trains a head, and the
+    checkpoints of the `run` share the layers before it.
+    Raises: LockstepError if the package is not installed, or those layers are missing.
     """
     if recipe.init_sha256 in PACKAGED:
         module, file, package = PACKAGED[recipe.init_sha256]
@@ -85,7 +81,10 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
         )
     if path := kept(recipe.init_sha256):
         return path
-    return Run(run).newest_readable if recipe.head is not None and run is not None else None
+    steps = Run(run).steps if recipe.head and run else None
+    if not run or not steps:
+        return None
+    return statefile.frozen_beside(Run(run).checkpoints / statefile.file_name(steps[0]))
 
 
 class InitialWeights(NamedTuple):

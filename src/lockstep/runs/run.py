@@ -131,18 +131,12 @@ class Run:
         }
         return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
-    @property
-    def newest_readable(self) -> Path | None:
-        """Return the newest checkpoint whose metadata can be read, not verified; None if there is
-        none. `statefile.newest_verified` reads it whole.
+    def metadata(self) -> Record:
+        """Return the metadata in the newest checkpoint that can be read, {} if there is none. Only
+        `load` verifies a checkpoint.
         """
         paths = reversed(checkpoints_in(self.checkpoints).values())
-        return next(filter(metadata_if_valid, paths), None)
-
-    def metadata(self) -> Record:
-        """Return the metadata in the newest checkpoint that can be read, {} if there is none."""
-        newest = self.newest_readable
-        return metadata_if_valid(newest) if newest else {}
+        return next(filter(None, map(metadata_if_valid, paths)), {})
 
     def sessions(self) -> list[Record]:
         """Return the entries of environment.json, one for each session, [] if there are none.
@@ -185,21 +179,17 @@ class Run:
         except (OSError, ValueError) as error:
             raise unreadable(path, error) from None
 
-    @property
-    def weights_file(self) -> Path | None:
-        """Return the file of the run's weights, not verified, as that takes torch: the model, which
-        is written at the end, else the newest readable checkpoint. None if there is none.
+    def weights_file(self) -> Path:
+        """Return the file of the run's weights: the model, not verified, which is written at the
+        end, else the newest valid checkpoint, whose search takes torch.
+
+        Raises: LockstepError if there is none.
         """
-        return self.model if self.model.is_file() else self.newest_readable
+        return self.model if self.model.is_file() else self.load().path
 
     def load_weights(self) -> StateFile:
-        """Return what `weights_file` holds, or the checkpoint before one that is damaged.
-
-        Raises: LockstepError if there is none, or it is damaged.
-        """
-        if self.weights_file == self.model:
-            return statefile.read(self.model)
-        return self.load()
+        """Return what `weights_file` holds. Raises: LockstepError, also if it is damaged."""
+        return statefile.read(self.model) if self.model.is_file() else self.load()
 
     def load(self, which: int | Literal["best"] | None = None) -> StateFile:
         """Return the checkpoint after `which` updates, or the best one; by default the newest valid
@@ -237,7 +227,7 @@ class Run:
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
-        return LockstepError(f"{self.path} has no checkpoint yet", DATA)
+        return LockstepError(f"{self.path} has no checkpoint yet: train it, or wait", DATA)
 
     def is_held(self) -> bool:
         """Return whether a program is training here now. In a copy of a run without a lock file,

@@ -42,7 +42,7 @@ Tensors = Mapping[str, "Tensor"]
 SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # in the metadata: that of the tensors and of the other metadata
 FROZEN = "frozen/"  # begins the names of the tensors that are in the file beside the checkpoints
-_FROZEN_FILE = f"frozen{SUFFIX}"
+FROZEN_FILE = f"frozen{SUFFIX}"
 _NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library safetensors
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
@@ -143,8 +143,9 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
         if metadata is None and foreign:
             return StateFile(path, {}, tensors)
         metadata = _checked(path, metadata)
-        if metadata.get("frozen") and path.name != _FROZEN_FILE:
-            tensors |= {f"{FROZEN}{name}": tensor for name, tensor in _frozen_beside(path).items()}
+        if metadata.get("frozen") and path.name != FROZEN_FILE:
+            frozen = read(frozen_beside(path)).tensors
+            tensors |= {f"{FROZEN}{name}": tensor for name, tensor in frozen.items()}
         if contents_sha256(metadata, tensors) != metadata[SHA256]:
             raise ValueError(
                 "it is not the file that was written: the sha256 of its contents differs"
@@ -157,17 +158,17 @@ def read(path: Path, content: bytes | None = None, foreign: bool = False) -> Sta
     return StateFile(path, metadata, tensors)
 
 
-def _frozen_beside(path: Path) -> "dict[str, Tensor]":
-    """Return the frozen tensors of the checkpoint `path`. Raises: LockstepError, as `read`; they
-    may not be missing.
+def frozen_beside(path: Path) -> Path:
+    """Return the file of the frozen tensors of the checkpoint `path`. Raises: DamagedFileError if
+    it does not exist.
     """
-    frozen = path.with_name(_FROZEN_FILE)
-    try:
-        return read(frozen).tensors
-    except FileNotFoundError as error:
+    frozen = path.with_name(FROZEN_FILE)
+    if not os.path.lexists(frozen):
         raise DamagedFileError(
-            f"{error}, so {path.name} has no layers before its head: copy both", frozen
-        ) from None
+            f"{frozen} does not exist, so {path.name} has no layers before its head: copy both",
+            frozen,
+        )
+    return frozen
 
 
 def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
@@ -177,7 +178,7 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     A valid file stays if there are checkpoints, which need its bits.
     """
     make_folder(folder)
-    path = folder / _FROZEN_FILE
+    path = folder / FROZEN_FILE
     with contextlib.suppress(DamagedFileError, FileNotFoundError):
         if not tensors or (checkpoints_in(folder) and read(path)):
             return
