@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -25,6 +26,7 @@ from unittest.mock import patch
 from PIL import Image
 
 import lockstep
+from benchmarks import several as pairs
 from benchmarks.common import (
     bare,
     data_option,
@@ -296,6 +298,37 @@ def labels(call: Call) -> Figures:
     }
 
 
+def several(call: Call) -> Figures:
+    """Several labels: pairs of digits of MNIST in `--data`, and photos of the folder WHAT in a
+    grid, a seed a round; and scikit-learn on the same features, if it is installed.
+    """
+    figures: Figures = {}
+    source = Path(call.what).absolute()
+    draws = {
+        "pairs of digits": pairs.digits(call.data),
+        f"{source.name} in a grid": pairs.grid(source),
+    }
+    for name, draw in draws.items():
+        folder = call.folder / slug(name)
+        if not folder.exists():
+            pairs.make(folder, draw)
+        options = ("--several-labels", "--label-separator", ";", "--precision", "float32")
+        result = train(call, folder, *options, "--seed", call.number)
+        figures |= of_photos(name, call, result, str(call.folder / "cache"))
+        figures[f"{name}: macro F1 (accuracy)"] = result["f1"]["macro"]
+        figures[f"{name}: accuracy of sure labels"] = (
+            result["sure"]["right"] / result["sure"]["images"]
+        )
+        with (
+            suppress(ImportError),
+            patch.dict(os.environ, {"XDG_CACHE_HOME": str(call.folder / "cache")}),
+        ):
+            f1, error = pairs.of_scikit_learn(result["run"])
+            figures[f"{name}: macro F1 of scikit-learn (accuracy)"] = f1
+            figures[f"{name}: accuracy of scikit-learn's probabilities (calibration error)"] = error
+    return figures
+
+
 def unlike(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
@@ -390,6 +423,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),
     "labels": (labels, 5),
+    "several": (several, 5),
     "unlike": (unlike, 1),
     "folder": (folder, 1),
     "portable-accuracy": (portable_accuracy, 10),

@@ -164,7 +164,7 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
     file._session = SimpleNamespace(run=lambda *_: outputs)
     file.metadata = {
         "classes": CLASSES,
-        "decoding": {},
+        "decoding": {"image_px": 8},
         "thresholds": THRESHOLDS.tolist(),
         "sure_from": [0.3, 0.9, None],
         "like_from": 0.5,

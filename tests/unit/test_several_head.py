@@ -85,7 +85,7 @@ def test_a_threshold_is_half_of_the_best_f1_by_hand():
     assert equal.item() == pytest.approx(3 / 7)
 
 
-def test_the_weight_decay_is_the_one_that_classifies_left_out_images_best():
+def test_the_weight_decay_is_the_best_for_left_out_images():
     recipe = RECIPE.replace(weight_decay={"default": 0.01}, decay_factors=(1e-3, 1.0, 1e3))
     values, labels = examples(300, 1)
     chosen = of(with_best_decay, values, labels, recipe)
