@@ -159,7 +159,7 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     file = object.__new__(script.Exported)
-    monkeypatch.setattr(script, "decode_image", lambda image: np.zeros((8, 8, 1), np.uint8))
+    monkeypatch.setattr(script, "decode_image", lambda *_: np.zeros((8, 8, 1), np.uint8))
     outputs = [ROW.float().numpy()[None]]
     file._session = SimpleNamespace(run=lambda *_: outputs)
     file.metadata = {
