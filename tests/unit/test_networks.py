@@ -74,7 +74,7 @@ class StandIn(SimpleNamespace):
 
     def __init__(self, download=lambda: None, last=nn.Linear, **config):
         super().__init__(made=[])
-        own = {"architecture": "toy", "tag": "x_in1k", "classifier": "fc", "license": "mit"}
+        own = {"architecture": "toy", "tag": "x_in1k", "classifier": "fc", "license": "cc-by-nc-4"}
         own |= {"input_size": (3, SIDE, SIDE), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
         own |= {"interpolation": "bilinear", "fixed_input_size": False, "hf_hub_id": "timm/toy"}
         self.config = SimpleNamespace(**own | {"has_weights": True} | config)
@@ -128,7 +128,7 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert (recipe.name, recipe.model, recipe.head) == ("photos", "timm:toy.x_in1k", "fc")
     assert (recipe.image_px, recipe.interpolation, recipe.custom_code) == (SIDE, "bilinear", {})
     assert (recipe.augmentation.mean, recipe.augmentation.std) == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    assert "licence of its weights is mit; see https://huggingface.co/timm/toy" in spec.notes[0]
+    assert "weights is cc-by-nc-4, which forbids commercial use; see https://huggingface.co/timm/toy" in spec.notes[0]
     assert recipe.init_sha256 == find_weights(spec.placement.init).sha256
     assert spec.placement.init == known_weights(recipe)
     assert not [name for name in load_file(spec.placement.init) if name.startswith("fc")]
@@ -141,11 +141,14 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     timm.made.clear()
     stand_in(download=lambda: 1 / 0)
     assert spec_of(str(photos), {"model": "timm:toy"}, tmp_path, name="b").recipe == recipe
-    spec.placement.init.unlink()
+    spec.placement.init.write_bytes(b"damaged")
     classifier = lockstep.load(tmp_path / "a/model.safetensors")
     assert classifier.decoding.interpolation == "bilinear"
     assert classifier.predict(photos / "a/0.png").label in ("a", "b")
     assert placed(recipe, Placement(), tmp_path / "a").init.parent == tmp_path / "a/checkpoints"
+    next(kept.folder().glob("timm-*")).write_bytes(b"{")
+    stand_in()
+    assert spec_of(str(photos), {"model": "timm:toy"}, tmp_path, name="b").recipe == recipe
 
 
 def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
@@ -246,10 +249,14 @@ def test_without_timm_or_for_another_recipe(monkeypatch, photos):
 
 def test_a_file_gives_the_weights_of_a_network_of_timm(stand_in, photos, tmp_path):
     timm = stand_in(download=lambda: 1 / 0)
-    (tmp_path / "own.safetensors").write_bytes(save(Toy(1000).state_dict()))
+    other_size = {**Toy(1000).state_dict(), "stem.bias": torch.zeros(3)}
+    (tmp_path / "own.safetensors").write_bytes(save(other_size))
     spec = spec_of(str(photos), {"model": "timm:toy"}, tmp_path, tmp_path / "own.safetensors")
     assert spec.recipe.init_sha256 == find_weights(tmp_path / "own.safetensors").sha256
+    assert spec.notes == ()  # The licence would be that of other weights.
     assert not any(pretrained for _, pretrained, _ in timm.made)
+    with lockstep_error("no weights of the right shape for stem.bias: give weights of timm:toy"):
+        fit_here(spec.recipe, tmp_path / "a", spec.placement)
 
 
 def test_photos_tuned_goes_on_with_the_network_of_a_run(stand_in, photos, tmp_path):

@@ -3,6 +3,7 @@ package, or of a run.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,12 +59,12 @@ def with_network(
     if model in PACKAGED_NETWORKS:
         settings = {**PACKAGED_NETWORKS[model]}
     elif model.startswith(TIMM):
-        name = model.removeprefix(TIMM)
         px = changes.get("image_px")
         side = px if isinstance(px, int) else None  # Validation reports another type.
-        settings = settings_of_timm(name, side, with_weights=weights is None)
+        settings = settings_of_timm(model.removeprefix(TIMM), side, with_weights=weights is None)
         licence = settings.pop("licence")
-        notes = [f"network {settings['model']}: the licence of its weights is {licence}"]
+        if weights is None:
+            notes = [f"network {settings['model']}: the licence of its weights is {licence}"]
         changes = {**changes, "model": settings["model"]}
     elif tuned and weights and weights.run and "model" not in changes:
         parent = Run.open(weights.run).recipe()
@@ -113,19 +114,16 @@ def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
     name that is a number counts, as `layer4.1` and `blocks.11`. Layers that are slow as a whole
     have one entry.
     """
-    blocks = [block for name in parameters if (block := _block(name))]
-    order = list(dict.fromkeys(blocks))
-    first_fast = order[len(order) - max(1, len(order) // 3)] if order else ""
-    count = next((i for i, name in enumerate(parameters) if _block(name) == first_fast), 0)
+    blocks = [_block(name) for name in parameters]
+    order = list(dict.fromkeys(filter(None, blocks)))
+    count = blocks.index(order[-max(1, len(order) // 3)]) if order else 0
     return _whole({name: i < count for i, name in enumerate(parameters)}, 1)
 
 
 def _block(name: str) -> str:
     """Return a parameter's name up to the last part of it that is a number, or "" if none is."""
-    parts = name.split(".")[:-1]
-    while parts and not parts[-1].isdecimal():
-        parts.pop()
-    return ".".join(parts)
+    found = re.match(r"(?:.*\.)?\d+(?=\.)", name)
+    return found[0] if found else ""
 
 
 def _whole(slow: dict[str, bool], depth: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ Only what downloads or converts a file imports torch or the network's libraries.
 import hashlib
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lockstep import files
 from lockstep.data.catalog import Archive
 from lockstep.data.fetch import fetch_file
 from lockstep.errors import LockstepError, option
+from lockstep.messages import logger
 from lockstep.models import TIMM
 from lockstep.runs.statefile import SUFFIX
 
@@ -28,8 +30,13 @@ def folder() -> Path:
 
 
 def kept(sha256: str | None) -> Path | None:
-    """Return the kept file of this SHA-256, or None."""
-    return next(folder().glob(f"{sha256}.*"), None) if sha256 else None
+    """Return the kept file of this SHA-256, or None. One that has changed since is deleted."""
+    path = next(folder().glob(f"{sha256}.*"), None) if sha256 else None
+    if path is None or files.sha256(path) == sha256:
+        return path
+    logger.warning(f"{path} is damaged, and is deleted")
+    path.unlink(missing_ok=True)
+    return None
 
 
 def downloaded(url: str) -> Path:
@@ -46,7 +53,7 @@ def downloaded(url: str) -> Path:
     base, name, sha256 = found.groups()
     suffix = Path(name.partition("?")[0]).suffix
     path = folder() / f"{sha256}{suffix}"
-    if not path.is_file():
+    if not kept(sha256):
         fetch_file(Archive(name, (base,), 0, sha256), path)
     return path
 
@@ -59,20 +66,19 @@ def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dic
     Raises: LockstepError.
     """
     index = folder() / f"{TIMM[:-1]}-{name}-{image_px or 'own'}.json"
-    if with_weights and index.is_file():
-        known: dict[str, Any] = files.read_json(index)
-        if kept(known["init_sha256"]):
-            return known
+    if with_weights:
+        # One that is damaged is written again.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known: dict[str, Any] = files.read_json(index)
+            if kept(known["init_sha256"]):
+                return known
     from safetensors.torch import save
 
     from lockstep.models.from_timm import describe, trained_tensors
 
-    described = describe(name, image_px)
-    settings, licence, source = described
-    where = f"; see https://huggingface.co/{source}" if source else ""
-    settings["licence"] = f"{licence or 'not stated by timm'}{where}"
+    settings = describe(name, image_px)
     if with_weights:
-        data = save(trained_tensors(name, described))
+        data = save(trained_tensors(name, settings))
         sha256 = hashlib.sha256(data).hexdigest()
         folder().mkdir(parents=True, exist_ok=True)
         files.deliver(folder() / f"{sha256}{SUFFIX}", data)

@@ -32,6 +32,7 @@ from lockstep.messages import logger
 from lockstep.pictures.decode import decoder_versions
 from lockstep.runs.provenance import fingerprint, sources
 from lockstep.runs.statefile import FROZEN_FILE
+from lockstep.text import listed
 
 
 class Replica:
@@ -119,6 +120,17 @@ class Replica:
         if resumed:
             return None
         if not initial.complete:
+            # Only the head is trained, so random layers before it would stay random.
+            own = dict(model.module.named_parameters())
+            lacking = [n for n in initial.new if n in own and not n.startswith(f"{recipe.head}.")]
+            if recipe.head and lacking:
+                raise LockstepError(
+                    f"{option('init', path)}: only the layer {recipe.head} is trained, and the "
+                    f"file has no weights of the right shape for {listed(lacking[:3])}: give "
+                    f"weights of {recipe.model} for images of {recipe.image_px} pixels, or the "
+                    f"{option('settings', 'image_px=...')} that these are for",
+                    DATA,
+                )
             logger.warning(f"{option('init', path)}: {initial}")
         return initial
 

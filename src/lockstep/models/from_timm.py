@@ -4,9 +4,10 @@ timm is an extra and installs torchvision, so it is imported only where one of i
 named.
 """
 
+import re
 from difflib import get_close_matches
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,21 +17,9 @@ from lockstep.models import TIMM
 
 _INTERPOLATIONS = ("bicubic", "bilinear")
 _LARGEST_PX = 640
+_HUB = "https://huggingface.co/"
+_NOT_SOLD = re.compile(r"\bnc\b|noncommercial")  # in the name of a licence
 _REFUSED = ("pretrained", "checkpoint_path")  # Weights come from the recipe's file.
-
-
-class Described(NamedTuple):
-    """What timm's own configuration says of a network.
-
-    Attributes:
-        settings: of the recipe that trains its last layer.
-        licence: of its weights, or None if timm does not state it.
-        source: the repository on huggingface.co that has the weights, or None.
-    """
-
-    settings: dict[str, Any]
-    licence: str | None
-    source: str | None
 
 
 def build(
@@ -75,10 +64,11 @@ def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
     return layer
 
 
-def describe(name: str, image_px: int | None = None) -> Described:
-    """Return what timm says of the network `name`, for images of `image_px` or of its own size.
+def describe(name: str, image_px: int | None) -> dict[str, Any]:
+    """Return the settings that train the last layer of the network `name`, by timm's configuration,
+    for images of `image_px` or of its own size.
 
-    Nothing is downloaded.
+    "licence" is that of its weights, in words. Nothing is downloaded.
     Raises: LockstepError if there is no timm or no such network, or a recipe cannot train its last
     layer alone.
     """
@@ -107,7 +97,13 @@ def describe(name: str, image_px: int | None = None) -> Described:
         raise LockstepError(
             f"the last layer of model {full}, {head}, is not linear: choose another network"
         )
-    settings = {
+    licence = config.license or "not stated by timm"
+    if _NOT_SOLD.search(licence):
+        licence += ", which forbids commercial use"
+    if config.hf_hub_id:
+        licence += f"; see {_HUB}{config.hf_hub_id}"
+    return {
+        "licence": licence,
         "model": full,
         "head": head,
         "image_px": pixels,
@@ -115,17 +111,16 @@ def describe(name: str, image_px: int | None = None) -> Described:
         "augmentation.mean": list(config.mean),
         "augmentation.std": list(config.std),
     }
-    return Described(settings, config.license, config.hf_hub_id)
 
 
-def trained_tensors(name: str, described: Described) -> dict[str, Tensor]:
-    """Return the trained weights of the network `name`, which is `described`, by the names of its
+def trained_tensors(name: str, settings: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the trained weights of the network `name` with these `settings`, by the names of its
     layers, without those of its last layer.
 
     timm downloads them once. Raises: LockstepError if it cannot.
     """
     try:
-        network = _created(name, described.settings["image_px"], pretrained=True, num_classes=2)
+        network = _created(name, settings["image_px"], pretrained=True, num_classes=2)
     except Exception as error:
         remedy = (
             "Connect this machine to the network, or download them on another one and give the "
@@ -133,7 +128,7 @@ def trained_tensors(name: str, described: Described) -> dict[str, Tensor]:
         )
         if "gated" in f"{type(error).__name__} {error}".lower():
             remedy = (
-                f"Accept their licence on https://huggingface.co/{described.source}, and log in "
+                f"Accept their licence on {_HUB}{_config(name).hf_hub_id}, and log in "
                 f"with `hf auth login`"
             )
         raise LockstepError(
@@ -141,7 +136,7 @@ def trained_tensors(name: str, described: Described) -> dict[str, Tensor]:
             f"{_line(error)}). {remedy}",
             ENVIRONMENT,
         ) from None
-    own = f"{described.settings['head']}."
+    own = f"{settings['head']}."
     return {
         key: tensor.contiguous()
         for key, tensor in network.state_dict().items()
@@ -173,16 +168,15 @@ def imported() -> Any:
 def _config(name: str) -> Any:
     """Return timm's configuration of a network with trained weights. Raises: LockstepError."""
     timm = imported()
-    trained = timm.list_models(pretrained=True)
-    if name in trained or name in timm.list_models():
-        config = timm.get_pretrained_cfg(name)
-        if config is not None and (name in trained or config.has_weights):
-            return config
-    near = get_close_matches(name, [*trained, *timm.list_models()], 3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    names = [*timm.list_models(pretrained=True), *timm.list_models()]
+    config = timm.get_pretrained_cfg(name) if name in names else None
+    if config is not None and config.has_weights:
+        return config
+    near = get_close_matches(name, names, 3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise LockstepError(
-        f"timm has no network {name!r} with trained weights{hint}: "
-        f"timm.list_models(pretrained=True) lists them"
+        f"timm has no network {name!r} with trained weights{hint} "
+        f"timm.list_models(pretrained=True) lists all"
     )
 
 
