@@ -128,7 +128,10 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert (recipe.name, recipe.model, recipe.head) == ("photos", "timm:toy.x_in1k", "fc")
     assert (recipe.image_px, recipe.interpolation, recipe.custom_code) == (SIDE, "bilinear", {})
     assert (recipe.augmentation.mean, recipe.augmentation.std) == ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    assert "weights is cc-by-nc-4, which forbids commercial use; see https://huggingface.co/timm/toy" in spec.notes[0]
+    assert (
+        "weights is cc-by-nc-4, which forbids commercial use; see https://huggingface.co/timm/toy"
+        in spec.notes[0]
+    )
     assert recipe.init_sha256 == find_weights(spec.placement.init).sha256
     assert spec.placement.init == known_weights(recipe)
     assert not [name for name in load_file(spec.placement.init) if name.startswith("fc")]
