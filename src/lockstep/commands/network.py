@@ -170,9 +170,8 @@ def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
         features = backbone(torch.from_numpy(pixels)[None])[0, 0, 0].view(torch.float32)
         norms.append(float(features.square().sum()))
     factor = 2.0 ** round(math.log2(sum(norms) / len(norms) / _USUAL_NORM))
-    decay = recipe.weight_decay["default"]
     return {
         "lr": recipe.lr / factor,
-        "weight_decay.default": decay * factor,
+        "weight_decay.default": recipe.weight_decay["default"] * factor,
         f"lr_factors.{recipe.head}.bias": factor,
     }

@@ -17,8 +17,6 @@ from lockstep.models import TIMM
 
 _INTERPOLATIONS = ("bicubic", "bilinear")
 _LARGEST_PX = 640
-_HUB = "https://huggingface.co/"
-_NOT_SOLD = re.compile(r"\bnc\b|noncommercial")  # in the name of a licence
 _REFUSED = ("pretrained", "checkpoint_path")  # Weights come from the recipe's file.
 
 
@@ -93,15 +91,15 @@ def describe(name: str, image_px: int | None) -> dict[str, Any]:
         )
     head = config.classifier
     layers = dict(build(name, (3, pixels, pixels), 2).named_modules())
-    if not isinstance(head, str) or not isinstance(layers.get(head), nn.Linear):
+    if not isinstance(layers.get(head), nn.Linear):
         raise LockstepError(
             f"the last layer of model {full}, {head}, is not linear: choose another network"
         )
     licence = config.license or "not stated by timm"
-    if _NOT_SOLD.search(licence):
+    if re.search(r"\bnc\b|noncommercial", licence):
         licence += ", which forbids commercial use"
     if config.hf_hub_id:
-        licence += f"; see {_HUB}{config.hf_hub_id}"
+        licence += f"; see https://huggingface.co/{config.hf_hub_id}"
     return {
         "licence": licence,
         "model": full,
@@ -128,8 +126,8 @@ def trained_tensors(name: str, settings: dict[str, Any]) -> dict[str, Tensor]:
         )
         if "gated" in f"{type(error).__name__} {error}".lower():
             remedy = (
-                f"Accept their licence on {_HUB}{_config(name).hf_hub_id}, and log in "
-                f"with `hf auth login`"
+                f"Accept their licence on https://huggingface.co/{_config(name).hf_hub_id}, and "
+                f"log in with `hf auth login`"
             )
         raise LockstepError(
             f"the weights of model {TIMM}{name} cannot be downloaded ({type(error).__name__}: "
