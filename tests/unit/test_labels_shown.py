@@ -146,9 +146,18 @@ def test_predict_eval_and_report_find_the_same_labels(run, tmp_path, monkeypatch
     assert len(record["mistakes"]) == min(24, record["examples"] - record["correct"])
     for mistake in record["mistakes"]:
         assert ", ".join(sorted(mistake["labels"])) != mistake["labelled"]
+        named = " ".join(mistake["ranked"])
+        assert all(label in named for label in mistake["labelled"].split(", ") if label in CLASSES)
     assert 0 <= record["calibration"] < 0.5
     page = runs.page(lockstep.Run.open(run), record)
-    for words in ("have exactly the labels", "average precision", ">owl<", "is found if its"):
+    for words in (
+        "have exactly the labels",
+        "is F1",
+        "found from 0.5 on",
+        "average precision",
+        ">owl<",
+        "is found if its",
+    ):
         assert words in page
     assert "Confusion" not in page
 

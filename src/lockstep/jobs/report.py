@@ -97,11 +97,17 @@ def _shown(
         maps = class_activation_map(replica.backbone, replica.network, image, found)
         prediction = prediction.with_evidence(maps)
     pixels = image[0].numpy()
+    labelled = labels_of(images, row)
+    missed = [
+        f"{label} {probabilities[row, images.classes.index(label)]:.1%}: missed"
+        for label in labelled
+        if label not in dict(prediction.top)
+    ]
     return {
         **prediction.record(),
         "name": f"image {name:,}" if isinstance(name, int) else str(name),
-        "labelled": ", ".join(labels_of(images, row)) or "nothing",
-        "ranked": [*prediction.ranked(1), *prediction.marks()],
+        "labelled": ", ".join(labelled) or "nothing",
+        "ranked": [*prediction.ranked(1), *missed, *prediction.marks()],
         "picture": address(pixels),
         "evidence": {label: address(lit) for label, lit in prediction.lit(pixels).items()},
     }

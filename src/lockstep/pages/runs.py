@@ -71,11 +71,16 @@ def headline(run: Run, record: Record | None) -> Headline:
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
-    right = "are classified correctly"
-    if recipe.several:
-        right = "have exactly the labels that are found"
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
-    return Headline(f"{accuracy:.2%}", f"{images} {right} ({interval})", details)
+    scores = record or result or {}
+    if not recipe.several:
+        right = f"{images} are classified correctly ({interval})"
+        return Headline(f"{accuracy:.2%}", right, details)
+    f1 = scores["f1"]["macro"]
+    right = f"{accuracy:.2%} {images} have exactly the labels that are found ({interval})"
+    return Headline(
+        "-" if f1 is None else f"{f1:.2%}", f"is F1, the mean of the labels. {right}", details
+    )
 
 
 def training(run: Run) -> Section:
@@ -97,9 +102,15 @@ def training(run: Run) -> Section:
                     [(row["step"], row["accuracy"]) for row in tested],
                 )
             )
+        by = ""
+        if run.recipe().several and key == "accuracy":
+            by = ", the share of images with exactly their labels, if found from 0.5 on"
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
         drawn.append(
-            Figure(figures.curves(lines, key), f"{key.capitalize()} over steps: {'; '.join(ends)}")
+            Figure(
+                figures.curves(lines, key),
+                f"{key.capitalize()} over steps{by}: {'; '.join(ends)}",
+            )
         )
     return Section("Training", figures=drawn)
 
