@@ -262,23 +262,22 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
     With many classes the matrix is left out; the page of `lockstep report` has it.
     """
     names = [printable(counts["name"]) for counts in classes]
-    width = max(map(len, ["class", *names]))
     columns = names if len(names) <= _MAX_COLUMNS else []
-    rows = [["class".ljust(width), "examples", "accuracy", *columns]]
+    rows = [["class", "examples", "accuracy", *columns]]
     for name, counts, predicted in zip(names, classes, confusion, strict=True):
         accuracy = "-" if counts["accuracy"] is None else f"{counts['accuracy']:.1%}"
-        row = [name.ljust(width), str(counts["examples"]), accuracy]
+        row = [name, str(counts["examples"]), accuracy]
         rows.append([*row, *map(str, predicted)] if columns else row)
     return _aligned(rows)
 
 
 def labels_table(classes: list[Record]) -> list[str]:
     """Return a table with a line per class, where an image has any number of labels."""
-    rows = [[printable(name), *cells] for name, *cells in label_rows(classes)]
-    width = max(len(name) for name, *_ in rows)
-    return _aligned([[name.ljust(width), *cells] for name, *cells in rows])
+    return _aligned([[printable(name), *cells] for name, *cells in label_rows(classes)])
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [f"  {'  '.join(map(str.rjust, row, widths))}" for row in rows]
+    first, *rest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"  {name.ljust(first)}  {'  '.join(map(str.rjust, cells, rest))}" for name, *cells in rows
+    ]
