@@ -27,6 +27,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
+from lockstep.messages import progress
 
 Answer = Literal["sure", "unsure", "unlike"]
 
@@ -37,6 +38,7 @@ ANSWERS = "sure/answers"
 SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
 FOLDS = 5
 _ENOUGH = 1_000
+_FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 errors is an int64
 # A less probable answer is never sure: all other classes together are half as probable or more.
 _LEAST = 2 / 3
 
@@ -83,15 +85,19 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
     """Return the recipe with the one of its `decay_factors` in the weight decay: that with the
     least mean square of the differences between the probabilities of `held_out` and the labels.
     """
-    recipe, trials = bound.recipe, dict[float, BoundRecipe]()
-    for factor in recipe.decay_factors:
-        decay = {name: c * factor for name, c in recipe.weight_decay.items()}
-        trial = replace(bound, recipe=recipe.replace(weight_decay=decay, decay_factors=()))
-        rows, probabilities = held_out(trial, state, train_set, FOLDS)
-        labels = train_set.labels[rows]
-        if not train_set.several:
-            labels = functional.one_hot(labels, len(train_set.classes))
-        trials[float((probabilities.double() - labels).square().mean())] = trial
+    recipe, trials = bound.recipe, dict[int, BoundRecipe]()
+    with progress("choosing the weight decay", len(recipe.decay_factors)) as advance:
+        for factor in recipe.decay_factors:
+            decay = {name: c * factor for name, c in recipe.weight_decay.items()}
+            trial = replace(bound, recipe=recipe.replace(weight_decay=decay, decay_factors=()))
+            rows, probabilities = held_out(trial, state, train_set, FOLDS)
+            labels = train_set.labels[rows]
+            if not train_set.several:
+                labels = functional.one_hot(labels, len(train_set.classes))
+            errors = (probabilities.double() - labels).square()
+            # A sum of integers is the same in any order, so on every machine.
+            trials[int((errors * _FINE).long().sum())] = trial
+            advance(1)
     return trials[min(trials)] if trials else bound
 
 

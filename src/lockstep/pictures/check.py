@@ -13,7 +13,8 @@ from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
 from lockstep.pictures.threads import in_threads
 
-# Of the bits that are set in either of two hashes, at most 1 / _ALIKE differ if they are alike.
+# Two hashes are alike if the bits that differ are at most a quarter (1 / _ALIKE) of those that are
+# set in one hash or in both.
 # Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
 # taken one after the other up to 0.25, and others 0.33 or more.
 _ALIKE = 4
