@@ -89,8 +89,8 @@ def with_stored_data(
 def fitted(
     subject: Subject, stated: Fields | None = None, weights: WeightsFile | None = None
 ) -> Recipe:
-    """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is
-    made now.
+    """Return the recipe of `subject` as it fits the images. Add a detail about a choice that is
+    made now, and the examples that its survey has found.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new
     since the last start. The learning rate follows the size of the features of another network
@@ -105,6 +105,7 @@ def fitted(
         return make(stated, changes) if same else recipe
     known = {**changes, "grey": recipe.grey} if "grey" in changes else changes
     survey = recipe.survey(subject.data).require_sound()
+    subject.surveyed = survey.examples()
     fit = fitting(survey, known, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     recipe = make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)

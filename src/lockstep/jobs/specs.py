@@ -5,7 +5,7 @@ in it.
 import sys
 import time
 from pathlib import Path
-from typing import IO, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -22,7 +22,18 @@ class _Spec(Settings):
     path: Path
 
 
-class TrainSpec(_Spec):
+class _OfFolder(_Spec):
+    """What jobs have before which the launcher may have surveyed a folder of images.
+
+    Attributes:
+        surveyed: the `Examples` of the folder, or None. They are never copied.
+    """
+
+    # Their module imports numpy, so their class is not named here.
+    surveyed: Any = Field(None, repr=False)
+
+
+class TrainSpec(_OfFolder):
     """Train a run.
 
     Attributes:
@@ -83,7 +94,7 @@ class VerifySpec(_Spec):
     start: int | None = Field(None, ge=0)
 
 
-class LabelsSpec(_Spec):
+class LabelsSpec(_OfFolder):
     """Find the images whose labels are doubtful. `path` is their folder."""
 
     job: ClassVar[str] = "labels"

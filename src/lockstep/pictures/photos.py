@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import platformdirs
-from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
@@ -25,12 +24,12 @@ from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import (
     RULES,
-    Decoding,
     Fit,
     UnreadableImageError,
     decoder_versions,
     read_image,
 )
+from lockstep.pictures.examples import Examples, Part
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
@@ -67,6 +66,7 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
+        asked: the arguments of `survey_folder`.
         several: whether an image has any number of labels.
     """
 
@@ -76,7 +76,8 @@ class Survey:
     problems: list[str]
     notes: list[str]
     group_keys: dict[str, str]
-    several: bool = False
+    asked: tuple[Any, ...]
+    several: bool
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -88,30 +89,24 @@ class Survey:
             raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
 
-    def labels(self, split: str) -> NDArray[np.integer]:
-        """Return the labels of the images of a split: int64 [n], or with several labels uint8 [n,
-        classes], 1 for each that an image has.
-        """
-        label_of = {name: label for label, name in enumerate(self.classes)}
-        photos = self.splits[split]
-        if not self.several:
-            return np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
-        labels = np.zeros((len(photos), len(self.classes)), np.uint8)
-        for row, photo in zip(labels, photos, strict=True):
-            row[[label_of[name] for name in photo.labels]] = 1
-        return labels
-
-    def digest(self, split: str, decoding: Decoding) -> str:
-        """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
-        files and labels.
-        """
-        rules, image_px, *others = decoding.key
-        pixels = [rules, image_px, self.classes, *others, *["several"] * self.several]
-        digest = hashlib.sha256(json.dumps(pixels).encode())
-        digest.update(self.labels(split).tobytes())
-        for photo in self.splits[split]:
-            digest.update(bytes.fromhex(photo.sha256))
-        return digest.hexdigest()
+    def examples(self) -> Examples:
+        """Return the examples of all splits as arrays."""
+        group_of = None
+        if any(photo.group for photo in self.splits.get("train", ())[:1]):
+            contents = {photo.sha256 for photos in self.splits.values() for photo in photos}
+            keys = sorted({self.group_keys[content] for content in contents})
+            numbers = {key: number for number, key in enumerate(keys)}
+            group_of = {content: numbers[self.group_keys[content]] for content in contents}
+        parts = {
+            id(photos): Part.of(photos, self.classes, group_of) for photos in self.splits.values()
+        }
+        return Examples(
+            self.asked,
+            self.classes,
+            self.several,
+            (*self.notes,),
+            {split: parts[id(photos)] for split, photos in self.splits.items()},
+        )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ`
@@ -166,6 +161,7 @@ def survey_folder(
     if root is None:
         give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
+    asked = (root, test_share, group, source, classes, fit, left_out)
     if classes is not None:
         group = None
         source = source._replace(group_column=None, split_column=None)
@@ -207,7 +203,7 @@ def survey_folder(
             if not photos
         ]
     problems += _unreadable(scan.photos)
-    survey = Survey(scan, known, splits, problems, notes, keys, source.several)
+    survey = Survey(scan, known, splits, problems, notes, keys, asked, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
 
