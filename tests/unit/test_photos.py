@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(photos, monkeypatch):
     write(photos, {"a": [1, 2], "b": [3, 4], "b/locked": [5]})
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: real(str(folder).replace("locked", "gone")))
-    assert scan_folder(photos).problems == ["b/gone cannot be read: No such file or directory"]
+    assert scan_folder(photos).problems == ["b/locked cannot be read: No such file or directory"]
 
 
 def test_unreadable_files_are_listed_at_once_and_read_again(photos):
