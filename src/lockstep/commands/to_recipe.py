@@ -23,6 +23,8 @@ from lockstep.text import listed
 
 # what the user may state of the steps of a head
 _RATES = {"lr", "optimizer", "optimizer.kind", "weight_decay", "weight_decay.default", "lr_factors"}
+# what a survey of a folder depends on
+_SURVEYED = ("test_share", "group", "label_source", "fit", "left_out")
 
 
 def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
@@ -105,7 +107,6 @@ def fitted(
         return make(stated, changes) if same else recipe
     known = {**changes, "grey": recipe.grey} if "grey" in changes else changes
     survey = recipe.survey(subject.data).require_sound()
-    subject.surveyed = survey.examples()
     fit = fitting(survey, known, recipe.name if subject.named else None)
     subject.details.append(fit.note())
     recipe = make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
@@ -116,6 +117,8 @@ def fitted(
         chosen = [f"{name}={value:g}" for name, value in settings.items()]
         subject.details.append(f"{listed(chosen)}, for the size of the network's features")
         recipe = make(recipe.model_dump(mode="json"), settings)
+    if all(getattr(recipe, name) == getattr(subject.recipe, name) for name in _SURVEYED):
+        subject.surveyed = survey.examples()
     return recipe
 
 

@@ -29,7 +29,6 @@ from lockstep.text import listed
 if TYPE_CHECKING:
     from lockstep.data.dataset import Plan
     from lockstep.pictures.decode import Decoding
-    from lockstep.pictures.examples import Examples
     from lockstep.pictures.photos import Survey
 
 # A recipe may come from somebody else: a single number in it must not take all memory or all
@@ -341,10 +340,7 @@ class Recipe(Settings):
         """
         from lockstep.pictures.photos import survey_folder
 
-        return survey_folder(*self._asked(folder, classes))
-
-    def _asked(self, folder: Path | None, classes: Sequence[str] | None) -> tuple[Any, ...]:
-        return (
+        return survey_folder(
             folder,
             self.test_share,
             self.group,
@@ -353,21 +349,6 @@ class Recipe(Settings):
             self.fit,
             {*self.left_out},
         )
-
-    def examples(
-        self,
-        folder: Path | None,
-        classes: Sequence[str] | None = None,
-        surveyed: "Examples | None" = None,
-    ) -> "Examples":
-        """Return the examples of a folder as arrays: `surveyed`, if a survey with these arguments
-        gave them, else those of a new `survey`.
-
-        Raises: LockstepError if the folder cannot be trained or evaluated on.
-        """
-        if surveyed is not None and surveyed.asked == self._asked(folder, classes):
-            return surveyed
-        return self.survey(folder, classes).require_sound().examples()
 
     @property
     def custom_code(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ pixels.
 
 import hashlib
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,47 +38,46 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
         logger.warning(note)
     names = [name for name in (*SPLITS, ALL) if name in examples.splits]
     parts = [examples.splits[name] for name in names]
-    contents = np.concatenate([part.sha256 for part in parts])
+    digits = b"".join(part.sha256.tobytes() for part in parts).hex()
+    hashes = [digits[start : start + 64] for start in range(0, len(digits), 64)]
+    paths = "\0".join([part.paths for part in parts]).split("\0")
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
     common, other = decoding.key[:4], decoding.key[4:]
     key = " ".join([json.dumps([*common, decoder_versions()]), *map(str, other)])
-    digits = contents.tobytes().hex()
-    hashes = [digits[start : start + 64] for start in range(0, len(digits), 64)]
     ids = [hashlib.sha256(f"{key} {sha256}".encode()).digest() for sha256 in hashes]
-    paths = cache(lambda: [path for part in parts for path in part.paths])
-    pixels = RowCache(f"pixels {key}", decoding.shape)
-    rows = pixels.find_or_make(
+    cache = RowCache(f"pixels {key}", decoding.shape)
+    rows = cache.find_or_make(
         ids,
-        lambda i: _pixels(examples.root, paths()[i], contents[i].tobytes(), decoding),
+        lambda i: _pixels(examples.root, paths[i], hashes[i], decoding),
         f"the pixels of {len({*ids}):,} images",
     )
     datasets = {}
     first = 0
     for name, part in zip(names, parts, strict=True):
-        own = slice(first, first + len(part))
-        first += len(part)
+        own = slice(first, first + len(part.labels))
+        first += len(part.labels)
         datasets[name] = Dataset(
-            pixels.images,
-            torch.from_numpy(examples.labels(name)),
+            cache.images,
+            torch.from_numpy(part.labels),
             examples.classes,
             examples.digest(name, decoding),
             rows[own],
             mapped=True,
             groups=None if part.groups is None else torch.from_numpy(part.groups),
-            row_ids=pixels.ids,
+            row_ids=cache.ids,
         )
     return datasets
 
 
-def _pixels(root: Path, name: str, sha256: bytes, decoding: Decoding) -> NDArray[np.uint8]:
+def _pixels(root: Path, name: str, sha256: str, decoding: Decoding) -> NDArray[np.uint8]:
     """Return the pixels of the file `name` in the folder `root`. Raises: LockstepError unless it
     has the `sha256` of the survey.
     """
     path = root / name
     try:
         data = read_image(path)
-        if hashlib.sha256(data).digest() != sha256:
+        if hashlib.sha256(data).hexdigest() != sha256:
             index_file(root).unlink(missing_ok=True)  # so that the next start reads all files
             raise LockstepError(f"{path} has changed since it was indexed: start again", DATA)
         return decode_image(data, decoding)

@@ -25,9 +25,9 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     `doubted`.
     """
     recipe = spec.recipe
-    examples = recipe.examples(spec.placement.data, surveyed=spec.surveyed)
-    replica = Replica(recipe, spec.placement, ctx, surveyed=examples)
-    parts = examples.splits
+    surveyed = spec.surveyed or recipe.survey(spec.placement.data).require_sound().examples()
+    replica = Replica(recipe, spec.placement, ctx, surveyed=surveyed)
+    parts = surveyed.splits
     # Without test images, the validation images are those too, so they count once.
     names = [*{id(parts[name]): name for name in SPLITS if name in parts}.values()]
     splits = [replica.split(name) for name in names]
@@ -38,7 +38,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         bound = confidence.with_best_decay(recipe.bind(len(every)), replica.state, every)
         rows, probabilities = confidence.held_out(bound, replica.state, every, confidence.FOLDS)
         advance(1)
-    paths = [path for name in names for path in parts[name].paths]
+    paths = "\0".join([parts[name].paths for name in names]).split("\0")
     paths = [paths[row] for row in rows.tolist()]
     judge = doubted if recipe.several else better_labels
     doubtful = judge(paths, every.labels[rows].cpu(), probabilities.cpu(), every.classes)

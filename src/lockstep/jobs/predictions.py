@@ -110,6 +110,6 @@ def names_of(spec: EvaluateSpec, images: Dataset, examples: int) -> list[Path | 
     if recipe.dataset != IMAGE_FOLDER:
         return [*numbers]
     known = images.classes if split == ALL else None
-    found = recipe.examples(spec.placement.data, known).splits
-    paths = found["train" if split == "held-out" else split].paths
-    return [Path(paths[number]) for number in numbers]
+    found = recipe.survey(spec.placement.data, known).splits
+    photos = found["train" if split == "held-out" else split]
+    return [Path(photos[number].path) for number in numbers]

@@ -15,25 +15,21 @@ from lockstep.schema import Settings
 
 
 class _Spec(Settings):
-    """What all jobs have. `path` is the run's folder, which only training writes to."""
+    """What all jobs have.
+
+    Attributes:
+        path: the run's folder, which only training writes to.
+        surveyed: the `Examples` of the folder of images, if the launcher has surveyed it. No copy
+            of the spec copies them. Their module, which imports numpy, is not named here.
+    """
 
     recipe: Recipe
     placement: Placement
     path: Path
-
-
-class _OfFolder(_Spec):
-    """What jobs have before which the launcher may have surveyed a folder of images.
-
-    Attributes:
-        surveyed: the `Examples` of the folder, or None. They are never copied.
-    """
-
-    # Their module imports numpy, so their class is not named here.
     surveyed: Any = Field(None, repr=False)
 
 
-class TrainSpec(_OfFolder):
+class TrainSpec(_Spec):
     """Train a run.
 
     Attributes:
@@ -94,7 +90,7 @@ class VerifySpec(_Spec):
     start: int | None = Field(None, ge=0)
 
 
-class LabelsSpec(_OfFolder):
+class LabelsSpec(_Spec):
     """Find the images whose labels are doubtful. `path` is their folder."""
 
     job: ClassVar[str] = "labels"

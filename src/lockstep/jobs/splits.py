@@ -51,13 +51,14 @@ def read_splits(
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
     downloaded.
 
-    With `classes`, all images of a folder are one split, see `survey_folder`. `surveyed` spares the
-    survey of a folder, see `Recipe.examples`.
+    With `classes`, all images of a folder are one split, see `survey_folder`. `surveyed` are
+    the examples of a folder, if it has been surveyed for this recipe.
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
-            examples = recipe.examples(placement.data, classes, surveyed)
-            return folder.load(examples, recipe.decoding)
+            if surveyed is None:
+                surveyed = recipe.survey(placement.data, classes).require_sound().examples()
+            return folder.load(surveyed, recipe.decoding)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:

@@ -13,13 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import platformdirs
+from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
@@ -69,7 +69,6 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
-        asked: the arguments of `survey_folder`.
         several: whether an image has any number of labels.
     """
 
@@ -79,8 +78,7 @@ class Survey:
     problems: list[str]
     notes: list[str]
     group_keys: dict[str, str]
-    asked: tuple[Any, ...]
-    several: bool
+    several: bool = False
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -94,22 +92,27 @@ class Survey:
 
     def examples(self) -> Examples:
         """Return the examples of all splits as arrays."""
-        group_of = None
-        if any(photo.group for photo in self.splits.get("train", ())[:1]):
-            contents = {photo.sha256 for photos in self.splits.values() for photo in photos}
-            keys = sorted({self.group_keys[content] for content in contents})
-            numbers = {key: number for number, key in enumerate(keys)}
-            group_of = {content: numbers[self.group_keys[content]] for content in contents}
-        parts = {
-            id(photos): Part.of(photos, self.classes, group_of) for photos in self.splits.values()
-        }
-        return Examples(
-            self.asked,
-            self.classes,
-            self.several,
-            (*self.notes,),
-            {split: parts[id(photos)] for split, photos in self.splits.items()},
-        )
+        parts = {id(photos): self._part(photos) for photos in self.splits.values()}
+        splits = {split: parts[id(photos)] for split, photos in self.splits.items()}
+        return Examples(self.scan.root, self.classes, self.notes, splits, self.several)
+
+    def _part(self, photos: list[Photo]) -> Part:
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        labels: NDArray[np.integer]
+        if self.several:
+            labels = np.zeros((len(photos), len(self.classes)), np.uint8)
+            for row, photo in zip(labels, photos, strict=True):
+                row[[label_of[name] for name in photo.labels]] = 1
+        else:
+            labels = np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
+        groups = None
+        if any(photo.group for photo in photos):
+            keys = sorted({*self.group_keys.values()})
+            number_of = {key: number for number, key in enumerate(keys)}
+            groups = np.array([number_of[self.group_keys[photo.sha256]] for photo in photos])
+        contents = bytearray.fromhex("".join([photo.sha256 for photo in photos]))
+        sha256 = np.frombuffer(contents, np.uint8).reshape(-1, 32)
+        return Part(sha256, labels, groups, "\0".join([photo.path for photo in photos]))
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ`
@@ -119,17 +122,9 @@ class Survey:
         """
         return [
             [photo.path for photo in photos]
-            for photos in self._equal[same]
+            for photos in _alike(self.scan.readable, attrgetter(same))
             if len({getattr(photo, differ) for photo in photos}) > 1
         ]
-
-    @cached_property
-    def _equal(self) -> dict[str, list[list[Photo]]]:
-        """The name of a field -> the images that have the same value in it."""
-        return {
-            same: _alike(self.scan.readable, attrgetter(same))
-            for same in ("sha256", "pixels_sha256", "group")
-        }
 
 
 def survey_folder(
@@ -166,7 +161,6 @@ def survey_folder(
     if root is None:
         give = f"give the folder of images as {option('data', 'DIR')}, or {command('train', 'DIR')}"
         raise LockstepError(f"dataset folder: {give}", DATA)
-    asked = (root, test_share, group, source, classes, fit, left_out)
     if classes is not None:
         group = None
         source = source._replace(group_column=None, split_column=None)
@@ -208,13 +202,13 @@ def survey_folder(
             if not photos
         ]
     problems += _unreadable(scan.photos)
-    survey = Survey(scan, known, splits, problems, notes, keys, asked, source.several)
+    survey = Survey(scan, known, splits, problems, notes, keys, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
 
 
 def _alike(photos: list[Photo], key: Callable[[Photo], str]) -> list[list[Photo]]:
-    """Return the photos of each `key` that several have, and is not ""."""
+    """Return the photos of each `key` but "" that several have."""
     counts = Counter(map(key, photos))
     alike = {value: list[Photo]() for value, count in counts.items() if count > 1 and value}
     for photo in photos if alike else ():
