@@ -44,7 +44,7 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 _SUFFIXES = 3  # of other files that are named
-_BLOCK = 1_000  # lines of the index that are parsed at once, which halves the time
+_BLOCK = 1_000  # lines of the index that are parsed at once, faster than one by one
 _STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
@@ -106,7 +106,7 @@ class Survey:
         else:
             labels = np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
         groups = None
-        if any(photo.group for photo in photos):
+        if any(photo.group for photo in self.scan.photos):
             keys = sorted({*self.group_keys.values()})
             number_of = {key: number for number, key in enumerate(keys)}
             groups = np.array([number_of[self.group_keys[photo.sha256]] for photo in photos])
