@@ -92,4 +92,4 @@ def load_folder(
 ):
     """The datasets of a folder, which is read as training reads it; `how` is for `survey_folder`."""
     found = photos.survey_folder(root, test_share, fit=fit, **how)
-    return folder.load(found, Decoding(image_px, grey, fit))
+    return folder.load(found.require_sound().examples(), Decoding(image_px, grey, fit))

@@ -177,7 +177,10 @@ def simulating(*, native: bool) -> Iterator[Waits]:
         if native:  # Portable arithmetic has the same operators on both.
             stack.enter_context(operators_of_a_gpu())
         stack.enter_context(graphs_of_a_gpu())
-        read = lambda recipe, placement: invented.load(recipe.dataset, 64, recipe.image_px)  # noqa: E731
+
+        def read(recipe, placement, **_):
+            return invented.load(recipe.dataset, 64, recipe.image_px)
+
         stack.enter_context(mock.patch.object(replica, "read_splits", read))
         stack.enter_context(
             mock.patch.object(

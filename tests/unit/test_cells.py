@@ -233,15 +233,15 @@ def test_labels_that_are_refused(tmp_path, name):
 def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
     found = read(tmp_path, {**SIX, "l.csv": HOT}).require_sound()
     for split, photos in found.splits.items():
-        labels = found.labels(split)
+        labels = found.examples().splits[split].labels
         assert labels.dtype == np.uint8
         names = [[*np.array(found.classes)[row == 1]] for row in labels]
         assert names == [[*photo.labels] for photo in photos]
-    before = found.digest("train", Decoding(32))
+    before = found.examples().digest("train", Decoding(32))
     (tmp_path / "photos/l.csv").write_text(HOT.replace("4,no", "4,yes"))
     after = survey_folder(tmp_path / "photos", 0.3, source=LabelSource(several=True))
     assert [found.splits.keys(), len(found.splits["test"])] == [after.splits.keys(), 2]
-    assert after.digest("train", Decoding(32)) != before
+    assert after.examples().digest("train", Decoding(32)) != before
 
 
 def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
@@ -250,7 +250,7 @@ def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
     contents = {f"{name}.png": int(name.partition("/")[2]) for name in names} | copies
     found = read(tmp_path, contents).require_sound()
     for split in ("train", "test"):
-        assert found.labels(split).sum(0).min() >= 1
+        assert found.examples().splits[split].labels.sum(0).min() >= 1
     sides = [{photo.sha256 for photo in photos} for photos in found.splits.values()]
     assert not sides[0] & sides[1]
     assert sum(map(len, sides)) == sum(map(len, found.splits.values())) == 26
@@ -280,7 +280,7 @@ def test_other_images_of_a_run_may_have_fewer_labels(tmp_path):
     found = read(
         tmp_path, cells("a", "a", "", "a", "b", "b"), classes=("a", "b", "c"), label_separator=";"
     ).require_sound()
-    assert found.labels("all").sum(0).tolist() == [3, 2, 0]
+    assert found.examples().splits["all"].labels.sum(0).tolist() == [3, 2, 0]
     with lockstep_error("1 class that the run does not know .b."):
         read(tmp_path, SIX, classes=("a", "c")).require_sound()
 

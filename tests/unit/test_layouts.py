@@ -595,5 +595,5 @@ def test_labels_of_names_or_of_folders_are_evaluated(tmp_path):
     photos = {"names": pictures("a_1", "b_2"), "folders": pictures("a_/1", "b_/2")}
     for name, contents in photos.items():
         root = lay(tmp_path / name, contents)
-        found = survey_folder(root, 0.2, source=source, classes=("a_", "b_")).require_sound()
-        assert found.labels("all").tolist() == [0, 1]
+        found = survey_folder(root, 0.2, source=source, classes=("a_", "b_")).examples()
+        assert found.splits["all"].labels.tolist() == [0, 1]

@@ -319,13 +319,16 @@ def test_interpolation_decides_pixels_and_the_digest_of_data(photos):
     assert (bicubic == decode_image(pixels, Decoding(32))).all()
     assert (bicubic != bilinear).any()
     survey = get_recipe("photos").survey(photos)
+    examples = survey.examples()
     for more in ([], ["bilinear"]):
         key = [RULES, 32, ["a", "b"], False, "crop", *more]
-        digest = hashlib.sha256(json.dumps(key).encode() + survey.labels("train").tobytes())
+        digest = hashlib.sha256(
+            json.dumps(key).encode() + examples.splits["train"].labels.tobytes()
+        )
         for photo in survey.splits["train"]:
             digest.update(bytes.fromhex(photo.sha256))
         decoding = Decoding(32, interpolation=[*more, "bicubic"][0])
-        assert survey.digest("train", decoding) == digest.hexdigest()
+        assert examples.digest("train", decoding) == digest.hexdigest()
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_a_class_that_a_split_lacks_keeps_its_label(photos):
     write(photos / "train", {"a": [1, 2], "b": [3, 4], "c": [5, 6]})
     write(photos / "test", {"a": [7], "c": [8]})
     found = sound(photos)
-    assert found.labels("test").tolist() == [0, 2]
+    assert found.examples().splits["test"].labels.tolist() == [0, 2]
     assert found.notes == ["no test image of b"]
 
 
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(photos, monkeypatch):
     write(photos, {"a": [1, 2], "b": [3, 4], "b/locked": [5]})
     real = os.scandir
     monkeypatch.setattr(os, "scandir", lambda folder: real(str(folder).replace("locked", "gone")))
-    assert scan_folder(photos).problems == ["b/gone cannot be read: No such file or directory"]
+    assert scan_folder(photos).problems == ["b/locked cannot be read: No such file or directory"]
 
 
 def test_unreadable_files_are_listed_at_once_and_read_again(photos):

@@ -49,7 +49,7 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
         return recipe.evaluated_split
     survey, digests = recipe.survey(data), run.metadata().get("data_sha256", {})
     recorded = "train" in survey.splits and digests.get("train")
-    if recorded and survey.digest("train", recipe.decoding) == recorded:
+    if recorded and survey.examples().digest("train", recipe.decoding) == recorded:
         return recipe.evaluated_split
     images = recipe.survey(data, classes).require_sound().splits[ALL]
     seen = f"{known} is not here to say which are known"

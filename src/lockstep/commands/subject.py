@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lockstep import files
 from lockstep.commands.network import is_pretrained, with_network
@@ -18,6 +18,9 @@ from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run
 from lockstep.schema import dotted
+
+if TYPE_CHECKING:
+    from lockstep.pictures.examples import Examples
 
 Kind = Literal["recipe", "file", "run", "images"]
 
@@ -40,6 +43,7 @@ class Subject:
         named: True if the recipe is named, and not only the images.
         notes: messages about the recipe, for the user and the run's log.
         details: what was chosen for the user, for the log.
+        surveyed: the examples of the folder of images, if fitting the recipe has surveyed it.
     """
 
     recipe: Recipe
@@ -49,6 +53,7 @@ class Subject:
     named: bool
     notes: list[str]
     details: list[str] = field(default_factory=list)
+    surveyed: "Examples | None" = None
 
 
 def subject_of(

@@ -23,6 +23,8 @@ from lockstep.text import listed
 
 # what the user may state of the steps of a head
 _RATES = {"lr", "optimizer", "optimizer.kind", "weight_decay", "weight_decay.default", "lr_factors"}
+# what a survey of a folder depends on
+_SURVEYED = ("test_share", "group", "label_source", "fit", "left_out")
 
 
 def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
@@ -89,8 +91,8 @@ def with_stored_data(
 def fitted(
     subject: Subject, stated: Fields | None = None, weights: WeightsFile | None = None
 ) -> Recipe:
-    """Return the recipe of `subject` as it fits the images, and add a detail about a choice that is
-    made now.
+    """Return the recipe of `subject` as it fits the images. Add a detail about a choice that is
+    made now, and the examples that its survey has found.
 
     A run to continue, with the recipe `stated`, keeps its choice. Reads all images that are new
     since the last start. The learning rate follows the size of the features of another network
@@ -115,6 +117,8 @@ def fitted(
         chosen = [f"{name}={value:g}" for name, value in settings.items()]
         subject.details.append(f"{listed(chosen)}, for the size of the network's features")
         recipe = make(recipe.model_dump(mode="json"), settings)
+    if all(getattr(recipe, name) == getattr(subject.recipe, name) for name in _SURVEYED):
+        subject.surveyed = survey.examples()
     return recipe
 
 

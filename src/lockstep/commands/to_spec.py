@@ -131,6 +131,7 @@ def train_spec(
         numbered=stated is None and folder.get("name") is None and subject.run is None,
         notes=tuple(subject.notes),
         details=tuple(subject.details),
+        surveyed=subject.surveyed,
     )
 
 
@@ -138,6 +139,7 @@ def labels_spec(folder: Path, options: Fields) -> LabelsSpec:
     """Return the spec that judges the labels of the images in `folder` by the recipe
     photos.
     """
-    recipe = fitted(subject_of(PHOTOS, parse((), options), folder))
-    recipe, _ = resolve(recipe, "auto")
-    return LabelsSpec(recipe=recipe, placement=placed(recipe, Placement(data=folder)), path=folder)
+    subject = subject_of(PHOTOS, parse((), options), folder)
+    recipe, _ = resolve(fitted(subject), "auto")
+    placement = placed(recipe, Placement(data=folder))
+    return LabelsSpec(recipe=recipe, placement=placement, path=folder, surveyed=subject.surveyed)

@@ -12,7 +12,7 @@ from lockstep.head import confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import LabelsSpec
-from lockstep.pictures.scan import SPLITS, Photo
+from lockstep.pictures.scan import SPLITS
 
 
 def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
@@ -25,10 +25,11 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     `doubted`.
     """
     recipe = spec.recipe
-    replica = Replica(recipe, spec.placement, ctx)
-    surveyed = recipe.survey(spec.placement.data).splits
+    surveyed = spec.surveyed or recipe.survey(spec.placement.data).require_sound().examples()
+    replica = Replica(recipe, spec.placement, ctx, surveyed=surveyed)
+    parts = surveyed.splits
     # Without test images, the validation images are those too, so they count once.
-    names = [*{id(surveyed[name]): name for name in SPLITS if name in surveyed}.values()]
+    names = [*{id(parts[name]): name for name in SPLITS if name in parts}.values()]
     splits = [replica.split(name) for name in names]
     if not ctx.first:
         return None
@@ -37,26 +38,26 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         bound = confidence.with_best_decay(recipe.bind(len(every)), replica.state, every)
         rows, probabilities = confidence.held_out(bound, replica.state, every, confidence.FOLDS)
         advance(1)
-    photos = [photo for name in names for photo in surveyed[name]]
-    photos = [photos[row] for row in rows.tolist()]
+    paths = "\0".join([parts[name].paths for name in names]).split("\0")
+    paths = [paths[row] for row in rows.tolist()]
     judge = doubted if recipe.several else better_labels
-    doubtful = judge(photos, every.labels[rows].cpu(), probabilities.cpu(), every.classes)
+    doubtful = judge(paths, every.labels[rows].cpu(), probabilities.cpu(), every.classes)
     doubtful.sort(key=lambda row: row["probability"])
     return {"folder": str(spec.placement.data), "images": len(every), "doubtful": doubtful}
 
 
 def better_labels(
-    photos: list[Photo], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
+    paths: list[str], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
 ) -> list[Record]:
-    """Return the photos that another class fits better than that of `labels`, int64 [n]. The
+    """Return the images that another class fits better than that of `labels`, int64 [n]. The
     `probabilities` are float32 [n, classes].
     """
     better = probabilities.argmax(1)
     rows = (better != labels).nonzero()[:, 0].tolist()
     return [
         {
-            "path": photos[row].path,
-            "label": photos[row].class_name,
+            "path": paths[row],
+            "label": classes[labels[row]],
             "probability": float(probabilities[row, labels[row]]),
             "better": classes[better[row]],
             "probability_of_better": float(probabilities[row, better[row]]),
@@ -66,10 +67,10 @@ def better_labels(
 
 
 def doubted(
-    photos: list[Photo], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
+    paths: list[str], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
 ) -> list[Record]:
-    """Return each label that a photo has and rather should not have, then "better" is None; or that
-    it should have and has not, then "label" is None. `labels` are uint8 [n, classes].
+    """Return each label that an image has and rather should not have, then "better" is None; or
+    that it should have and has not, then "label" is None. `labels` are uint8 [n, classes].
     """
     own = labels.bool()
     doubtful = []
@@ -78,7 +79,7 @@ def doubted(
         has = bool(own[row, label])
         doubtful.append(
             {
-                "path": photos[row].path,
+                "path": paths[row],
                 "label": classes[label] if has else None,
                 "probability": share if has else 1 - share,
                 "better": None if has else classes[label],

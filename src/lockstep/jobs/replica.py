@@ -30,6 +30,7 @@ from lockstep.jobs.weights import InitialWeights, load_initial_weights
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 from lockstep.pictures.decode import decoder_versions
+from lockstep.pictures.examples import Examples
 from lockstep.runs.provenance import fingerprint, sources
 from lockstep.runs.statefile import FROZEN_FILE
 from lockstep.text import listed
@@ -63,8 +64,11 @@ class Replica:
         placement: Placement,
         ctx: Context,
         splits: dict[str, Dataset] | None = None,
+        surveyed: Examples | None = None,
     ) -> None:
-        """Read the recipe's dataset, unless `splits` are given, and make network and state."""
+        """Read the recipe's dataset, unless `splits` are given, and make network and state.
+        `surveyed` is that of `read_splits`.
+        """
         self.recipe, self.placement = recipe, placement
         self.group, self.device = ctx.group, ctx.device
         ctx.monitor.use(ctx.device)
@@ -81,7 +85,7 @@ class Replica:
         self._first_of_host = not ctx.local
         if splits is None:
             with self._readers.in_turn(self._first_of_host):
-                splits = read_splits(recipe, placement)
+                splits = read_splits(recipe, placement, surveyed=surveyed)
         self.splits = splits_of(recipe, splits)
         train_set = self.splits["train"]
         self.bound = recipe.bind(len(train_set))

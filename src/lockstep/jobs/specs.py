@@ -5,7 +5,7 @@ in it.
 import sys
 import time
 from pathlib import Path
-from typing import IO, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -15,11 +15,18 @@ from lockstep.schema import Settings
 
 
 class _Spec(Settings):
-    """What all jobs have. `path` is the run's folder, which only training writes to."""
+    """What all jobs have.
+
+    Attributes:
+        path: the run's folder, which only training writes to.
+        surveyed: the `Examples` of the folder of images, if the launcher has surveyed it. No copy
+            of the spec copies them. Their module, which imports numpy, is not named here.
+    """
 
     recipe: Recipe
     placement: Placement
     path: Path
+    surveyed: Any = Field(None, repr=False)
 
 
 class TrainSpec(_Spec):

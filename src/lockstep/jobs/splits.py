@@ -8,6 +8,7 @@ from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
 from lockstep.data.dataset import Dataset
 from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.pictures.examples import Examples
 from lockstep.schema import load_object
 
 
@@ -42,16 +43,22 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
 
 
 def read_splits(
-    recipe: Recipe, placement: Placement, classes: Sequence[str] | None = None
+    recipe: Recipe,
+    placement: Placement,
+    classes: Sequence[str] | None = None,
+    surveyed: Examples | None = None,
 ) -> dict[str, Dataset]:
     """Return the splits of the recipe's dataset, by name, on the CPU. A dataset that is missing is
     downloaded.
 
-    With `classes`, all images of a folder are one split, see `survey_folder`.
+    With `classes`, all images of a folder are one split, see `survey_folder`. `surveyed` are
+    the examples of a folder, if it has been surveyed for this recipe.
     """
     try:
         if recipe.dataset == IMAGE_FOLDER:
-            return folder.load(recipe.survey(placement.data, classes), recipe.decoding)
+            if surveyed is None:
+                surveyed = recipe.survey(placement.data, classes).require_sound().examples()
+            return folder.load(surveyed, recipe.decoding)
         if recipe.dataset == MEMORY:
             assert recipe.dataset_sha256 is not None
             if placement.data is not None:

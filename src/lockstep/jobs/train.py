@@ -37,7 +37,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         messages = stack.enter_context(handled(notes.append, later=True))
         for text in spec.notes:
             logger.warning(text)
-        replica = Replica(spec.recipe, spec.placement, ctx)
+        replica = Replica(spec.recipe, spec.placement, ctx, surveyed=spec.surveyed)
         identity = require_agreement(replica)
 
         # Where does it go?

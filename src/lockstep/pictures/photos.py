@@ -13,6 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +27,14 @@ from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import (
     RULES,
-    Decoding,
     Fit,
     UnreadableImageError,
     decoder_versions,
     read_image,
 )
+from lockstep.pictures.examples import Examples, Part
 from lockstep.pictures.named import found_in
-from lockstep.pictures.scan import Photo, Scan, scan_folder
+from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
@@ -42,7 +44,7 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
 _SUFFIXES = 3  # of other files that are named
-_parsed = json.JSONDecoder().raw_decode  # json.loads takes twice as long
+_BLOCK = 1_000  # lines of the index that are parsed at once, faster than one by one
 _STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
 # What is said of images that are equal -> in what they differ, and what is the same.
 _EQUAL = (
@@ -88,30 +90,29 @@ class Survey:
             raise LockstepError(f"{self.scan.root} cannot be {what}:{text}", DATA)
         return self
 
-    def labels(self, split: str) -> NDArray[np.integer]:
-        """Return the labels of the images of a split: int64 [n], or with several labels uint8 [n,
-        classes], 1 for each that an image has.
-        """
-        label_of = {name: label for label, name in enumerate(self.classes)}
-        photos = self.splits[split]
-        if not self.several:
-            return np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
-        labels = np.zeros((len(photos), len(self.classes)), np.uint8)
-        for row, photo in zip(labels, photos, strict=True):
-            row[[label_of[name] for name in photo.labels]] = 1
-        return labels
+    def examples(self) -> Examples:
+        """Return the examples of all splits as arrays."""
+        parts = {id(photos): self._part(photos) for photos in self.splits.values()}
+        splits = {split: parts[id(photos)] for split, photos in self.splits.items()}
+        return Examples(self.scan.root, self.classes, self.notes, splits, self.several)
 
-    def digest(self, split: str, decoding: Decoding) -> str:
-        """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
-        files and labels.
-        """
-        rules, image_px, *others = decoding.key
-        pixels = [rules, image_px, self.classes, *others, *["several"] * self.several]
-        digest = hashlib.sha256(json.dumps(pixels).encode())
-        digest.update(self.labels(split).tobytes())
-        for photo in self.splits[split]:
-            digest.update(bytes.fromhex(photo.sha256))
-        return digest.hexdigest()
+    def _part(self, photos: list[Photo]) -> Part:
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        labels: NDArray[np.integer]
+        if self.several:
+            labels = np.zeros((len(photos), len(self.classes)), np.uint8)
+            for row, photo in zip(labels, photos, strict=True):
+                row[[label_of[name] for name in photo.labels]] = 1
+        else:
+            labels = np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
+        groups = None
+        if any(photo.group for photo in self.scan.photos):
+            keys = sorted({*self.group_keys.values()})
+            number_of = {key: number for number, key in enumerate(keys)}
+            groups = np.array([number_of[self.group_keys[photo.sha256]] for photo in photos])
+        contents = bytearray.fromhex("".join([photo.sha256 for photo in photos]))
+        sha256 = np.frombuffer(contents, np.uint8).reshape(-1, 32)
+        return Part(sha256, labels, groups, "\0".join([photo.path for photo in photos]))
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ`
@@ -119,15 +120,9 @@ class Survey:
 
         "labels" gives contradicting labels, "split" test images that were trained on.
         """
-        counts = Counter(getattr(photo, same) for photo in self.scan.readable)
-        equal = defaultdict[str, list[Photo]](list)
-        for photo in self.scan.readable:
-            if counts[value := getattr(photo, same)] > 1:
-                equal[value].append(photo)
-        equal.pop("", None)
         return [
             [photo.path for photo in photos]
-            for photos in equal.values()
+            for photos in _alike(self.scan.readable, attrgetter(same))
             if len({getattr(photo, differ) for photo in photos}) > 1
         ]
 
@@ -210,6 +205,16 @@ def survey_folder(
     survey = Survey(scan, known, splits, problems, notes, keys, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
+
+
+def _alike(photos: list[Photo], key: Callable[[Photo], str]) -> list[list[Photo]]:
+    """Return the photos of each `key` but "" that several have."""
+    counts = Counter(map(key, photos))
+    alike = {value: list[Photo]() for value, count in counts.items() if count > 1 and value}
+    for photo in photos if alike else ():
+        if (value := key(photo)) in alike:
+            alike[value].append(photo)
+    return [*alike.values()]
 
 
 def _united(photos: list[Photo]) -> list[Photo]:
@@ -381,7 +386,8 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, s
             keys_of[name].add(key)
         if labels_of.setdefault(key, photo.labels) != photo.labels or len(photo.labels) > 1:
             shared.add(key)
-    test = {key for key in labels_of if int(key[:16], 16) < int(test_share * 2**64)}
+    bound = f"{int(test_share * 2**64):016x}"
+    test = {key for key in labels_of if key[:16] < bound}
     for class_keys in keys_of.values():
         movable = class_keys - shared or class_keys
         if not class_keys & test:
@@ -495,6 +501,7 @@ def _examined(root: Path, photo: Photo) -> Photo:
         return photo._replace(cause=str(error))
 
 
+@no_collections()
 def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
     """Return path -> photo, of those in the index that have not changed.
 
@@ -508,14 +515,14 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
             if file.readline().rstrip() != _header():
                 path.unlink()
                 return {}
-            for entries, line in enumerate(file, 1):  # noqa: B007
-                checksum, _, text = line.rstrip(b"\n").partition(b" ")
-                if checksum != b"%08x" % zlib.crc32(text):
-                    continue
-                name, stamps, *values = _parsed(text.decode())[0]
-                photo = listed_photos.get(name)
-                if photo is not None and stamps == [*photo.stamps]:
-                    known[name] = Photo(*photo[:5], *values)
+            for block in iter(lambda: [*islice(file, _BLOCK)], []):
+                entries += len(block)
+                parts = [line.rstrip(b"\n").partition(b" ") for line in block]
+                sound = [text for crc, _, text in parts if crc == b"%08x" % zlib.crc32(text)]
+                for name, stamps, *values in json.loads(b"[%b]" % b",".join(sound)):
+                    photo = listed_photos.get(name)
+                    if photo is not None and stamps == [*photo.stamps]:
+                        known[name] = Photo(*photo[:5], *values)
         if entries > 2 * len(known) + _STALE:
             new = path.with_suffix(".new")
             new.unlink(missing_ok=True)

@@ -7,14 +7,16 @@ that holds the classes. In a third layout, tables of labels name the class of ea
 fourth the path of each image. What can be read in two ways is a problem, until the user has chosen.
 """
 
+import gc
 import os
 import re
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +67,8 @@ _MASK = re.compile(
     rf"|(?<![^/]){_WORD}[ _.-]+(?=[^/]*$)|[ _.-]+{_WORD}(?:[ _.-]?\d+)?(?=\.\w+$)",
     re.I,
 )
+# Parts of words, of which each match of `_MASK` has one.
+_MASK_WORDS = ("mask", "gt", "truth", "seg", "annotat", "label")
 _BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
 
 
@@ -152,6 +156,21 @@ class Scan:
         return [photo for photo in self.photos if not photo.cause]
 
 
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let Python not search for cycles of objects that nothing uses. The photos are in none, and
+    each search would visit them all.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@no_collections()
 def scan_folder(root: Path, source: LabelSource = UNSTATED, partial: bool = False) -> Scan:
     """List the images under `root`. `source` says how, where the folder can be read in several
     ways.
@@ -320,40 +339,41 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
 
     A pipe counts as another file than an image: reading it would wait for its writer.
     """
-
-    def unreadable(error: OSError) -> None:
-        scan.problems.append(
-            f"{os.path.relpath(error.filename, scan.root)} cannot be read: {error.strerror}"
-        )
-
     photos: list[Photo] = []
     labels = (class_name,) if class_name else ()
-    for folder, folders, names in os.walk(scan.root / path, onerror=unreadable):
-        folders[:] = _visible(folders) if class_name else []
-        below = os.path.relpath(folder, scan.root)
-        prefix = "" if below == "." else f"{below}/"
-        scan.links += [f"{below}/{name}" for name in folders if os.path.islink(f"{folder}/{name}")]
-        for name in names:
-            image = _IMAGES.fullmatch(_suffix(name)) is not None
+    folders = [path]
+    for folder in folders:
+        try:
+            entries = os.scandir(scan.root / folder)
+        except OSError as error:
+            scan.problems.append(f"{folder or '.'} cannot be read: {error.strerror}")
+            continue
+        for entry in entries:
+            name = entry.name
+            suffix = _suffix(name)
+            image = _IMAGES.fullmatch(suffix) is not None
             # No file of a system has the suffix of an image, so most names are not searched.
             if name[0] == "." or (not image and is_foreign(name)):
                 continue
-            file = f"{prefix}{name}"
-            place = f"{folder}/{name}"
+            file = f"{folder}/{name}" if folder else name
             stamps: tuple[int, ...] = ()
-            regular = True  # A link to nowhere is listed all the same, so that its cause is shown.
-            with suppress(OSError):
-                status = os.stat(place)
-                regular = stat.S_ISREG(status.st_mode)
+            try:
+                status = entry.stat()
+                mode = status.st_mode
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            if regular and (image or is_image(place)):
+            except OSError:  # A link to nowhere is listed, so that its cause is shown.
+                mode = stat.S_IFREG
+            if stat.S_ISDIR(mode):
+                if class_name:
+                    (scan.links if entry.is_symlink() else folders).append(file)
+            elif stat.S_ISREG(mode) and (image or is_image(entry.path)):
                 photos.append(Photo(file, split, labels, "", stamps))
-                continue
-            scan.others[_suffix(name)] += 1
-            if _suffix(name) in TABLES:
-                scan.tables.append(file)
+            else:
+                scan.others[suffix] += 1
+                if suffix in TABLES:
+                    scan.tables.append(file)
     added = scan.photos if class_name else scan.unlabelled
-    added += sorted(photos)
+    added += sorted(photos, key=attrgetter("path"))
 
 
 def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
@@ -520,12 +540,8 @@ def _doubts(scan: Scan) -> list[str]:
         return problems
     remedy = f"move it away, or add {apart} to count its images to the class around it"
     for split, root in scan.folders.items() if scan.by == "folders" else ():
-        folders = {
-            photo.path[len(root) :].strip("/").rpartition("/")[0]
-            for photo in scan.photos
-            if photo.split == split
-        }
-        parents = [folder.split("/") for folder in folders]
+        folders = {photo.path.rpartition("/")[0] for photo in scan.photos if photo.split == split}
+        parents = [folder[len(root) :].strip("/").split("/") for folder in folders]
         classes = {parts[0] for parts in parents}
         inner = {
             "/".join(parts[:2])
@@ -544,9 +560,11 @@ def _masks(paths: Sequence[str]) -> list[str]:
     """Return which of `paths` are masks by their folder or name, and have their image among the
     others.
     """
-    image_of = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
-    if not image_of:
+    # A search of all paths at once takes a tenth of the time of one search a path.
+    text = "\0".join(paths).casefold()
+    if not any(word in text for word in _MASK_WORDS):
         return []
+    image_of = {path: _MASK.sub("", path) for path in paths if _MASK.search(path)}
     images = {Path(path).stem for path in paths if path not in image_of}
     return [path for path, image in image_of.items() if Path(image).stem in images]
 
@@ -563,16 +581,13 @@ def is_image(path: str) -> bool:
 
 
 def _folders(folder: Path) -> list[str]:
-    return sorted(name for name in _visible(os.listdir(folder)) if (folder / name).is_dir())
+    names = os.listdir(folder)
+    return sorted(name for name in names if not is_foreign(name) and (folder / name).is_dir())
 
 
 def _is_unicode(name: str) -> bool:
     """Return whether a name of the disk is text. Python decodes other bytes as surrogates."""
     return not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-def _visible(names: list[str]) -> list[str]:
-    return [name for name in names if not is_foreign(name)]
 
 
 def is_foreign(name: str) -> bool:
