@@ -4,8 +4,8 @@ package, or of a run.
 
 import math
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,11 @@ def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
     blocks = [_block(name) for name in parameters]
     order = list(dict.fromkeys(filter(None, blocks)))
     count = blocks.index(order[-max(1, len(order) // 3)]) if order else 0
-    return _whole({name: i < count for i, name in enumerate(parameters)}, 1)
+    fast = {layer for name in parameters[count:] for layer in _layers(name)}
+    return {
+        next(layer for layer in _layers(name) if layer not in fast): _SLOW
+        for name in parameters[:count]
+    }
 
 
 def _block(name: str) -> str:
@@ -126,20 +130,9 @@ def _block(name: str) -> str:
     return found[0] if found else ""
 
 
-def _whole(slow: dict[str, bool], depth: int) -> dict[str, float]:
-    """Return a factor for each layer at this depth of names that is slow as a whole, and for the
-    parts of others.
-    """
-    layers = defaultdict[str, dict[str, bool]](dict)
-    for name, is_slow in slow.items():
-        layers[".".join(name.split(".")[:depth])][name] = is_slow
-    factors: dict[str, float] = {}
-    for layer, inside in layers.items():
-        if all(inside.values()):
-            factors[layer] = _SLOW
-        elif any(inside.values()):
-            factors |= _whole(inside, depth + 1)
-    return factors
+def _layers(name: str) -> Iterable[str]:
+    """Return the layers that a parameter lies in, from the outermost one to itself."""
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:

@@ -420,12 +420,16 @@ class Recipe(Settings):
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of the canonical JSON (sorted keys, no spaces) of the
-        non-default settings.
+        non-default settings and the kinds.
 
         Defaults are left out, so a new setting changes the digest of no recipe that does not use
         it.
         """
-        text = json.dumps(_non_default(self), sort_keys=True, separators=(",", ":"))
+        stated = self.model_dump(mode="json", exclude_defaults=True)
+        for name, value in self:
+            if hasattr(value, "kind"):
+                stated[name]["kind"] = value.kind
+        text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def differences(self, other: "Recipe") -> list[str]:
@@ -490,16 +494,3 @@ class BoundRecipe:
             pipeline=Pipeline(recipe.input, recipe.arithmetic, recipe.balanced),
             size_px=size_px,
         )
-
-
-def _non_default(settings: Settings) -> dict[str, Any]:
-    """Return the kind and the settings that differ from their defaults, as JSON values."""
-    values = settings.model_dump(mode="json")
-    stated: dict[str, Any] = {}
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if isinstance(value, Settings):
-            stated[name] = _non_default(value)
-        elif name == "kind" or value != field.default:
-            stated[name] = values[name]
-    return stated

@@ -6,6 +6,7 @@ or processes.
 """
 
 import math
+from bisect import bisect
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -113,11 +114,8 @@ class Progressive(Settings):
 
     def size_px(self, step: int, steps: int) -> int:
         """Return the side of the images at `step` of `steps`, in pixels."""
-        ends = (round(share * steps) for share in accumulate(self.shares))
-        return next(
-            (size for size, end in zip(self.sizes_px, ends, strict=True) if step < end),
-            self.sizes_px[-1],
-        )
+        ends = [round(share * steps) for share in accumulate(self.shares)]
+        return self.sizes_px[min(bisect(ends, step), len(ends) - 1)]
 
 
 # The registry: a new schedule is a class above and its name here.

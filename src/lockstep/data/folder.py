@@ -43,8 +43,7 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     paths = "\0".join([part.paths for part in parts]).split("\0")
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
-    common, other = decoding.key[:4], decoding.key[4:]
-    key = " ".join([json.dumps([*common, decoder_versions()]), *map(str, other)])
+    key = json.dumps([*decoding.key, decoder_versions()])
     ids = [hashlib.sha256(f"{key} {sha256}".encode()).digest() for sha256 in hashes]
     cache = RowCache(f"pixels {key}", decoding.shape)
     rows = cache.find_or_make(

@@ -234,30 +234,6 @@ def binary_cross_entropy(
     return (wide.clamp_min(0.0) - wide * targets.double() + logarithms).to(x.dtype)
 
 
-@portable("sigmoid")
-def sigmoid(x: Tensor) -> Tensor:
-    """Return 1 / (1 + e**-x)."""
-    return elementary.sigmoid(x.double()).to(x.dtype)
-
-
-@portable("sigmoid_backward")
-def sigmoid_backward(gradient: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the argument of `sigmoid`, whose result is `y`."""
-    return gradient * ((1.0 - y) * y)
-
-
-@portable("tanh")
-def tanh(x: Tensor) -> Tensor:
-    """Return the hyperbolic tangent."""
-    return elementary.tanh(x.double()).to(x.dtype)
-
-
-@portable("tanh_backward")
-def tanh_backward(gradient: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of the argument of `tanh`, whose result is `y`."""
-    return gradient * (1.0 - y * y)
-
-
 @portable("silu", "float32")
 def silu(x: Tensor) -> Tensor:
     """Return x * sigmoid(x)."""

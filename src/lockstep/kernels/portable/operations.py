@@ -1,7 +1,8 @@
 """The portable functions of torch's operations: arithmetic, sums, products, order and resizing.
 
 Those of layers, losses and optimizers are in layers.py, random draws in draws.py. Look for a name
-of torch: `@portable("add", ...)` stands above the function that computes it.
+of torch: it is in `_EXPRESSIONS`, or `@portable("add", ...)` stands above a function that computes
+it.
 
 To cover another operation: if IEEE 754 fixes each of its bits, add its name to `EXACT` in
 registry.py. Otherwise write it, and its backward operation, here or in layers.py, as exact sums
@@ -13,7 +14,7 @@ These functions run on a GPU too. A GPU kernel for one of them goes into the fun
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,29 @@ from lockstep.kernels.portable.registry import NUMBERS, dtypes_in, portable, wri
 from lockstep.kernels.portable.sums import total
 
 _MOST_FACTORS = 8  # of a power as a product
+
+
+def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `function`, which computes on float64, with a result in the dtype of its argument."""
+    return lambda x: function(x.double()).to(x.dtype)
+
+
+# The operations that are one expression.
+_EXPRESSIONS: dict[str, Callable[..., Tensor]] = {
+    "square": lambda x: x * x,
+    "lerp": lambda x, end, weight: x + (end - x) * weight,
+    "dot": lambda a, b: total(a * b).to(a.dtype),
+    "sqrt": elementary.sqrt,
+    "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(),
+    "exp": _by_float64(elementary.exp),
+    "log": _by_float64(elementary.log),
+    "sigmoid": _by_float64(elementary.sigmoid),
+    "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
+    "tanh": _by_float64(elementary.tanh),
+    "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
+}
+for _name, _function in _EXPRESSIONS.items():
+    portable(_name)(_function)
 
 
 def _has_exact_factor(
@@ -98,11 +122,6 @@ def _div(
     return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)
 
 
-@portable("lerp")
-def _lerp(x: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return x + (end - x) * weight  # type: ignore[no-any-return]
-
-
 @portable("addcmul")
 def _addcmul(
     x: Tensor,
@@ -143,11 +162,6 @@ def _pow(x: Any, exponent: Any) -> Tensor:
     return result if exponent >= 0 else result.reciprocal_()
 
 
-@portable("square")
-def _square(x: Tensor) -> Tensor:
-    return x * x
-
-
 @portable("remainder", NUMBERS)
 def _remainder(x: Any, divisor: Any) -> Tensor:
     dtype = torch.result_type(x, divisor)
@@ -166,26 +180,6 @@ def _arange(*numbers: Any, **kwargs: Any) -> Tensor:
     if not all(float(n).is_integer() for n in numbers):
         raise NotImplementedError
     return torch.arange(*numbers, **kwargs)
-
-
-@portable("sqrt")
-def _sqrt(x: Tensor) -> Tensor:
-    return elementary.sqrt(x)
-
-
-@portable("rsqrt")
-def _rsqrt(x: Tensor) -> Tensor:
-    return elementary.sqrt(x).reciprocal_()
-
-
-@portable("exp")
-def _exp(x: Tensor) -> Tensor:
-    return elementary.exp(x.double()).to(x.dtype)
-
-
-@portable("log")
-def _log(x: Tensor) -> Tensor:
-    return elementary.log(x.double()).to(x.dtype)
 
 
 @portable("sum", NUMBERS)
@@ -256,11 +250,6 @@ def _foreach_norm(
     dtype: Any = None,
 ) -> list[Tensor]:
     return [_vector_norm(x.reshape(-1), order, dtype=dtype) for x in tensors]
-
-
-@portable("dot")
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return total(a * b).to(a.dtype)
 
 
 @portable("mm bmm", "float32 float64 bfloat16")
