@@ -132,14 +132,11 @@ def test_marks_follow_the_class_that_is_found():
     probabilities = torch.tensor(
         [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
     )
-    assert marks(torch.zeros(3, 1, 2, 16, dtype=torch.uint8), probabilities) == [
-        "sure",
-        "unsure",
-        "sure",
-    ]
-    assert Confidence({}, RECIPE, None, 3)(
-        torch.zeros(1, 1, 2, 16, dtype=torch.uint8), probabilities[:1]
-    ) == [None]
+    features = torch.zeros(3, 1, 2, 16, dtype=torch.uint8)
+    sure, unlike = marks(features, probabilities)
+    assert sure.nonzero().tolist() == [[0, 0], [2, 2]]  # 0.85 is sure for class 0, and not for 2
+    assert not unlike.any()
+    assert not any(told.any() for told in Confidence({}, RECIPE, None, 3)(features, probabilities))
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (4, 1), (8, 1), (16, 1)])

@@ -35,15 +35,15 @@ IMAGES = (
 )
 
 
-def confidence(answer, sure_from=None):
-    """Return a Confidence which says that an image of one label has this answer."""
+def confidence(sure=None, unlike=False):
+    """Return a Confidence which says which classes of an image are sure, and if it is unlike."""
 
     class Known(Confidence):
         def __init__(self):
-            self.sure_from = None if sure_from is None else torch.tensor(sure_from).double()
+            self.sure_from = sure
 
         def __call__(self, features, probabilities):
-            return [answer]
+            return torch.tensor([sure or [False] * 3]), torch.tensor([unlike])
 
     return Known()
 
@@ -60,20 +60,22 @@ def test_labels_reach_the_thresholds_of_their_classes():
 
 
 def test_each_label_says_whether_it_is_sure():
-    marked = FOUND.judged(confidence("sure", [0.3, 0.9, 0.0]), None, CLASSES)
+    marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
     assert (marked.answer, marked.answers) == (None, {"dog": "sure", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (sure), owl 80.00% (no), cat 20.00% (unsure)"
-    unlike = FOUND.judged(confidence("unlike", [0, 0, 0]), None, CLASSES)
+    unlike = FOUND.judged(confidence(unlike=True), None, CLASSES)
     assert unlike.answers == {"dog": "unlike", "cat": "unlike"}
     assert unlike.text().endswith("cat 20.00%  (unlike the training images)")
-    assert NONE.judged(confidence("unlike"), None, CLASSES).answer == "unlike"
-    assert FOUND.judged(confidence(None), None, CLASSES).answers == {}
-    one = Prediction.of("c.png", ROW, CLASSES, 1).judged(confidence("sure"), None, CLASSES)
+    assert NONE.judged(confidence(unlike=True), None, CLASSES).answer == "unlike"
+    assert FOUND.judged(confidence(), None, CLASSES).answers == {}
+    one = Prediction.of("c.png", ROW, CLASSES, 1).judged(
+        confidence([False, True, True]), None, CLASSES
+    )
     assert (one.answer, one.answers) == ("sure", None)
 
 
 def test_a_table_has_several_labels_in_a_field():
-    marked = FOUND.judged(confidence("sure", [0.3, 0.9, 0.0]), None, CLASSES)
+    marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
     lines = [
         prediction_table.head(CLASSES, several=True, with_truth=True),
         prediction_table.row(marked, CLASSES, ["cat", "owl"]),

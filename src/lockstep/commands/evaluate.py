@@ -71,10 +71,9 @@ class EvaluationRecord:
         averaged = ", averaged weights" if self.weights == "ema" else ""
         subject = f"{self.run} after {self.step} steps{averaged}"
         what = f"{self.split} images"
-        if self.f1 and self.mean_average_precision:
+        if self.f1:
             what += " with exactly their labels"
-            scores = {"f1": self.f1, "mean_average_precision": self.mean_average_precision}
-            rows = [scores_text(scores), "", *labels_table(self.classes)]
+            rows = [scores_text(vars(self)), "", *labels_table(self.classes)]
         else:
             rows = ["", *table_lines(self.classes, self.confusion)]
         correct = counted(self.correct, self.examples, what)

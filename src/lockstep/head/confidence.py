@@ -230,35 +230,19 @@ class Confidence:
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
 
-    def __call__(self, features: Tensor, probabilities: Tensor) -> list[Answer | None]:
-        """Return what each image's answer is worth, None if the file cannot tell.
+    def __call__(self, features: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Return for each image and class whether this class is a sure answer, bool [n, classes],
+        and which images are unlike, bool [n]: they have no sure answer. False where the file cannot
+        tell.
 
         `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
         the CPU.
         """
-        answers: list[Answer | None] = [None] * len(features)
-        if self.sure_from is not None:
-            best = probabilities.max(1)
-            sure = best.values >= self.sure_from[best.indices]
-            answers = ["sure" if image else "unsure" for image in sure]
+        unlike = torch.zeros(len(features), dtype=torch.bool)
         if self.outliers is not None:
-            for row, unlike in enumerate(self.outliers(every_view(features)[:, 0])):
-                if unlike:
-                    answers[row] = "unlike"
-        return answers
-
-    def of_each_class(self, features: Tensor, probabilities: Tensor) -> list[list[Answer | None]]:
-        """Return what each class is worth as a found label of each image, as `__call__` does for
-        the most probable one.
-        """
-        marks = self(features, probabilities)
-        if self.sure_from is None:
-            return [[mark] * probabilities.shape[1] for mark in marks]
-        sure = (probabilities >= self.sure_from).tolist()
-        return [
-            ["unlike" if mark == "unlike" else "sure" if one else "unsure" for one in row]
-            for mark, row in zip(marks, sure, strict=True)
-        ]
+            unlike = self.outliers(every_view(features)[:, 0])
+        least = torch.inf if self.sure_from is None else self.sure_from
+        return (probabilities >= least) & ~unlike[:, None], unlike
 
 
 def _fold_of(train_set: Dataset) -> Tensor:

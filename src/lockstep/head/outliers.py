@@ -92,13 +92,12 @@ class Outliers:
         self.references = tensors[_REFERENCES].double()
         self.threshold = tensors[_THRESHOLD].double()
 
-    def __call__(self, features: Tensor) -> list[bool]:
-        """Return for each image whether it is unlike, by its `features`, float [n, D] on the
-        CPU.
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return for each image whether it is unlike, bool [n], by its `features`, float [n, D] on
+        the CPU.
         """
         similarities = normalize(features.double()) @ self.references.T
-        unlike: list[bool] = (_scores(similarities) < self.threshold).tolist()
-        return unlike
+        return _scores(similarities) < self.threshold
 
 
 def every_view(features: Tensor) -> Tensor:

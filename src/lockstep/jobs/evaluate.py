@@ -106,17 +106,13 @@ def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) ->
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
     if result.several:
-        return {
-            **result.summary(),
-            "accuracy_interval": wilson_interval(result.correct, result.examples),
-            "classes": result.several.by_class(classes),
-            "confusion": [],
-        }
-    counts = zip(classes, result.class_examples, result.class_correct, strict=True)
-    by_class = [
-        {"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None}
-        for name, n, k in counts
-    ]
+        by_class = result.several.by_class(classes)
+    else:
+        counts = zip(classes, result.class_examples, result.class_correct, strict=True)
+        by_class = [
+            {"name": name, "examples": n, "correct": k, "accuracy": k / n if n else None}
+            for name, n, k in counts
+        ]
     return {
         **result.summary(),
         "accuracy_interval": wilson_interval(result.correct, result.examples),

@@ -201,15 +201,15 @@ def sure_answers(
     """
     if confidence.sure_from is None:
         return None
-    features, labels = dataset.pixels(slice(None)).cpu(), dataset.labels.cpu()
+    labels = dataset.labels.cpu()
+    sure, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
     if dataset.several:
-        answers = confidence.of_each_class(features, probabilities)
-        sure = torch.tensor([[answer == "sure" for answer in row] for row in answers])
         sure &= probabilities >= confidence.found_from
         right = sure & labels.bool()
     else:
-        sure = torch.tensor([answer == "sure" for answer in confidence(features, probabilities)])
-        right = sure & (probabilities.argmax(1) == labels)
+        best = probabilities.argmax(1)
+        sure = sure[torch.arange(len(best)), best]
+        right = sure & (best == labels)
     return {
         "share": confidence.share,
         "labels" if dataset.several else "images": int(sure.sum()),

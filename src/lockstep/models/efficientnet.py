@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lockstep.errors import LockstepError
+from lockstep.models.modules import fix_statistics
 
 # (repeats, kernel side, stride of the first, expansion, output channels) of each group of blocks of
 # EfficientNet-lite0
@@ -62,22 +63,23 @@ class EfficientNetLite0(nn.Module):
                 f"model {self.name} takes RGB images of {_LEAST_PX} pixels a side or more, got "
                 f"{shape[0]} x {shape[1]} x {shape[2]}"
             )
-        norm = _FixedNorm if fixed_statistics else nn.BatchNorm2d
         self._conv_stem = _conv(3, _STEM, 3, stride=2)
-        self._bn0 = norm(_STEM, _EPSILON, _MOMENTUM)
+        self._bn0 = nn.BatchNorm2d(_STEM, _EPSILON, _MOMENTUM)
         self._blocks = nn.ModuleList()
         channels = _STEM
         for repeats, side, stride, expansion, after in _GROUPS:
             outputs = _scaled(after, self.width)
             # The first and the last block stay single.
             for i in range(math.ceil(self.depth * repeats) if repeats > 1 else 1):
-                block = _Block(norm, expansion, side, stride if i == 0 else 1, channels, outputs)
+                block = _Block(expansion, side, stride if i == 0 else 1, channels, outputs)
                 self._blocks.append(block)
                 channels = outputs
         self._conv_head = _conv(channels, _FEATURES, 1)
-        self._bn1 = norm(_FEATURES, _EPSILON, _MOMENTUM)
+        self._bn1 = nn.BatchNorm2d(_FEATURES, _EPSILON, _MOMENTUM)
         self._dropout = nn.Dropout(0.2)
         self._fc = nn.Linear(_FEATURES, classes)
+        if fixed_statistics:
+            fix_statistics(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of normalised images [b, 3, H, W]."""
@@ -102,7 +104,6 @@ class _Block(nn.Module):
 
     def __init__(
         self,
-        norm: type[nn.BatchNorm2d],
         expansion: int,
         side: int,
         stride: int,
@@ -113,11 +114,11 @@ class _Block(nn.Module):
         inner = before * expansion
         if expansion > 1:
             self._expand_conv = _conv(before, inner, 1)
-            self._bn0 = norm(inner, _EPSILON, _MOMENTUM)
+            self._bn0 = nn.BatchNorm2d(inner, _EPSILON, _MOMENTUM)
         self._depthwise_conv = _conv(inner, inner, side, stride=stride, groups=inner)
-        self._bn1 = norm(inner, _EPSILON, _MOMENTUM)
+        self._bn1 = nn.BatchNorm2d(inner, _EPSILON, _MOMENTUM)
         self._project_conv = _conv(inner, after, 1)
-        self._bn2 = norm(after, _EPSILON, _MOMENTUM)
+        self._bn2 = nn.BatchNorm2d(after, _EPSILON, _MOMENTUM)
         self._expands = expansion > 1
         self._residual = stride == 1 and before == after
         self._depthwise = side, stride
@@ -159,10 +160,3 @@ def _padded(images: Tensor, conv: tuple[int, int]) -> Tensor:
 
 
 torch.fx.wrap("_padded")  # Tracing, which folds norms into convolutions, must not look into it.
-
-
-class _FixedNorm(nn.BatchNorm2d):
-    """A norm layer that is always in evaluation mode."""
-
-    def train(self, mode: bool = True) -> "_FixedNorm":
-        return super().train(False)

@@ -6,14 +6,13 @@ named.
 
 import re
 from difflib import get_close_matches
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
 from lockstep.models import TIMM
+from lockstep.models.modules import fix_statistics
 
 _INTERPOLATIONS = ("bicubic", "bilinear")
 _LARGEST_PX = 640
@@ -50,16 +49,8 @@ def build(
             f"give another {option('settings', 'image_px=...')}"
         ) from None
     if fixed_statistics:
-        for layer in network.modules():
-            if isinstance(layer, _BatchNorm):
-                setattr(layer, "train", MethodType(_stay, layer))  # noqa: B010  a method for mypy
+        fix_statistics(network)
     return network
-
-
-def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
-    """Leave a layer in evaluation mode: nn.Module.train without its effect."""
-    layer.training = False
-    return layer
 
 
 def describe(name: str, image_px: int | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 networks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import MethodType
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import LockstepError
 from lockstep.kernels import fused
@@ -100,9 +102,24 @@ def glorot_uniform(layer: _Layer) -> _Layer:
     return layer
 
 
+def fix_statistics(network: nn.Module) -> None:
+    """Let batch norm compute with its running averages in training too: for weights that are
+    trained already, and towers of few images.
+    """
+    for layer in network.modules():
+        if isinstance(layer, _BatchNorm):
+            setattr(layer, "train", MethodType(_stay, layer))  # noqa: B010  a method for mypy
+
+
+def _stay(layer: nn.Module, mode: bool = True) -> nn.Module:
+    """Leave a layer in evaluation mode: nn.Module.train without its effect."""
+    layer.training = False
+    return layer
+
+
 class Whitening(nn.Module):
     """The base of networks whose first layer whitens patches of `patch_px` pixels a side, at every
-    `stride`-th pixel.
+    `stride`-th pixel. An activation, stages, a maximum over all positions and the logits follow.
 
     The filters of that layer are the principal directions of the training images' patches, set by
     `whiten`, and the opposite directions, because the activation suppresses negative values. Of the
@@ -111,6 +128,8 @@ class Whitening(nn.Module):
 
     whitening: Tensor
     whitening_bias: Tensor
+    activation: nn.Module
+    logits: nn.Module
 
     def __init__(
         self,
@@ -148,10 +167,15 @@ class Whitening(nn.Module):
         filters = filters.reshape(-1, *self.whitening.shape[1:])[-(len(self.whitening) // 2) :]
         self.whitening.copy_(torch.cat((filters, -filters)))
 
-    def whitened(self, images: Tensor) -> Tensor:
-        """Return the first layer's output [b, filters, h, w] for images [b, C, H, W]."""
+    def classified(self, images: Tensor, stages: Iterable[nn.Module]) -> Tensor:
+        """Return the logits [b, classes] of normalised images [b, C, H, W]."""
         filters = self.whitening.to(images.dtype, memory_format=torch.channels_last)
-        return functional.conv2d(images, filters, self.whitening_bias.to(images.dtype), self.stride)
+        bias = self.whitening_bias.to(images.dtype)
+        x = self.activation(functional.conv2d(images, filters, bias, self.stride))
+        for stage in stages:
+            x = stage(x)
+        x = x.amax((2, 3))
+        return self.logits(x / x.shape[1])  # type: ignore[no-any-return]
 
 
 def as_identity(weight: Tensor) -> None:
@@ -169,12 +193,6 @@ def unscaled_norm(width: int) -> nn.BatchNorm2d:
     layer = nn.BatchNorm2d(width, momentum=0.4)
     layer.weight.requires_grad_(False)
     return layer
-
-
-def largest(x: Tensor) -> Tensor:
-    """Return the maximum of `x` [b, C, H, W] over all positions, divided by C: [b, C]."""
-    x = x.amax((2, 3))
-    return x / x.shape[1]
 
 
 def require_widths(widths: Sequence[int], least: int, most: int) -> None:

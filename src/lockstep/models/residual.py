@@ -11,7 +11,6 @@ from lockstep.models.modules import (
     Whitening,
     as_identity,
     at_least,
-    largest,
     require_widths,
     unscaled_norm,
 )
@@ -57,10 +56,7 @@ class Residual(Whitening):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of normalised images [b, C, H, W]."""
-        x = self.activation(self.whitened(images))
-        for stage in self.stages:
-            x = stage(x)
-        return self.logits(largest(x))  # type: ignore[no-any-return]
+        return self.classified(images, self.stages)
 
 
 class _Stage(nn.Module):

@@ -12,7 +12,6 @@ from lockstep.models.modules import (
     Whitening,
     as_identity,
     at_least,
-    largest,
     require_widths,
     unscaled_norm,
 )
@@ -61,10 +60,7 @@ class Whitened(Whitening):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of standardised images [b, C, H, W]."""
-        x = self.activation(self.whitened(images))
-        for group in self.groups:
-            x = group(x)
-        return self.logits(largest(x))  # type: ignore[no-any-return]
+        return self.classified(images, self.groups)
 
 
 class _Group(nn.Module):

@@ -155,16 +155,13 @@ class Prediction:
         """
         if self.probabilities is None:
             return self
-        row = torch.from_numpy(self.probabilities)[None]
-        if self.labels is None:
-            return replace(self, answer=confidence(features, row)[0])
-        (marks,) = confidence.of_each_class(features, row)
+        (sure,), (unlike,) = confidence(features, torch.from_numpy(self.probabilities)[None])
         answers: dict[str, Answer] = {}
-        for label in self.found(classes):
-            mark = marks[label]
-            if mark is not None:
-                answers[classes[label]] = mark
-        return replace(self, answer="unlike" if "unlike" in marks else None, answers=answers)
+        for label in self.found(classes) if unlike or confidence.sure_from is not None else ():
+            answers[classes[label]] = "unlike" if unlike else "sure" if sure[label] else "unsure"
+        if self.labels is None:
+            return replace(self, answer=answers.get(str(self.label)))
+        return replace(self, answer="unlike" if unlike else None, answers=answers)
 
     def found(self, classes: Sequence[str]) -> list[int]:
         """Return the numbers of the labels that are found, or of the most probable class; [] if the

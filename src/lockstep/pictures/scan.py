@@ -223,13 +223,18 @@ def _label_by_path(scan: Scan, pattern: str, partial: bool) -> None:
         for photo, name in zip(photos, names, strict=True)
         if _is_unicode(name)
     ]
-    scan.photos = sorted(labelled, key=lambda photo: (photo.split, photo.labels, photo.path))
-    scan.classes = {
-        split: sorted({name for photo in labelled if photo.split == split for name in photo.labels})
-        for split in scan.folders
-    }
+    _take(scan, labelled)
     scan.by = "names"
     scan.origin = typed("label_from", pattern)
+
+
+def _take(scan: Scan, photos: list[Photo]) -> None:
+    """Let these be the images, whose labels and columns of labels are the classes."""
+    scan.photos = sorted(photos, key=lambda photo: (photo.split, photo.labels, photo.path))
+    classes = defaultdict[str, set[str]](set)
+    for photo in scan.photos:
+        classes[photo.split].update(photo.labels, scan.columns)
+    scan.classes = {split: sorted(names) for split, names in classes.items()}
 
 
 def require_folder(path: Path) -> None:
@@ -471,13 +476,9 @@ def _label(
     if not all(photo.split for photo in photos):
         photos = [photo._replace(split="") for photo in photos]
     scan.unlabelled = unlabelled
-    scan.photos = sorted(photos, key=lambda photo: (photo.split, photo.labels, photo.path))
-    classes = defaultdict[str, set[str]](set)
-    for photo in scan.photos:
-        classes[photo.split].update(photo.labels, scan.columns)
-    scan.folders = {split: "" for split in ("", *SPLITS) if split in classes}
-    scan.classes = {split: sorted(names) for split, names in classes.items()}
-    if not partial and not {"", "train"} & classes.keys():
+    _take(scan, photos)
+    scan.folders = {split: "" for split in ("", *SPLITS) if split in scan.classes}
+    if not partial and not {"", "train"} & scan.classes.keys():
         scan.problems.append(
             f"{titles} has no split train: call the split of the training images train"
         )
