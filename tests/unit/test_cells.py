@@ -233,7 +233,7 @@ def test_labels_that_are_refused(tmp_path, name):
 def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
     found = read(tmp_path, {**SIX, "l.csv": HOT}).require_sound()
     for split, photos in found.splits.items():
-        labels = found.examples().splits[split].labels
+        labels = found.examples().labels[found.examples().splits[split]]
         assert labels.dtype == np.uint8
         names = [[*np.array(found.classes)[row == 1]] for row in labels]
         assert names == [[*photo.labels] for photo in photos]
@@ -250,7 +250,8 @@ def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
     contents = {f"{name}.png": int(name.partition("/")[2]) for name in names} | copies
     found = read(tmp_path, contents).require_sound()
     for split in ("train", "test"):
-        assert found.examples().splits[split].labels.sum(0).min() >= 1
+        labels = found.examples().labels[found.examples().splits[split]]
+        assert labels.sum(0).min() >= 1
     sides = [{photo.sha256 for photo in photos} for photos in found.splits.values()]
     assert not sides[0] & sides[1]
     assert sum(map(len, sides)) == sum(map(len, found.splits.values())) == 26
@@ -280,7 +281,7 @@ def test_other_images_of_a_run_may_have_fewer_labels(tmp_path):
     found = read(
         tmp_path, cells("a", "a", "", "a", "b", "b"), classes=("a", "b", "c"), label_separator=";"
     ).require_sound()
-    assert found.examples().splits["all"].labels.sum(0).tolist() == [3, 2, 0]
+    assert found.examples().labels.sum(0).tolist() == [3, 2, 0]
     with lockstep_error("1 class that the run does not know .b."):
         read(tmp_path, SIX, classes=("a", "c")).require_sound()
 

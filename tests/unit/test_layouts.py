@@ -596,4 +596,4 @@ def test_labels_of_names_or_of_folders_are_evaluated(tmp_path):
     for name, contents in photos.items():
         root = lay(tmp_path / name, contents)
         found = survey_folder(root, 0.2, source=source, classes=("a_", "b_")).examples()
-        assert found.splits["all"].labels.tolist() == [0, 1]
+        assert found.labels[found.splits["all"]].tolist() == [0, 1]

@@ -323,7 +323,7 @@ def test_interpolation_decides_pixels_and_the_digest_of_data(photos):
     for more in ([], ["bilinear"]):
         key = [RULES, 32, ["a", "b"], False, "crop", *more]
         digest = hashlib.sha256(
-            json.dumps(key).encode() + examples.splits["train"].labels.tobytes()
+            json.dumps(key).encode() + examples.labels[examples.splits["train"]].tobytes()
         )
         for photo in survey.splits["train"]:
             digest.update(bytes.fromhex(photo.sha256))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from lockstep.config.recipe import Recipe
@@ -91,7 +90,7 @@ class Model:
             # Images of all classes: the built-in datasets are in random order, others may be sorted
             # by class.
             if self.recipe.dataset in DATASETS:
-                some = train_set.select(np.arange(min(_WHITENING_IMAGES, len(train_set))))
+                some = train_set.first(_WHITENING_IMAGES)
             else:
                 some = train_set.spread(_WHITENING_IMAGES)
             with arithmetic(self.recipe.arithmetic):

@@ -117,6 +117,8 @@ class Dataset:
         groups: int64 [N], on the CPU: where the dataset is divided, equal numbers stay together.
             None: copies do.
         row_ids: 32 bytes for each row of `images` that decide its pixels, or None.
+        numbers: int64 [N], on the CPU: if the examples were selected from a dataset, their numbers
+            in it, from 0.
     """
 
     images: Tensor
@@ -127,6 +129,7 @@ class Dataset:
     mapped: bool = False
     groups: Tensor | None = None
     row_ids: Sequence[bytes] | None = None
+    numbers: Tensor | None = None
 
     @staticmethod
     def of(
@@ -261,6 +264,7 @@ class Dataset:
             sha256=digest,
             rows=examples if self.rows is None else self.rows[examples],
             groups=None if self.groups is None else self.groups[examples],
+            numbers=examples if self.numbers is None else self.numbers[examples],
         )
 
     def shard(self, plan: Plan, tower: int) -> Shard:

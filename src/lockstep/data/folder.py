@@ -36,11 +36,9 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     """
     for note in examples.notes:
         logger.warning(note)
-    names = [name for name in (*SPLITS, ALL) if name in examples.splits]
-    parts = [examples.splits[name] for name in names]
-    digits = b"".join(part.sha256.tobytes() for part in parts).hex()
+    digits = examples.sha256.tobytes().hex()
     hashes = [digits[start : start + 64] for start in range(0, len(digits), 64)]
-    paths = "\0".join([part.paths for part in parts]).split("\0")
+    paths = examples.paths.split("\0")
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
     key = json.dumps([*decoding.key, decoder_versions()])
@@ -52,18 +50,16 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
         f"the pixels of {len({*ids}):,} images",
     )
     datasets = {}
-    first = 0
-    for name, part in zip(names, parts, strict=True):
-        own = slice(first, first + len(part.labels))
-        first += len(part.labels)
+    for name in (name for name in (*SPLITS, ALL) if name in examples.splits):
+        own = examples.splits[name]
         datasets[name] = Dataset(
             cache.images,
-            torch.from_numpy(part.labels),
+            torch.from_numpy(examples.labels[own]),
             examples.classes,
             examples.digest(name, decoding),
             rows[own],
             mapped=True,
-            groups=None if part.groups is None else torch.from_numpy(part.groups),
+            groups=None if examples.groups is None else torch.from_numpy(examples.groups[own]),
             row_ids=cache.ids,
         )
     return datasets

@@ -31,7 +31,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     dataset = replica.split(spec.split, spec.examples)
     record, result = judge(spec, ctx, replica, dataset, spec.predictions is not None)
     if spec.predictions is not None and ctx.first:
-        write_predictions(spec, ctx, replica, dataset, result, confidence_of(spec, replica))
+        write_predictions(spec, ctx, dataset, result, confidence_of(spec, replica))
     return record
 
 

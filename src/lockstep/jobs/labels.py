@@ -29,7 +29,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     replica = Replica(recipe, spec.placement, ctx, surveyed=surveyed)
     parts = surveyed.splits
     # Without test images, the validation images are those too, so they count once.
-    names = [*{id(parts[name]): name for name in SPLITS if name in parts}.values()]
+    names = [*{parts[name].start: name for name in SPLITS if name in parts}.values()]
     splits = [replica.split(name) for name in names]
     if not ctx.first:
         return None
@@ -38,7 +38,8 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
         bound = confidence.with_best_decay(recipe.bind(len(every)), replica.state, every)
         rows, probabilities = confidence.held_out(bound, replica.state, every, confidence.FOLDS)
         advance(1)
-    paths = "\0".join([parts[name].paths for name in names]).split("\0")
+    known = surveyed.paths.split("\0")
+    paths = [path for name in names for path in known[parts[name]]]
     paths = [paths[row] for row in rows.tolist()]
     judge = doubted if recipe.several else better_labels
     doubtful = judge(paths, every.labels[rows].cpu(), probabilities.cpu(), every.classes)

@@ -1,10 +1,8 @@
 """A CSV file with what an evaluation says of each example; the file or number of an example."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +13,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.files import deliver
 from lockstep.head.confidence import Confidence
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.jobs.splits import read_splits, splits_of
-from lockstep.messages import muted
 from lockstep.pages import prediction_table
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.photos import ALL
@@ -27,7 +22,6 @@ from lockstep.pictures.photos import ALL
 def write_predictions(
     spec: EvaluateSpec,
     ctx: Context,
-    replica: Replica,
     dataset: Dataset,
     result: Evaluation,
     confidence: Confidence | None,
@@ -38,8 +32,7 @@ def write_predictions(
     The file is written whole or not at all. Raises: LockstepError.
     """
     assert spec.predictions is not None
-    names = names_of(spec, replica.splits[spec.split], len(dataset))
-    lines = _lines(names, dataset, result, confidence)
+    lines = _lines(names_of(spec, dataset), dataset, result, confidence)
 
     def write(temporary: Path) -> None:
         with (
@@ -87,26 +80,16 @@ def labels_of(images: Dataset, row: int) -> list[str]:
     return [images.classes[number] for number in numbers]
 
 
-def names_of(spec: EvaluateSpec, images: Dataset, examples: int) -> list[Path | int]:
-    """Return what names each of the `examples` examples that are evaluated of the split `images`:
-    of a folder the path of the image in it, else its number in the dataset, from 0.
+def names_of(spec: EvaluateSpec, images: Dataset) -> list[Path | int]:
+    """Return what names each of the `images` that are evaluated: of a folder the path of the image
+    in it, else its number in the split, from 0.
 
     Of images that were held out, it is the number among all training images.
     """
     recipe, split = spec.recipe, spec.split
-    rows = torch.arange(len(images))
-    if recipe.held_out and split != ALL:
-        # The labels of this dataset are the numbers of its examples.
-        with muted(True):
-            every = read_splits(recipe, spec.placement)
-        shape = (-1, 1) if recipe.several else (-1,)
-        numbered = {
-            name: replace(part, labels=torch.arange(len(part)).view(shape))
-            for name, part in every.items()
-        }
-        rows = splits_of(recipe, numbered)[split].labels.flatten()
-    # as Dataset.spread chooses them
-    numbers: list[int] = rows[np.arange(examples) * len(images) // examples].tolist()
+    numbers: list[int] = [*range(len(images))]
+    if images.numbers is not None:
+        numbers = images.numbers.tolist()
     if recipe.dataset != IMAGE_FOLDER:
         return [*numbers]
     known = images.classes if split == ALL else None

@@ -43,7 +43,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     probabilities = probabilities_of(logits, spec.recipe.several)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
-    names = names_of(spec, images, len(images))
+    names = names_of(spec, dataset)
     confidences = [confidence_of(spec, replica, share) for share in _SURE]
     sure = [one and sure_answers(one, dataset, counted) for one in confidences]
     if thresholds is None:

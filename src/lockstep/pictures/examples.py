@@ -14,22 +14,6 @@ from numpy.typing import NDArray
 from lockstep.pictures.decode import Decoding
 
 
-class Part(NamedTuple):
-    """The examples of a split, in its order.
-
-    Attributes:
-        sha256: of their files, uint8 [n, 32].
-        labels: int64 [n], or with several labels uint8 [n, classes], 1 for each that an image has.
-        groups: equal numbers stay on one side of a division, int64 [n]; None without groups.
-        paths: below the folder, with a NUL between two. One text is smaller than a list.
-    """
-
-    sha256: NDArray[np.uint8]
-    labels: NDArray[np.integer]
-    groups: NDArray[np.int64] | None
-    paths: str
-
-
 class Examples(NamedTuple):
     """The examples of a folder that can be trained or evaluated on.
 
@@ -37,23 +21,30 @@ class Examples(NamedTuple):
         root: the folder.
         classes: the names of the classes, in label order.
         notes: what a user should know, one sentence each.
-        splits: split -> its examples. The same object stands for two splits of the same examples.
-        several: whether an image has any number of labels.
+        splits: split -> the numbers of its examples. Two splits may have the same ones.
+        sha256: of their files, uint8 [n, 32].
+        labels: int64 [n], or with several labels uint8 [n, classes], 1 for each that an image has.
+        groups: equal numbers stay on one side of a division, int64 [n]; None without groups.
+        paths: below the folder, with a NUL between two. One text is smaller than a list.
     """
 
     root: Path
     classes: tuple[str, ...]
     notes: list[str]
-    splits: dict[str, Part]
-    several: bool
+    splits: dict[str, slice]
+    sha256: NDArray[np.uint8]
+    labels: NDArray[np.integer]
+    groups: NDArray[np.int64] | None
+    paths: str
 
     def digest(self, split: str, decoding: Decoding) -> str:
         """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,
         files and labels.
         """
         rules, image_px, *others = decoding.key
-        pixels = [rules, image_px, self.classes, *others, *["several"] * self.several]
+        several = ["several"] if self.labels.ndim == 2 else []
+        pixels = [rules, image_px, self.classes, *others, *several]
         digest = hashlib.sha256(json.dumps(pixels).encode())
-        digest.update(self.splits[split].labels.tobytes())
-        digest.update(self.splits[split].sha256.tobytes())
+        for array in (self.labels, self.sha256):
+            digest.update(array[self.splits[split]].tobytes())
         return digest.hexdigest()

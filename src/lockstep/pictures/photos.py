@@ -32,7 +32,7 @@ from lockstep.pictures.decode import (
     decoder_versions,
     read_image,
 )
-from lockstep.pictures.examples import Examples, Part
+from lockstep.pictures.examples import Examples
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
@@ -92,11 +92,11 @@ class Survey:
 
     def examples(self) -> Examples:
         """Return the examples of all splits as arrays."""
-        parts = {id(photos): self._part(photos) for photos in self.splits.values()}
-        splits = {split: parts[id(photos)] for split, photos in self.splits.items()}
-        return Examples(self.scan.root, self.classes, self.notes, splits, self.several)
-
-    def _part(self, photos: list[Photo]) -> Part:
+        photos = list[Photo]()
+        places = dict[int, slice]()  # The validation images may be the test images, too.
+        for members in {id(members): members for members in self.splits.values()}.values():
+            places[id(members)] = slice(len(photos), len(photos) + len(members))
+            photos += members
         label_of = {name: label for label, name in enumerate(self.classes)}
         labels: NDArray[np.integer]
         if self.several:
@@ -107,12 +107,19 @@ class Survey:
             labels = np.array([label_of[photo.labels[0]] for photo in photos], np.int64)
         groups = None
         if any(photo.group for photo in self.scan.photos):
-            keys = sorted({*self.group_keys.values()})
-            number_of = {key: number for number, key in enumerate(keys)}
-            groups = np.array([number_of[self.group_keys[photo.sha256]] for photo in photos])
-        contents = bytearray.fromhex("".join([photo.sha256 for photo in photos]))
-        sha256 = np.frombuffer(contents, np.uint8).reshape(-1, 32)
-        return Part(sha256, labels, groups, "\0".join([photo.path for photo in photos]))
+            keys = np.array([self.group_keys[photo.sha256] for photo in photos], "S64")
+            groups = np.unique(keys, return_inverse=True)[1]
+        contents = bytes.fromhex("".join([photo.sha256 for photo in photos]))
+        return Examples(
+            self.scan.root,
+            self.classes,
+            self.notes,
+            {split: places[id(members)] for split, members in self.splits.items()},
+            np.frombuffer(contents, np.uint8).reshape(-1, 32),
+            labels,
+            groups,
+            "\0".join([photo.path for photo in photos]),
+        )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
         """Return the paths of images with the same bytes, or what else `same` names, that `differ`
