@@ -10,10 +10,13 @@ import platform
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+
+from lockstep.errors import ENVIRONMENT, LockstepError
 
 if TYPE_CHECKING:
     import torch
@@ -89,16 +92,21 @@ def compute_capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability()
 
 
-def memory_problem(error: Exception) -> str | None:
-    """Return torch's words if `error` says that a GPU or the host has too little memory, else
-    None.
+@contextlib.contextmanager
+def memory_named(remedy: str) -> Iterator[None]:
+    """Turn an error which says that a GPU or the host has too little memory into a LockstepError
+    with the `remedy`.
     """
     import torch
 
-    text = str(error).strip()
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(text):
-        return text.splitlines()[0] if text else "out of memory"
-    return None
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).strip()
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or _OF_ALLOCATOR.search(text):
+            problem = text.splitlines()[0] if text else "out of memory"
+            raise LockstepError(f"too little memory ({problem}): {remedy}", ENVIRONMENT) from error
+        raise
 
 
 def cores() -> int:

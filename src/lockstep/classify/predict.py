@@ -4,7 +4,7 @@ evaluation does.
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from lockstep.core.evaluation import classify
 from lockstep.core.loss import probabilities_of
 from lockstep.core.model import Model
 from lockstep.core.state import classifier_weights, weights_sha256
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
+from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
@@ -38,6 +38,7 @@ from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
+_END_OTHERS = "end other programs"  # if there is too little memory
 
 
 class Classifier:
@@ -188,7 +189,7 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with numerics.own_flags(self.recipe.exact), self._turn, _memory_named():
+        with numerics.own_flags(self.recipe.exact), self._turn, hardware.memory_named(_END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
             prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
@@ -267,7 +268,7 @@ def load(
     recipe, file = weights_of(source, step_or_best(checkpoint))
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
-    with _memory_named():
+    with hardware.memory_named(_END_OTHERS):
         classifier = Classifier(
             recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure
         )
@@ -284,19 +285,6 @@ def load(
             f"({'; '.join(map(str, changed))})"
         )
     return classifier
-
-
-@contextmanager
-def _memory_named() -> Iterator[None]:
-    """Turn a lack of memory into a LockstepError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if problem := hardware.memory_problem(error):
-            raise LockstepError(
-                f"too little memory ({problem}): end other programs", ENVIRONMENT
-            ) from None
-        raise
 
 
 def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:

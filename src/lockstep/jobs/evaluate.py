@@ -27,9 +27,7 @@ def evaluate(spec: EvaluateSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record in process 0. Raises:
     LockstepError.
     """
-    replica = replica_of(spec, ctx)
-    dataset = replica.split(spec.split, spec.examples)
-    record, result = judge(spec, ctx, replica, dataset, spec.predictions is not None)
+    replica, dataset, record, result = judge(spec, ctx, spec.predictions is not None)
     if spec.predictions is not None and ctx.first:
         write_predictions(spec, ctx, dataset, result, confidence_of(spec, replica))
     return record
@@ -51,13 +49,15 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
 
 
 def judge(
-    spec: EvaluateSpec, ctx: Context, replica: Replica, dataset: Dataset, keep_logits: bool
-) -> tuple[Record, Evaluation]:
-    """Evaluate the checkpoint that `spec` names on `dataset`, with all processes. Return the
-    record, and what it was made of.
+    spec: EvaluateSpec, ctx: Context, keep_logits: bool
+) -> tuple[Replica, Dataset, Record, Evaluation]:
+    """Evaluate the checkpoint that `spec` names, with all processes. Return the replica, the
+    examples, the record, and what it was made of.
 
     Raises: LockstepError.
     """
+    replica = replica_of(spec, ctx)
+    dataset = replica.split(spec.split, spec.examples)
     run, checkpoint = Run(spec.path), None
     if ctx.first:
         checkpoint = run.load(spec.checkpoint)
@@ -83,7 +83,7 @@ def judge(
         "weights": weights,
         **record_of(result, dataset.classes),
     }
-    return record, result
+    return replica, dataset, record, result
 
 
 def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) -> Confidence | None:

@@ -12,7 +12,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import confidence_of, judge, replica_of
+from lockstep.jobs.evaluate import confidence_of, judge
 from lockstep.jobs.predictions import labels_of, names_of, used_thresholds
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
@@ -33,9 +33,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     labels each probability of a class counts in the calibration, and a mistake is as certain as its
     most certain label that is wrong.
     """
-    replica = replica_of(spec, ctx)
-    dataset = replica.split(spec.split, spec.examples)
-    record, result = judge(spec, ctx, replica, dataset, keep_logits=True)
+    replica, dataset, record, result = judge(spec, ctx, keep_logits=True)
     logits = result.logits
     if not ctx.first or logits is None:
         return None

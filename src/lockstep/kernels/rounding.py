@@ -4,33 +4,31 @@ digits, and rounded.
 Those of the math module are the system library's, whose last bit may differ.
 """
 
-from decimal import Decimal, localcontext
+from decimal import Context, Decimal, localcontext
 
 # Twice as many as a float has, so that the rounding of a result to a float is the correct one.
 _DIGITS = 34
+_CONTEXT = Context(prec=_DIGITS)
 
 
 def exp(x: float) -> float:
     """Return e**x."""
-    with localcontext(prec=_DIGITS):
-        return float(Decimal(x).exp())
+    return float(_CONTEXT.exp(Decimal(x)))
 
 
 def log(x: float) -> float:
     """Return the natural logarithm of `x` > 0."""
-    with localcontext(prec=_DIGITS):
-        return float(Decimal(x).ln())
+    return float(_CONTEXT.ln(Decimal(x)))
 
 
 def power(x: float, exponent: float) -> float:
     """Return x**exponent of `x` >= 0."""
-    with localcontext(prec=_DIGITS):
-        return float(Decimal(x) ** Decimal(exponent)) if x or exponent else 1.0
+    return float(_CONTEXT.power(Decimal(x), Decimal(exponent))) if x or exponent else 1.0
 
 
 def cos(x: float) -> float:
     """Return the cosine of `x` radians, in [-7, 7]."""
-    with localcontext(prec=_DIGITS):
+    with localcontext(_CONTEXT):
         square = Decimal(x) ** 2
         term = total = Decimal(1)
         n = 0

@@ -54,22 +54,19 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None,
         from lockstep.jobs.train import StoppedError
 
         try:
-            _join(spec, world, ctx)
-            job = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)
-            record, code = job(spec, ctx), 0
+            with hardware.memory_named(
+                f"give more {option('towers')}, a smaller {option('batch')} or eval_batch, or "
+                f"{option('precision', 'bfloat16')}, each of which is another recipe"
+            ):
+                _join(spec, world, ctx)
+                job = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)
+                record, code = job(spec, ctx), 0
         except StoppedError as stopped:
             record, code = None, stopped.code
-        except (MemoryError, RuntimeError) as error:
-            if problem := hardware.memory_problem(error):
-                raise LockstepError(
-                    f"too little memory ({problem}). Give more {option('towers')}, a smaller "
-                    f"{option('batch')} or eval_batch, or {option('precision', 'bfloat16')}: each "
-                    f"is another recipe",
-                    ENVIRONMENT,
-                ) from error
-            if world.processes > 1 and isinstance(error, LOST_PEER):
-                raise PeerLostError(f"lost the other processes: {error}") from error
-            raise
+        except LOST_PEER as error:
+            if world.processes == 1:
+                raise
+            raise PeerLostError(f"lost the other processes: {error}") from error
         if ctx.first and record is not None:
             ctx.send("record", record)
         ctx.group.close()

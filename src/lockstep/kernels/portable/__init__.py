@@ -64,15 +64,9 @@ class Portable(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Counted(Portable):  # type: ignore[no-untyped-call]
     products = 0
 
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_dispatch__(self, operation: Any, *others: Any) -> Any:
         self.products += operation is torch.ops.aten.mm.default
-        return super().__torch_dispatch__(operation, types, args, kwargs)
+        return super().__torch_dispatch__(operation, *others)
 
 
 def check(device: torch.device) -> None:

@@ -38,6 +38,8 @@ def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 _EXPRESSIONS: dict[str, Callable[..., Tensor]] = {
     "square": lambda x: x * x,
     "lerp": lambda x, end, weight: x + (end - x) * weight,
+    "addcmul": lambda x, a, b, *, value=1: x + (a * b).mul_(value),
+    "addcdiv": lambda x, a, b, *, value=1: x + (a / b).mul_(value),
     "dot": lambda a, b: total(a * b).to(a.dtype),
     "sqrt": elementary.sqrt,
     "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(),
@@ -120,28 +122,6 @@ def _div(
     rounding_mode: str | None = None,
 ) -> Tensor:
     return torch.div(x, elementary.on_device(divisor, x), rounding_mode=rounding_mode)
-
-
-@portable("addcmul")
-def _addcmul(
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    value: float = 1,
-) -> Tensor:
-    return x + (a * b).mul_(value)
-
-
-@portable("addcdiv")
-def _addcdiv(
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    value: float = 1,
-) -> Tensor:
-    return x + (a / b).mul_(value)
 
 
 @portable("pow", NUMBERS)
