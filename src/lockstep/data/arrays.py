@@ -38,9 +38,8 @@ from lockstep.pictures.decode import Decoding, UnreadableImageError, decode_imag
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
-# the number of a class; or of any number of classes a set of their numbers, or 1 for each that an
-# image has and else 0
-Label = int | frozenset[int] | NDArray[np.bool_]
+Label = int | list[int]  # the number of a class, or those of any number of classes, in order
+Widths = dict[int, str]  # of arrays of labels -> the first example with such an array
 
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
@@ -105,9 +104,10 @@ def store(data: object, image_px: int | None) -> str:
     shape: Any = ()
     labels_of = {name: list[Label]() for name in names}
     ids_of = {name: list[str]() for name in names}
+    widths: Widths = {}
     for name in names:
         labels = labels_of[name]
-        examples = _examples(name, data[name], image_px)
+        examples = _examples(name, data[name], image_px, widths)
         while chunk := list(islice(examples, 1 + _CHUNK_BYTES // prod(shape) if shape else 1)):
             images = [np.ascontiguousarray(image) for image, _ in chunk]
             shape = shape or images[0].shape
@@ -127,11 +127,8 @@ def store(data: object, image_px: int | None) -> str:
             _refuse(name, "is empty: give at least one example")
     metadata = {
         "shape": shape,
-        "classes": _classes(data, labels_of),
-        "splits": {
-            name: {"labels": [*map(_stored, labels_of[name])], "ids": ids_of[name]}
-            for name in names
-        },
+        "classes": _classes(data, labels_of, widths),
+        "splits": {name: {"labels": labels_of[name], "ids": ids_of[name]} for name in names},
     }
     sha256 = _sha256(metadata)
     if not _path(sha256).exists():
@@ -186,18 +183,8 @@ def _as_tensor(labels: Sequence[int] | Sequence[Sequence[int]], classes: int) ->
     return found
 
 
-def _stored(label: Label) -> int | list[int]:
-    """Return the number of an example's class, or those of any number of classes, in order."""
-    if isinstance(label, np.ndarray):
-        return np.flatnonzero(label).tolist()
-    return label if isinstance(label, int) else sorted(label)
-
-
-def _width(label: Label) -> int:
-    """Return how many classes there are at least."""
-    if isinstance(label, np.ndarray):
-        return len(label)
-    return max({label} if isinstance(label, int) else label, default=-1) + 1
+def _numbers(label: Label) -> list[int]:
+    return [label] if isinstance(label, int) else label
 
 
 def _path(sha256: str) -> Path:
@@ -209,7 +196,9 @@ def _sha256(metadata: object) -> str:
     return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
-def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> list[str]:
+def _classes(
+    data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]], widths: Widths
+) -> list[str]:
     """Return the names of the classes: those that `data` or its training examples state, or
     numbers.
 
@@ -219,7 +208,8 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> 
     stated = {split: getattr(data[split], _CLASSES, None) for split in labels}
     names = data.get(_CLASSES, stated["train"])
     if names is None:
-        most = max(map(_width, labels["train"]))
+        numbers = [number + 1 for label in labels["train"] for number in _numbers(label)]
+        most = max([0, *widths, *numbers])
         names = [str(label) for label in range(min(most, _MAX_UNNAMED))]
     if (
         not isinstance(names, Sequence)
@@ -247,6 +237,13 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> 
                 f"the classes of train in the same order, or pairs (image, label) with the labels "
                 f"of train",
             )
+    for width, where in widths.items():
+        if width != len(names):
+            _refuse(
+                where,
+                f"the array of labels has {width} values, expected one for each of the "
+                f"{len(names)} classes",
+            )
     one = isinstance(labels["train"][0], int)
     for split, values in labels.items():
         for row, label in enumerate(values):
@@ -258,15 +255,7 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> 
                     f"first training example is not: give all examples one label, or all of them "
                     f"any number",
                 )
-            if isinstance(label, np.ndarray):
-                if len(label) != len(names):
-                    _refuse(
-                        where,
-                        f"the array of labels has {len(label)} values, expected one for each of "
-                        f"the {len(names)} classes",
-                    )
-                continue
-            for number in {label} if isinstance(label, int) else label:
+            for number in _numbers(label):
                 if not 0 <= number < len(names):
                     _refuse(
                         where,
@@ -276,7 +265,9 @@ def _classes(data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]]) -> 
     return list(names)
 
 
-def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[Bytes, Label]]:
+def _examples(
+    name: str, examples: Any, image_px: int | None, widths: Widths
+) -> Iterator[tuple[Bytes, Label]]:
     """Yield image uint8 [H, W, C] and label of each example. Raises: LockstepError that names a
     wrong one.
     """
@@ -311,24 +302,25 @@ def _examples(name: str, examples: Any, image_px: int | None) -> Iterator[tuple[
             if not isinstance(example, tuple | list) or len(example) != 2:
                 _refuse(where, f"got a {type(example).__name__}, expected a pair (image, label)")
             image, label = example
-            yield _pixels(where, image, image_px), _label(where, label)
+            yield _pixels(where, image, image_px), _label(where, label, widths)
     except OSError as error:
         _refuse(name, f"an example cannot be read: {error}")
 
 
-def _label(where: str, label: Any) -> Label:
+def _label(where: str, label: Any, widths: Widths) -> Label:
     """Return the label of an example, or its labels. Raises: LockstepError that says what is
     allowed.
     """
     if isinstance(label, set | frozenset):
-        return frozenset(_index(where, number) for number in label)
+        return sorted(_index(where, number) for number in label)
     if _is_array(label) and label.ndim == 1:
         values = _array(label)
         if not ((values == 0) | (values == 1)).all():
             _refuse(
                 where, f"the array of labels has {values!r:.100}, expected 0 and 1 for each class"
             )
-        return np.asarray(values == 1)
+        widths.setdefault(len(values), where)
+        return np.flatnonzero(values).tolist()
     if isinstance(label, list | tuple):
         _refuse(
             where,

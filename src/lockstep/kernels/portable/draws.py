@@ -6,6 +6,7 @@ generator of its own. Here one number of torch's CPU generator is the seed of a 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,48 +19,15 @@ from lockstep.kernels.portable.registry import NUMBERS, portable
 _CHUNK = 1 << 18  # values at a time, to bound the memory
 
 
-@portable("uniform", in_place=True)
-def uniform_(
-    x: Tensor,
-    low: float = 0.0,
-    high: float = 1.0,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Fill `x` with uniform values in [low, high), of 24 bits each."""
-    return _filled(x, generator, lambda u: u * (high - low) + low)
-
-
-@portable("normal", in_place=True)
-def normal_(
-    x: Tensor,
-    mean: float = 0.0,
-    std: float = 1.0,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Fill `x` with normal values."""
-    return _filled(x, generator, lambda u: normal(u + 2.0**-25) * std + mean)
-
-
-@portable("bernoulli", NUMBERS, in_place=True)
-def bernoulli_(
-    x: Tensor,
-    probability: float = 0.5,
-    *,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Fill `x` with 1 with this probability, else with 0."""
-    if isinstance(probability, Tensor):
-        raise NotImplementedError
-    return _filled(x, generator, lambda u: (u < probability).double())
-
-
 def _filled(
+    of_uniform: Callable[..., Tensor],
     x: Tensor,
-    generator: torch.Generator | None,
-    of_uniform: Callable[[Tensor], Tensor],
+    *numbers: float,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
+    """Fill `x` with what `of_uniform` makes of uniform values in [0, 1), of 24 bits each, and of
+    the `numbers` of the distribution.
+    """
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
     values = torch.empty(x.shape, dtype=x.dtype)
     flat = values.view(-1)
@@ -67,7 +35,27 @@ def _filled(
         end = min(start + _CHUNK, x.numel())
         bits = rng.bits(seed, "portable", np.arange(start, end, dtype=np.uint64))
         upper = (bits >> np.uint64(40)).astype(np.float64)
-        flat[start:end] = of_uniform(torch.from_numpy(upper * 2.0**-24))
+        flat[start:end] = of_uniform(torch.from_numpy(upper * 2.0**-24), *numbers)
     if x.is_cuda:
         values = values.pin_memory()
     return x.copy_(values, non_blocking=x.is_cuda)
+
+
+def _uniform(u: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return u * (high - low) + low
+
+
+def _normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return normal(u + 2.0**-25) * std + mean
+
+
+def _bernoulli(u: Tensor, probability: float = 0.5) -> Tensor:
+    """Return 1 with this probability, else 0."""
+    if isinstance(probability, Tensor):
+        raise NotImplementedError
+    return (u < probability).double()
+
+
+uniform_ = portable("uniform", in_place=True)(partial(_filled, _uniform))
+normal_ = portable("normal", in_place=True)(partial(_filled, _normal))
+bernoulli_ = portable("bernoulli", NUMBERS, in_place=True)(partial(_filled, _bernoulli))
