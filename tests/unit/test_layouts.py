@@ -17,6 +17,7 @@ from lockstep.errors import DATA, LockstepError
 from lockstep.pictures.photos import survey_folder
 from lockstep.pictures.table import SOURCES, LabelSource
 from lockstep.recipes import get_recipe
+from lockstep.text import listed
 
 CATS = pictures("cats/1", "cats/2", "dogs/3", "dogs/4")
 FLAT = pictures("1", "2", "3", "4")
@@ -532,7 +533,8 @@ def test_a_layout_that_is_read(tmp_path, name):
         expected = {path: path.partition("/")[0] for path in CATS}
     splits = any(isinstance(value, tuple) for value in expected.values())
     photos = {
-        p.path: (p.class_name, p.split) if splits else p.class_name for p in found.scan.photos
+        p.path: (listed(p.labels), p.split) if splits else listed(p.labels)
+        for p in found.scan.photos
     }
     assert (photos, found.scan.problems) == (expected, [])
 

@@ -62,7 +62,7 @@ def paths(found):
 def contents(found):
     """Split -> (class, SHA-256) of its images, in their order."""
     return {
-        split: [(photo.class_name, photo.sha256) for photo in photos]
+        split: [(*photo.labels, photo.sha256) for photo in photos]
         for split, photos in found.splits.items()
     }
 
@@ -345,7 +345,7 @@ def test_a_table_names_the_class_of_each_image(photos, header, numbers):
     ]
     found = sound(table(photos, "\r\n".join([header, *rows, ""])))
     assert found.classes == ("even", "ödd")
-    named = {photo.path: photo.class_name for photo in found.scan.photos}
+    named = {photo.path: photo.labels[0] for photo in found.scan.photos}
     assert named == {f"sub/{n}.png": "even" if n % 2 == 0 else "ödd" for n in range(8)}
     assert found.splits.keys() == {"train", "test"}
 

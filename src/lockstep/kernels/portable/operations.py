@@ -29,31 +29,6 @@ from lockstep.kernels.portable.sums import total
 _MOST_FACTORS = 8  # of a power as a product
 
 
-def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `function`, which computes on float64, with a result in the dtype of its argument."""
-    return lambda x: function(x.double()).to(x.dtype)
-
-
-# The operations that are one expression.
-_EXPRESSIONS: dict[str, Callable[..., Tensor]] = {
-    "square": lambda x: x * x,
-    "lerp": lambda x, end, weight: x + (end - x) * weight,
-    "addcmul": lambda x, a, b, *, value=1: x + (a * b).mul_(value),
-    "addcdiv": lambda x, a, b, *, value=1: x + (a / b).mul_(value),
-    "dot": lambda a, b: total(a * b).to(a.dtype),
-    "sqrt": elementary.sqrt,
-    "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(),
-    "exp": _by_float64(elementary.exp),
-    "log": _by_float64(elementary.log),
-    "sigmoid": _by_float64(elementary.sigmoid),
-    "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
-    "tanh": _by_float64(elementary.tanh),
-    "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
-}
-for _name, _function in _EXPRESSIONS.items():
-    portable(_name)(_function)
-
-
 def _has_exact_factor(
     x: Any,
     y: Any,
@@ -203,11 +178,6 @@ def _variance(
     return elementary.divided(total(centred * centred, dim, keepdim=keepdim), divisor).to(x.dtype)
 
 
-@portable("std")
-def _deviation(*args: Any, **kwargs: Any) -> Tensor:
-    return elementary.sqrt(_variance(*args, **kwargs))
-
-
 @portable("linalg_vector_norm", "float32 float64 bfloat16")
 def _vector_norm(
     x: Tensor,
@@ -305,15 +275,6 @@ def _topk(
     return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
 
 
-@portable("_linalg_eigh")
-def _eigh(
-    x: Tensor,
-    lower: str = "L",
-    vectors: bool = True,
-) -> tuple[Tensor, Tensor]:
-    return elementary.eigh(x)
-
-
 @portable("_upsample_bilinear2d_aa", "float32")
 def _upsample(
     x: Tensor,
@@ -366,3 +327,30 @@ def _resizing(old: int, new: int) -> Tensor:
     weights = (1.0 - distance).clamp_min(0.0)
     sums = sum(torch.split(weights, 1, 1))  # added in one order
     return (weights / sums).float()
+
+
+def _by_float64(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return `function`, which computes on float64, with a result in the dtype of its argument."""
+    return lambda x: function(x.double()).to(x.dtype)
+
+
+# The operations that are one expression.
+_EXPRESSIONS: dict[str, Callable[..., Any]] = {
+    "square": lambda x: x * x,
+    "lerp": lambda x, end, weight: x + (end - x) * weight,
+    "addcmul": lambda x, a, b, *, value=1: x + (a * b).mul_(value),
+    "addcdiv": lambda x, a, b, *, value=1: x + (a / b).mul_(value),
+    "dot": lambda a, b: total(a * b).to(a.dtype),
+    "sqrt": elementary.sqrt,
+    "rsqrt": lambda x: elementary.sqrt(x).reciprocal_(),
+    "exp": _by_float64(elementary.exp),
+    "log": _by_float64(elementary.log),
+    "sigmoid": _by_float64(elementary.sigmoid),
+    "sigmoid_backward": lambda gradient, y: gradient * ((1.0 - y) * y),
+    "tanh": _by_float64(elementary.tanh),
+    "tanh_backward": lambda gradient, y: gradient * (1.0 - y * y),
+    "std": lambda *args, **kwargs: elementary.sqrt(_variance(*args, **kwargs)),
+    "_linalg_eigh": lambda x, *others: elementary.eigh(x),
+}
+for _name, _function in _EXPRESSIONS.items():
+    portable(_name)(_function)
