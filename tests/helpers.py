@@ -45,6 +45,10 @@ SHAPES = {
 }
 WHITENED = {"model": "whitened", "augmentation": "flip-translate", "weight_decay": {}}
 
+# What is wider than the window, or than what it stands in: it would scroll sideways.
+WIDER = """[...document.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 ||
+  e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX != "visible").map(e => e.outerHTML.slice(0, 90))"""
+
 # Variables with which this machine computes other bits.
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 NEWER_CPU = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from benchmarks.browser import chromium, executable
 from tests.conftest import NATIVE, in_this_process
-from tests.helpers import succeeded
+from tests.helpers import WIDER, succeeded
 from tests.images import bright_and_dark
 
 import lockstep
@@ -28,11 +28,6 @@ def written(trained_once, made_once):
         assert (done.returncode, done.stdout, done.stderr) == (0, "r.html\n", "")
 
     return made_once("report", report) / "r.html"
-
-
-# What is wider than the window, or than what it stands in: it would scroll sideways.
-WIDER = """[...document.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 ||
-  e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).overflowX != "visible").map(e => e.outerHTML.slice(0, 90))"""
 
 
 @pytest.mark.skipif(executable() is None, reason="no Chromium is installed")

@@ -76,6 +76,7 @@ def like(classifier, **changed):
         "predict",
         "predict_pixels",
         "confidence",
+        "thresholds",
     )
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 

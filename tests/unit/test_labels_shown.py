@@ -92,12 +92,14 @@ def test_light_falls_on_the_evidence_for_each_label():
     pixels = np.full((4, 4, 3), 200, np.uint8)
     maps = torch.zeros(2, 2, 2, dtype=torch.float64)
     maps[0, 0], maps[1, 1] = 1.0, 1.0
-    assert FOUND.found(CLASSES) == [1, 0]
+    assert FOUND.explained == ("dog", "cat")
     lit = FOUND.with_evidence(maps).lit(pixels)
     assert [*lit] == ["dog", "cat"]
     assert lit["dog"][0].min() > lit["dog"][3].max()
     assert lit["cat"][3].min() > lit["cat"][0].max()
-    assert NONE.with_evidence(maps[:0]).lit(pixels) == {}
+    # Of an image without a label that is found, the most probable one.
+    assert [*NONE.with_evidence(maps[:1]).lit(pixels)] == [*NONE.explained] == ["dog"]
+    assert Prediction("x", error="no").explained == ()
     one = Prediction.of("c.png", ROW, CLASSES, 1).with_evidence(maps[:1])
     assert (one.evidence.shape, [*one.lit(pixels)]) == ((2, 2), ["dog"])
 

@@ -195,10 +195,11 @@ class Classifier:
             prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
             if prediction.index is None:
                 return prediction
-            if evidence and self._backbone is not None:
-                image, found = torch.from_numpy(pixels)[None], prediction.found(self.classes)
+            if evidence:
+                image = torch.from_numpy(pixels)[None]
+                shown = [self.classes.index(label) for label in prediction.explained]
                 prediction = prediction.with_evidence(
-                    class_activation_map(self._backbone, self._network, image, found)
+                    class_activation_map(self._backbone, self._network, image, shown)
                 )
         return prediction.judged(self.confidence, inputs, self.classes)
 

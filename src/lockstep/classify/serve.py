@@ -154,7 +154,7 @@ class _Service:
             nonce=nonce,
             seen_px=self._seen_px,
             body_limit=BODY_LIMIT,
-            tells=self._classifier.confidence.sure_from is not None,
+            classifier=self._classifier,
             marks=MARKS,
             **self._about,
         )
@@ -170,7 +170,7 @@ class _Service:
         sees it.
 
         With ?evidence=png it has that picture too, bright where it speaks for the class, or with
-        several labels one for each that is found; None if that is not known.
+        several labels one for each that is explained; None if that is not known.
         """
         self._require_own(request)
         self._held[request] = 0
@@ -308,11 +308,9 @@ class _Service:
                 raise _busy(_LARGEST)
             yield chunk
 
-    def _shown(
-        self, wanted: list[str], prediction: Prediction, pixels: Pixels | None
-    ) -> dict[str, str | dict[str, str] | None]:
+    def _shown(self, wanted: list[str], prediction: Prediction, pixels: Pixels | None) -> Record:
         """Return the URLs of PNGs of what preprocessing leaves of an image: all, or its centre."""
-        shown: dict[str, str | dict[str, str] | None] = dict.fromkeys(wanted)
+        shown: Record = dict.fromkeys(wanted)
         if pixels is None:
             return shown
         height, width = self._seen_px

@@ -17,7 +17,7 @@ from lockstep.kernels.portable import arithmetic
 
 @torch.no_grad()
 def class_activation_map(
-    backbone: Backbone,
+    backbone: Backbone | None,
     network: Network,
     image: Tensor,
     labels: Sequence[int],
@@ -27,9 +27,11 @@ def class_activation_map(
 
     `network` is the head with its trained weights. The places form a grid over the image, and the
     logit is a mean over them, so that they and the bias add up to it. With test_views=flip, it is
-    the mean of the image's grid and of its mirror image's, mirrored back. None if the head is not
-    linear, or its features are no means over places.
+    the mean of the image's grid and of its mirror image's, mirrored back. None without labels or a
+    head, if the head is not linear, or if its features are no means over places.
     """
+    if backbone is None or not labels:
+        return None
     head = network.module.get_submodule(str(network.recipe.head))
     if type(head) is not nn.Linear:
         return None

@@ -2,19 +2,15 @@
 mistakes.
 """
 
-from pathlib import Path
-
 from torch import Tensor
 
 from lockstep.core.evaluation import predicted
 from lockstep.core.loss import probabilities_of
-from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import confidence_of, judge
 from lockstep.jobs.predictions import labels_of, names_of, used_thresholds
-from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
@@ -23,6 +19,7 @@ from lockstep.pages.prediction import Prediction
 _SHOWN = 24  # of the worst mistakes
 _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
 _BINS = 15  # of the calibration error, of equal width
+_MARKS = ("no", "missed", "wrong", "right")  # of a label: 2 if it is found, and 1 if it is there
 
 
 def report(spec: ReportSpec, ctx: Context) -> Record | None:
@@ -53,14 +50,46 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         wrong = (probabilities >= thresholds) != own
         certainty = (counted - own.double()).abs().masked_fill(~wrong, -1.0).amax(1)
     mistakes = certainty.argsort(descending=True, stable=True)[: int((certainty >= 0).sum())]
+
+    def shown(row: int) -> Record:
+        """Return an image as the page shows it: the record of its prediction, with its name, how
+        it is labelled, its two most probable classes, its "picture", and the "evidence" for each
+        class that is explained. With several labels the classes also are all that are found or
+        missed.
+        """
+        name = names[row]
+        prediction = Prediction.of(name, probabilities[row], images.classes, 2, thresholds)
+        image = images.pixels(slice(row, row + 1)).cpu()
+        explained = [images.classes.index(label) for label in prediction.explained]
+        # by the weights that were evaluated last
+        maps = class_activation_map(replica.backbone, replica.network, image, explained)
+        prediction = prediction.with_evidence(maps)
+        pixels = image[0].numpy()
+        labelled = labels_of(images, row)
+        ranked, found = prediction.ranked(1), prediction.labels
+        if found is not None:
+            there = {label: probabilities[row, images.classes.index(label)] for label in labelled}
+            ranked = [
+                f"{label} {probability:.1%} ({_MARKS[2 * (label in found) + (label in there)]})"
+                for label, probability in (dict(prediction.top) | there).items()
+            ]
+        unfound = " (not found)" if found == () else ""
+        return {
+            **prediction.record(),
+            "name": f"image {name:,}" if isinstance(name, int) else str(name),
+            "labelled": ", ".join(labelled) or "nothing",
+            "ranked": [*ranked, *prediction.marks()],
+            "picture": address(pixels),
+            "evidence": {
+                f"{label}{unfound}": address(lit) for label, lit in prediction.lit(pixels).items()
+            },
+        }
+
     return {
         **record,
         "calibration": calibration(judged, right),
         "sure": sure,
-        "mistakes": [
-            _shown(replica, images, probabilities, thresholds, row, names[row])
-            for row in mistakes[:_SHOWN].tolist()
-        ],
+        "mistakes": [*map(shown, mistakes[:_SHOWN].tolist())],
     }
 
 
@@ -74,38 +103,3 @@ def calibration(confidence: Tensor, correct: Tensor) -> float:
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
     distances = places.bincount(confidence - correct.double())
     return float(distances.abs().sum() / len(correct))
-
-
-def _shown(
-    replica: Replica,
-    images: Dataset,
-    probabilities: Tensor,
-    thresholds: Tensor | None,
-    row: int,
-    name: Path | int,
-) -> Record:
-    """Return an image as the page shows it: the record of its prediction, with its name, how it is
-    labelled, its two most probable classes, its "picture", and the "evidence" for each label.
-    """
-    prediction = Prediction.of(name, probabilities[row], images.classes, 2, thresholds)
-    image = images.pixels(slice(row, row + 1)).cpu()
-    found = prediction.found(images.classes)
-    if replica.backbone is not None and found:
-        # by the weights that were evaluated last
-        maps = class_activation_map(replica.backbone, replica.network, image, found)
-        prediction = prediction.with_evidence(maps)
-    pixels = image[0].numpy()
-    labelled = labels_of(images, row)
-    missed = [
-        f"{label} {probabilities[row, images.classes.index(label)]:.1%}: missed"
-        for label in labelled
-        if label not in dict(prediction.top)
-    ]
-    return {
-        **prediction.record(),
-        "name": f"image {name:,}" if isinstance(name, int) else str(name),
-        "labelled": ", ".join(labelled) or "nothing",
-        "ranked": [*prediction.ranked(1), *missed, *prediction.marks()],
-        "picture": address(pixels),
-        "evidence": {label: address(lit) for label, lit in prediction.lit(pixels).items()},
-    }

@@ -67,8 +67,7 @@ def curves(lines: Sequence[Line], label: str) -> str:
         for colour, line in zip(COLOURS, lines, strict=False):
             points = [(x, y) for x, y in line.points if y is not None]
             axes.plot(
-                [x for x, _ in points],
-                [y for _, y in points],
+                *zip(*points, strict=True),
                 color=colour,
                 label=line.name,
                 linewidth=1.6,

@@ -39,8 +39,8 @@ class Picture(NamedTuple):
     """An image: its `data:` address, what it is, and the lines below it, of which the first is
     emphasised.
 
-    `evidence` has the name of each class that is found, and the address of `spotlit` for it. They
-    stand beside the image.
+    `evidence` has the name of each class that is explained, and the address of `spotlit` for it.
+    They stand beside the image.
     """
 
     source: str
@@ -70,7 +70,7 @@ class Headline(NamedTuple):
 
     figure: str
     text: str
-    details: Sequence[tuple[str, str]] = ()
+    details: Sequence[tuple[str, str]]
 
 
 def render(

@@ -56,7 +56,7 @@ class Prediction:
             cannot be read.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
             grid over the middle square. With the bias of the class, the parts add up to the logit.
-            With several labels float64 [labels, h, w], a grid for each of `labels`. None if it was
+            With several labels float64 [n, h, w], a grid for each of `explained`. None if it was
             not asked for, or the network is not a linear head on averages over places.
     """
 
@@ -69,12 +69,8 @@ class Prediction:
     answer: Answer | None = None
     answers: dict[str, Answer] | None = None
     error: str | None = None
-    probabilities: NDArray[np.float64] | None = field(
-        default=None, compare=False, repr=False, metadata={"is_array": True}
-    )
-    evidence: NDArray[np.float64] | None = field(
-        default=None, compare=False, repr=False, metadata={"is_array": True}
-    )
+    probabilities: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -111,13 +107,11 @@ class Prediction:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the prediction as a JSON object, without arrays. Its keys are always the same."""
+        """Return the prediction as a JSON object, without arrays, which do not compare. Its keys
+        are always the same.
+        """
         top = [{"label": label, "probability": probability} for label, probability in self.top]
-        record = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if "is_array" not in each.metadata
-        }
+        record = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         return {**record, "source": str(self.source), "top": top}
 
     def ranked(self, digits: int) -> list[str]:
@@ -157,32 +151,35 @@ class Prediction:
             return self
         (sure,), (unlike,) = confidence(features, torch.from_numpy(self.probabilities)[None])
         answers: dict[str, Answer] = {}
-        for label in self.found(classes) if unlike or confidence.sure_from is not None else ():
-            answers[classes[label]] = "unlike" if unlike else "sure" if sure[label] else "unsure"
+        known = unlike or confidence.sure_from is not None
+        for label in self.explained if known and self.labels != () else ():
+            certain = sure[classes.index(label)]
+            answers[label] = "unlike" if unlike else "sure" if certain else "unsure"
         if self.labels is None:
             return replace(self, answer=answers.get(str(self.label)))
         return replace(self, answer="unlike" if unlike else None, answers=answers)
 
-    def found(self, classes: Sequence[str]) -> list[int]:
-        """Return the numbers of the labels that are found, or of the most probable class; [] if the
-        image cannot be read.
+    @property
+    def explained(self) -> tuple[str, ...]:
+        """Return the classes that evidence is for: the labels that are found, or if none is, the
+        most probable class; none if the image cannot be read.
         """
-        if self.labels is None:
-            return [] if self.index is None else [self.index]
-        return [classes.index(label) for label in self.labels]
+        return self.labels or (() if self.label is None else (self.label,))
 
     def with_evidence(self, maps: Tensor | None) -> "Prediction":
-        """Return the prediction with the class activation `maps` of what is `found`, if known."""
+        """Return the prediction with the class activation `maps` of what is `explained`, if
+        known.
+        """
         if maps is None:
             return self
         return replace(self, evidence=(maps[0] if self.labels is None else maps).numpy())
 
     def lit(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
-        """Return the image `pixels` [H, W, C] with light on the evidence for each label that is
-        found; {} if that is not known.
+        """Return the image `pixels` [H, W, C] with light on the evidence for each class that is
+        `explained`; {} if that is not known.
         """
         if self.evidence is None:
             return {}
         grids = self.evidence.reshape(-1, *self.evidence.shape[-2:])
-        found = [str(self.label)] if self.labels is None else self.labels
-        return {label: spotlit(pixels, grid) for label, grid in zip(found, grids, strict=True)}
+        lit = zip(self.explained, grids, strict=True)
+        return {label: spotlit(pixels, grid) for label, grid in lit}

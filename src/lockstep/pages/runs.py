@@ -19,7 +19,7 @@ _NOT_SURE = (
     "training images or more."
 )
 _EVIDENCE = (
-    "Beside each image, light shows where it speaks for each class that was found (the "
+    "Beside each image, light shows where it speaks for the class that is named below (the "
     "parts of its logit)."
 )
 _NO_EVIDENCE = (
