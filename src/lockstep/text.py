@@ -79,20 +79,18 @@ def label_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """
     counts = ["examples", "found", "right"]
     shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]
-    names = [name.replace("_", " ").replace("f1", "F1") for name in shares]
-    rows = [["class", *counts, *names]]
-    for row in classes:
-        cells = [
-            *(f"{row[count]:,}" for count in counts),
-            *(_share(row[share]) for share in shares),
-        ]
-        rows.append([row["name"], *cells])
-    return rows
+    keys = counts + shares
+    names = [key.replace("_", " ").replace("f1", "F1") for key in keys]
+    rows = [[row["name"], *(cell_text(row[key]) for key in keys)] for row in classes]
+    return [["class", *names], *rows]
 
 
-def _share(value: float | Sequence[float] | None) -> str:
+def cell_text(value: float | Sequence[float] | None) -> str:
+    """Return a count, a share or the interval of a share; `-` if it is not known."""
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.1%}"
     low, high = value

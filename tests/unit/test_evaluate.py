@@ -17,6 +17,7 @@ from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
 from lockstep.core.network import Network, persistent_buffers
+from lockstep.core.several import found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
@@ -253,3 +254,19 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
     assert Result(replica, {"raw": best}, []).warnings() == warnings
+
+
+def test_labels_with_few_test_images_have_an_uncertain_f1():
+    own = torch.zeros(100, 3, dtype=torch.uint8)
+    own[:60, 0], own[:6, 1] = 1, 1
+    logits = torch.where(own == 1, 9.0, -9.0)
+    logits[:2, 1] = -9.0
+    found = found_labels(logits, own)
+    images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
+    recipe = SimpleNamespace(head=None, evaluated_split="test")
+    replica = SimpleNamespace(splits={"train": images}, recipe=recipe)
+    best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
+    assert Result(replica, {"raw": best}, []).warnings() == [
+        "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
+        "c 0.0 to 100.0% (0 images)"
+    ]

@@ -22,10 +22,21 @@ from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
 from lockstep.runs.run import Run
-from lockstep.text import counted, gpu_text, noted, plural, rate_text, scores_text, wilson_interval
+from lockstep.text import (
+    cell_text,
+    counted,
+    few,
+    gpu_text,
+    noted,
+    plural,
+    rate_text,
+    scores_text,
+    wilson_interval,
+)
 
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 4  # times the images of the smallest class that the largest one has
+_WIDE = 0.3  # of an interval of F1, above which a warning says so
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,8 @@ class Result:
         train_set, best = self.replica.splits["train"], self.best
         names = train_set.classes
         counts = train_set.counts.tolist()
-        few = [f"{name} has {n}" for name, n in zip(names, counts, strict=True) if n < _FEW]
-        texts = noted(few, "class", f"with fewer than {_FEW} training images")
+        rare = [f"{name} has {n}" for name, n in zip(names, counts, strict=True) if n < _FEW]
+        texts = noted(rare, "class", f"with fewer than {_FEW} training images")
         most = counts.index(max(counts))
         least = counts.index(min(counts))
         if counts[most] >= _UNEQUAL * max(1, counts[least]):
@@ -73,6 +84,17 @@ class Result:
             texts.append(
                 f"of class {name} only {right} of {plural(examples, 'image')} {verb}, of class "
                 f"{best_name} {right_of_best} of {examples_of_best}"
+            )
+        uncertain = []
+        for row in best.several.by_class(names) if best.several else ():
+            interval = row["f1_interval"] if row["examples"] else (0.0, 1.0)
+            if interval[1] - interval[0] > _WIDE:
+                images = plural(row["examples"], "image")
+                uncertain.append(f"{row['name']} {cell_text(interval)} ({images})")
+        if uncertain:
+            split = self.replica.recipe.evaluated_split
+            texts.append(
+                f"F1 is uncertain where few {split} images have the label: {few(uncertain)}"
             )
         share, most_common = max(zip(best.class_examples, names, strict=True))
         if (
