@@ -21,6 +21,8 @@ from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tens
 
 _BAR = 12  # columns of the bar
 _WEIGHTS = {"ema": " by the averaged weights", "raw": " by those of the last step"}
+# What an accuracy counts, by whether an image has any number of labels.
+_ACCURACY = ("accuracy", "exact matches")
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 
 
@@ -56,7 +58,7 @@ class Plain(Listener):
         )
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), accuracy = "
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), {_ACCURACY[event.several]} = "
             f"{100 * event.accuracy:.1f} %, epoch = {event.epoch:.1f}, "
             f"lr = {event.learning_rate:.2g}, {', '.join([_eta(event), *_busy(event)])}"
         )
@@ -76,7 +78,7 @@ class Plain(Listener):
         """Print the accuracies, one for each kind of weights. Those after the last step are in the
         end block.
         """
-        examples = next(iter(event.results.values())).examples
+        first = next(iter(event.results.values()))
         if event.step == self._steps:
             return
         words = _WEIGHTS if len(event.results) > 1 else {"raw": ""}
@@ -84,7 +86,9 @@ class Plain(Listener):
             f"{result.accuracy:.2%}{words[weights]}" for weights, result in event.results.items()
         ]
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
-        self._print(f"{prefix}, accuracy on {examples} {event.split} images: {', '.join(parts)}")
+        images = f"{first.examples} {event.split} images"
+        what = _ACCURACY[first.several is not None]
+        self._print(f"{prefix}, {what} on {images}: {', '.join(parts)}")
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Print the message; a detail only if the listener is verbose."""
@@ -138,7 +142,7 @@ class Live(Plain):
             f"step {done:>{len(str(event.steps))}}/{event.steps}",
             _eta(event),
             f"loss {event.loss:.3f}",
-            f"acc {event.accuracy:.1%}",
+            f"{'exact' if event.several else 'acc'} {event.accuracy:.1%}",
             f"{speed}/s",
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",

@@ -29,7 +29,9 @@ class StepEvent:
     cross_entropy_average: float  # its running average
     decay: dict[str, float]  # loss term of each parameter with weight decay, keyed by name
     decay_average: dict[str, float]  # their running averages
-    accuracy: float  # share of the batch that is classified correctly
+    # share of the batch that is classified correctly; with several labels, of examples in which
+    # exactly their labels are found, from 0.5 on
+    accuracy: float
     learning_rate: float  # learning rate of the step
     # mean since the previous event of this listener, without evaluation and saving
     s_per_step: float
@@ -42,10 +44,11 @@ class StepEvent:
     # which it computed, and "memory_bytes", which all programs hold. {} on CPUs, or if it is not
     # known.
     gpus: Mapping[int, Mapping[str, float]]
-    loss_scale: float | None = None  # scale of the loss in float16, else None
+    loss_scale: float | None  # scale of the loss in float16, else None
     # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The
     # losses may then not be finite.
-    skipped: bool = False
+    skipped: bool
+    several: bool  # whether an example has any number of labels
 
 
 @dataclass(frozen=True)

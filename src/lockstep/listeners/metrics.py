@@ -33,10 +33,13 @@ class MetricsFile(Listener):
         self._failed = False
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Append a row of kind "step", without "gpus" if none is known."""
+        """Append a row of kind "step", without "gpus" if none is known, and with "several" only if
+        that is true.
+        """
         fields = finite(vars(event))
-        if not event.gpus:
-            del fields["gpus"]
+        for name in ("gpus", "several"):
+            if not fields[name]:
+                del fields[name]
         self.append({"kind": "step"} | fields)
 
     def evaluation(self, event: EvaluationEvent) -> None:
