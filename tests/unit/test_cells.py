@@ -207,7 +207,20 @@ REFUSED = {
     "images that are always together": (
         cells("a b", "a b", "a c", "b c", "c", "d", header="file,label"),
         {"label_separator": " "},
-        ["1 class with fewer than two different images that no other class has, d: one is needed"],
+        [
+            "1 class with too few different images of its own, d: one is needed",
+            "Add images, or name the column of l.csv (file, label) with train and test: --split-column",
+        ],
+    ),
+    "a column with one label": (
+        {
+            **SIX,
+            "l.csv": HOT.replace("\n", ",0\n")
+            .replace("dog,0", "dog,eel")
+            .replace("1,0\n", "1,1\n", 1),
+        },
+        {},
+        ["of its own, eel: one", "leave it out: name the other columns as --label-column"],
     ),
 }
 
@@ -266,6 +279,8 @@ def test_what_is_read_is_said_and_counted(tmp_path):
     ]
     record = record_of(found)
     assert record["labels_per_image"] == {0: 1, 1: 3, 2: 1, 3: 1}
+    assert record["without_label"] == ["4.png"]
+    assert "  no label    4.png (--json lists all)" in lines_of(record)
     assert sum(record["splits"].values()) == 6
     assert {name: sum(counts.values()) for name, counts in record["classes"].items()} == {
         "a": 3,

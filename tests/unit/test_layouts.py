@@ -513,9 +513,9 @@ REFUSED = {
         },
         {},
         [
-            "40 classes with fewer than two different images that no other class has, 0.5, 1.5, "
-            "10.5, 11.5, 12.5 "
-            "and 35 more: one is needed to train and another to test"
+            "40 classes with too few different images of its own, 0.5, 1.5, 10.5, 11.5, 12.5 "
+            "and 35 more: one is needed to train and another to test. Add images, or name the "
+            "column of l.csv (id, label) with train and test: --split-column"
         ],
     ),
 }

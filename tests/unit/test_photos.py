@@ -231,9 +231,15 @@ def test_names_are_compared_in_unicodes_composed_form(photos):
         ),
         (
             {"a": [1, 2], "b": [3]},
-            ["1 class with fewer than two different images that no other class has, b"],
+            [
+                "1 class with too few different images of its own, b",
+                "Add images, or divide the images into folders train and test",
+            ],
         ),
-        ({"a": [1, 2], "b": [2, 3], "c": [1, 3]}, ["images that no other class has"]),
+        (
+            {"a": [1, 2], "b": [2, 3], "c": [1, 3]},
+            ["1 class with too few different images of its own, a"],
+        ),
         ({"train/a": [1], "train/b": [2], "test": []}, ["test holds no folder"]),
     ],
 )

@@ -12,6 +12,7 @@ from lockstep.files import Record
 from lockstep.pictures.photos import Survey
 from lockstep.pictures.scan import SPLITS, Photo
 from lockstep.pictures.threads import in_threads
+from lockstep.text import few
 
 # Two hashes are alike if the bits that differ are at most a quarter (1 / _ALIKE) of those that are
 # set in one hash or in both.
@@ -59,6 +60,7 @@ def record_of(survey: Survey) -> Record:
         every = {photo.path: photo for photos in splits.values() for photo in photos}
         numbers = Counter(len(photo.labels) for photo in every.values())
         record["labels_per_image"] = dict(sorted(numbers.items()))
+        record["without_label"] = sorted(path for path in every if not every[path].labels)
     return record
 
 
@@ -137,4 +139,6 @@ def lines_of(record: Record) -> list[str]:
     if "labels_per_image" in record:
         numbers = [f"{images:,} with {n}" for n, images in record["labels_per_image"].items()]
         lines.append(f"  labels      images {', '.join(numbers)}")
+        if record["without_label"]:
+            lines.append(f"  no label    {few(record['without_label'])} (--json lists all)")
     return lines + [f"note: {note}" for note in record["notes"]]

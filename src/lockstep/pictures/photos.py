@@ -196,7 +196,7 @@ def survey_folder(
                 "there is no test folder, so the validation images are the test images too"
             )
         elif not problems and "test" not in splits:
-            problems = _divide(splits, test_share, keys)
+            problems = _divide(scan, splits, test_share, keys)
     else:
         splits = {ALL: usable}
         strange = sorted({name for photo in scan.photos for name in photo.labels} - {*classes})
@@ -379,7 +379,9 @@ def _group_keys(photos: list[Photo]) -> dict[str, str]:
     return keys
 
 
-def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]) -> list[str]:
+def _divide(
+    scan: Scan, splits: dict[str, list[Photo]], test_share: float, keys: dict[str, str]
+) -> list[str]:
     """Divide splits["train"] into "train" and "test" by the keys of groups, see `survey_folder`.
     Return the problems.
     """
@@ -406,9 +408,14 @@ def _divide(splits: dict[str, list[Photo]], test_share: float, keys: dict[str, s
     ]
     if bad:
         what = "groups" if photos[0].group else "different images"
+        give = "divide the images into folders train and test"
+        if scan.columns:
+            give = f"leave it out: name the other columns as {option('label_column')}"
+        elif scan.table:
+            give = f"name the column of {scan.table} with train and test: {option('split_column')}"
         return [
-            f"{plural(len(bad), 'class')} with fewer than two {what} that no other class has, "
-            f"{few(bad)}: one is needed to train and another to test"
+            f"{plural(len(bad), 'class')} with too few {what} of its own, {few(bad)}: one is "
+            f"needed to train and another to test. Add images, or {give}"
         ]
     splits["train"] = [photo for photo in photos if keys[photo.sha256] not in test]
     splits["test"] = [photo for photo in photos if keys[photo.sha256] in test]
