@@ -238,11 +238,11 @@ def replace(
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)
-        with os.fdopen(open_to_write(temporary, os.O_EXCL), "wb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if isinstance(data, bytes):
-                file.write(data)
-        if not isinstance(data, bytes):
+        os.close(open_to_write(temporary, os.O_EXCL))
+        mode = temporary.stat().st_mode
+        if isinstance(data, bytes):
+            temporary.write_bytes(data)
+        else:
             data(temporary)
             temporary.chmod(mode)  # The library safetensors lets only the owner read its files.
         flush(temporary)

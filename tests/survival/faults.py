@@ -17,8 +17,10 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import safetensors.torch
 
@@ -89,11 +91,10 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
         os.chdir(folder)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(paths[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        if kill_at is not None:
-            install(kill_at, paths["operations"])
         sys.argv = [*COMMAND, *options]
         try:
-            program()
+            with nullcontext() if kill_at is None else killing(kill_at, paths["operations"]):
+                program()
         except SystemExit as ended:
             sys.stdout.flush()
             os._exit(int(ended.code or 0))
@@ -112,16 +113,14 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
     }
 
 
-def install(kill_at: int, report: Path) -> None:
+def killing(kill_at: int, report: Path) -> AbstractContextManager[None]:
     """List this process's operations in the folder of runs, and kill it when it begins number
     `kill_at`.
     """
     descriptor = os.open(report, os.O_WRONLY | os.O_CREAT)
     numbers = itertools.count(1)
 
-    def begins(
-        operation: str, path: object, before_the_end: Callable[[], object] = lambda: None
-    ) -> None:
+    def begins(operation: str, path: object, before_the_end: Callable) -> None:
         if "runs" not in str(path):
             return
         os.write(descriptor, f"{operation} {path}\n".encode())
@@ -129,25 +128,32 @@ def install(kill_at: int, report: Path) -> None:
             before_the_end()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    return watched(begins)
+
+
+@contextmanager
+def watched(begins: Callable[..., None]) -> Iterator[None]:
+    """Call begins(operation, path, tear) before each operation of this process on files.
+
+    `tear` leaves half of a file that was just written whole; else it is a no-op.
+    """
+    ended, flush = list[bool](), os.fsync
+
     def audit(event: str, arguments: tuple) -> None:
         writes = (
             event == "open"
             and isinstance(arguments[2], int)
             and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         )
-        if writes or event in _CHANGES:
-            begins(event, arguments[0])
-
-    flush = os.fsync
+        if not ended and (writes or event in _CHANGES):
+            begins(event, arguments[0], lambda: None)
 
     def fsync(number: int) -> None:
-        begins("fsync", os.readlink(f"/proc/self/fd/{number}"))
+        begins("fsync", os.readlink(f"/proc/self/fd/{number}"), lambda: None)
         flush(number)
 
     def torn(write: Callable, number: int) -> Callable:
-        """Return `write`, which writes the whole file that argument `number` names, with half of it
-        after a kill.
-        """
+        """Return `write`, which writes the whole file that argument `number` names."""
 
         def begun(*arguments: object) -> object:
             result, path = write(*arguments), Path(arguments[number])
@@ -156,10 +162,17 @@ def install(kill_at: int, report: Path) -> None:
 
         return begun
 
-    os.fsync = fsync
-    Path.write_bytes = torn(Path.write_bytes, 0)  # as files.replace finds it
-    safetensors.torch.save_file = torn(safetensors.torch.save_file, 1)  # as statefile.write does
-    sys.addaudithook(audit)
+    sys.addaudithook(audit)  # It cannot be removed.
+    library = safetensors.torch
+    with (
+        mock.patch.object(os, "fsync", fsync),
+        mock.patch.object(Path, "write_bytes", torn(Path.write_bytes, 0)),  # as files.replace does
+        mock.patch.object(library, "save_file", torn(library.save_file, 1)),  # as statefile.write
+    ):
+        try:
+            yield
+        finally:
+            ended.append(True)
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def test_a_program_that_lost_the_folder_may_not_write(tmp_path):
     own token.
     """
     run = RunFolder.create(tmp_path / "a", RECIPE)
-    saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.require_lock)
+    saver.save(run.checkpoints, {"step": torch.tensor(1)}, {}, run.fence)
     (run.path / ".lock").write_text("the token of another host")
     for write in (
-        lambda: saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.require_lock),
+        lambda: saver.save(run.checkpoints, {"step": torch.tensor(2)}, {}, run.fence),
         lambda: run.finish({}, {"w": torch.zeros(1)}, {}),
     ):
         with lockstep_error("another program has continued"):

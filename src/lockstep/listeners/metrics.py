@@ -67,9 +67,9 @@ class MetricsFile(Listener):
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                problem = f"cannot write in {self._path}: {error.strerror or error}"
                 logger.warning(
-                    f"{problem}. All else continues; rows are lost until it can be written"
+                    f"cannot write in {self._path}: {error.strerror or error}. All else continues; "
+                    f"rows are lost until it can be written"
                 )
 
 

@@ -23,6 +23,7 @@ from lockstep.files import (
     read_lines,
     remove_abandoned,
     replace,
+    require_own,
 )
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
@@ -51,7 +52,7 @@ class RunFolder(Run):
             self.checkpoints,
             keep=placement.keep,
             every_s=placement.save_every_s,
-            fence=self.require_lock,
+            fence=self.fence,
         )
         self._lock: IO[str] | None = None
         self._token = ""
@@ -92,7 +93,7 @@ class RunFolder(Run):
             if is_begun(path):  # Another program trained here since the last check.
                 raise _exists(path)
             folder.write("recipe.json", recipe.model_dump(mode="json"))
-            statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
+            statefile.keep_frozen(folder.checkpoints, frozen, folder.fence)
         return folder
 
     @staticmethod
@@ -108,7 +109,7 @@ class RunFolder(Run):
         Run.open(path)
         folder = RunFolder(path, placement)
         with folder._locked():
-            statefile.keep_frozen(folder.checkpoints, frozen, folder.require_lock)
+            statefile.keep_frozen(folder.checkpoints, frozen, folder.fence)
             folder.checkpoint = statefile.newest_verified(folder.checkpoints)
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
@@ -130,8 +131,7 @@ class RunFolder(Run):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._token = uuid.uuid4().hex
             self._lock.write(self._token)
-            self._lock.truncate()
-            self._lock.flush()
+            self._lock.truncate()  # which flushes first
             yield
         except BaseException as error:
             self.close()
@@ -143,13 +143,20 @@ class RunFolder(Run):
                 raise folder_error(self.path, error) from None
             raise
 
-    def require_lock(self) -> None:
-        """Raise a LockstepError if another program has locked the run since this one did; OSError
-        if that is unknown.
+    def fence(self) -> None:
+        """Flush the metrics, so that no checkpoint and no model is on the disk before the rows of
+        its steps.
 
         On the hosts of a network file system, a lock may not keep out the other hosts. A process
         that was cut off from its run then finds the token of the program that has taken over.
+        Raises: LockstepError if another program has locked the run since this one did; OSError if
+            that is unknown.
         """
+        # Rows that cannot be written are lost, but no checkpoint is.
+        with contextlib.suppress(OSError):
+            require_own(self.metrics_path)
+            flush(self.metrics_path)
+            flush(self.path)
         if (self.path / ".lock").read_bytes() != self._token.encode():
             raise LockstepError(
                 f"another program has continued {self.path}, so this one must not write there any "
@@ -187,8 +194,7 @@ class RunFolder(Run):
 
     def finish(self, result: Record, tensors: Tensors, metadata: Record) -> None:
         """Write model.safetensors, and then result.json, which completes the run."""
-        self.require_lock()
-        statefile.write(self.model, statefile.copied(tensors), metadata)
+        statefile.write(self.model, statefile.copied(tensors), metadata, self.fence)
         self.write("result.json", result)
 
     def close(self) -> None:

@@ -1,0 +1,161 @@
+"""A power loss at each moment of a run that is stopped and resumed: nothing that was saved is lost,
+and a resume gives an undisturbed run's bits.
+"""
+
+import json
+import re
+import shutil
+from functools import cache
+from signal import SIGTERM
+from unittest import mock
+
+import pytest
+from tests.helpers import USAGE, recipe_with, refused
+from tests.runs import fit_here
+from tests.survival import power
+from tests.survival.power import BEGUN, COMPLETE, NO_RUN
+
+from lockstep.config.placement import Placement
+from lockstep.errors import LockstepError
+from lockstep.jobs.agreement import require_agreement, restore
+from lockstep.jobs.context import Context
+from lockstep.jobs.replica import Replica
+from lockstep.jobs.specs import TrainSpec
+from lockstep.jobs.writer import open_run
+from lockstep.models import MODELS
+from lockstep.runs.run import Run
+from lockstep.runs.statefile import copied
+
+SMALL = {
+    "steps": 4,
+    "arithmetic": "native",
+    "towers": 1,
+    "batch": 16,
+    "weight_decay": {},
+    "ema": None,
+}
+RECIPE = recipe_with("digits", SMALL)
+# Three checkpoints: two, and the best one.
+SAVING = {"save_every": 1, "keep": 2, "eval_every": 2, "log_every": 1, "summary_every": 0}
+PLACE = Placement(processes=1, **SAVING)
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in SAVING.items()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_and_fast():
+    with mock.patch.dict(MODELS, digits="tests.helpers:linear"), mock.patch("os.fsync"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory, _small_and_fast):
+    """The moments of a run that is stopped after two of its four steps, and resumed."""
+    root = tmp_path_factory.mktemp("disk")
+    calls = iter(range(100))
+    with power.recorded(root) as moments:
+        for resume in (False, True):
+            fit_here(
+                RECIPE,
+                root / power.RUN,
+                PLACE,
+                resume=resume,
+                stop_requested=lambda: SIGTERM if next(calls) == 1 else None,
+            )
+    assert Run(root / power.RUN).complete
+    return moments
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, _small_and_fast):
+    """Return begun(state) -> how much of the run there is, its rows, and the files that are read,
+    when a resume is about to make its first step.
+    """
+    root, ctx = tmp_path_factory.mktemp("begun"), Context()
+    replica = Replica(RECIPE, PLACE, ctx)
+    identity = require_agreement(replica)
+    initial = copied(replica.state.state_dict())
+
+    @cache
+    def begin(state):
+        write(state, root)
+        run, step = Run(root / power.RUN), NO_RUN
+        if run.result():
+            assert run.load_weights().path == run.model
+            step = COMPLETE
+        elif (run.path / "recipe.json").exists():
+            replica.state.load_state_dict(initial)
+            spec = TrainSpec(recipe=run.recipe(), placement=PLACE, path=run.path, resume=True)
+            with open_run(spec, ctx, replica, identity) as writer:
+                writer.begin(restore(replica, writer.checkpoint))
+                step = writer.checkpoint.step if writer.checkpoint else BEGUN
+        after = power.seen_in(root).items()
+        files = {(path, seen.content) for path, seen in after if not power.is_unread(path)}
+        return step, run.metrics(), frozenset(files)
+
+    return begin
+
+
+def write(state, root):
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for name, content in sorted(state, key=str):
+        if content is None:
+            (root / name).mkdir()
+        else:
+            (root / name).write_bytes(content)
+
+
+def kinds(moments, begun):
+    """Return the last of the states for each folder in which a resume trains.
+
+    Raises: AssertionError or LockstepError if a power loss takes what must be there.
+    """
+    found = {}
+    rows = [json.loads(line) for line in moments[-1].seen[power.ROWS].content.splitlines()]
+    for state, promised in power.states(moments).items():
+        step, kept, files = begun(state)
+        assert step >= promised, sorted(state)
+        # Rows of the steps that are repeated are written again.
+        assert kept == [row for row in rows if row["step"] < step]
+        found[files] = state
+    return found
+
+
+def test_nothing_that_was_saved_is_lost(moments, begun):
+    steps = {begun(state)[0] for state in kinds(moments, begun).values()}
+    assert steps == {NO_RUN, BEGUN, *range(5), COMPLETE}
+
+
+@pytest.mark.parametrize(
+    "flushed",
+    [
+        *(r"\.", "runs", "runs/x", "runs/x/checkpoints"),
+        *(r"runs/x/\.recipe.*", r"runs/x/\.environment.*", r"runs/x/\.model.*"),
+        *(r"runs/x/\.metrics.*", "runs/x/metrics.*", r".*\.step-0*2.*", r"runs/x/\.result.*"),
+    ],
+)
+def test_a_missing_flush_is_noticed(moments, begun, flushed):
+    without = [*moments]
+    for number, moment in enumerate(moments):
+        if moment.operation == "fsync" and re.fullmatch(flushed, moment.path):
+            without[number] = moment._replace(operation="none")
+            break
+    with pytest.raises((AssertionError, LockstepError)):
+        kinds(without, begun)
+
+
+@pytest.mark.slow
+def test_each_state_resumes_to_the_undisturbed_bits(moments, begun, here, tmp_path):
+    whole = fit_here(RECIPE, tmp_path / "whole", PLACE).result["weights_sha256"]
+    path = tmp_path / "disk" / power.RUN
+    for state in kinds(moments, begun).values():
+        write(state, tmp_path / "disk")
+        done = here("train", path, "--resume", *OPTIONS, "--json")
+        assert "safetensors is damaged" not in done.stderr
+        if (path / "recipe.json").exists():
+            assert done.returncode == 0, done.stderr
+            sha256 = json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
+        else:
+            refused(done, done.returncode or USAGE)
+            sha256 = fit_here(RECIPE, path, PLACE).result["weights_sha256"]
+        assert sha256 == whole
