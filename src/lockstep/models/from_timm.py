@@ -167,7 +167,8 @@ def imported() -> Any:
 def _config(name: str) -> Any:
     """Return timm's configuration of a network with trained weights. Raises: LockstepError."""
     timm = imported()
-    names = [*timm.list_models(pretrained=True), *timm.list_models()]
+    trained = timm.list_models(pretrained=True)  # with the name of their weights after a dot
+    names = {*trained, *(each.partition(".")[0] for each in trained)}
     config = timm.get_pretrained_cfg(name) if name in names else None
     if config is not None and config.has_weights:
         return config
