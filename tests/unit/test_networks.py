@@ -260,14 +260,19 @@ def raises(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "hub", "words"),
     [
-        (ConnectionError("no route\nto host"), r"\(ConnectionError: no route\). Connect this"),
-        (GatedRepoError("401"), "Accept their licence on https://huggingface.co/timm/toy"),
+        (
+            ConnectionError("no route\nto host"),
+            "timm/toy",
+            r"\(ConnectionError: no route\). Connect",
+        ),
+        (ConnectionError("no route"), None, "download the file from https://a.org/toy.pth on ano"),
+        (GatedRepoError("401"), "timm/toy", "licence on https://huggingface.co/timm/toy, and log"),
     ],
 )
-def test_weights_that_cannot_be_downloaded(stand_in, photos, error, words):
-    stand_in(download=raises(error))
+def test_weights_that_cannot_be_downloaded(stand_in, photos, error, hub, words):
+    stand_in(download=raises(error), hf_hub_id=hub, url="https://a.org/toy.pth")
     with lockstep_error(words) as raised:
         subject_of(str(photos), {"model": "timm:toy"})
     assert raised.value.code == ENVIRONMENT
