@@ -147,8 +147,7 @@ def _created(name: str, image_px: int, **options: Any) -> nn.Module:
     """Return timm's network `name` for images of `image_px`, by the `options` of create_model."""
     if _config(name).fixed_input_size:
         options.setdefault("img_size", image_px)
-    network: nn.Module = imported().create_model(name, **options)
-    return network
+    return imported().create_model(name, **options)  # type: ignore[no-any-return]
 
 
 def imported() -> Any:
@@ -181,8 +180,7 @@ def _config(name: str) -> Any:
 
 def _page(config: Any) -> str:
     """Return where the weights of a configuration are."""
-    hub = config.hf_hub_id
-    return f"https://huggingface.co/{hub}" if hub else str(config.url)
+    return f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else str(config.url)
 
 
 def _line(error: Exception) -> str:
