@@ -49,16 +49,17 @@ class NormAct(nn.BatchNorm2d):
 class Toy(nn.Module):
     """A network as timm's: numbered blocks, batch norm, and its last layer under a name."""
 
-    def __init__(self, classes, channels=3, last=nn.Linear):
+    def __init__(self, classes, channels=3, stem=nn.Conv2d, patch=None):
         super().__init__()
-        self.stem = nn.Conv2d(channels, 8, 3, 4)
+        self.stem = stem(channels, 8, patch or 3, patch or 4)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), NormAct(8)) for _ in range(3)
         )
         self.norm = nn.LayerNorm(8)
-        self.fc = last(8, classes)
+        self.fc = nn.Linear(8, classes)
 
     def forward(self, images):
+        assert images.shape[2] != 38, "Height must be divisible by 8"
         x = self.stem(images)
         for block in self.blocks:
             x = x - block(x)
@@ -72,25 +73,32 @@ class StandIn(SimpleNamespace):
 
     __version__ = "1.0"
 
-    def __init__(self, download=lambda: None, last=nn.Linear, **config):
+    def __init__(self, download=lambda: None, layers=(), **config):
         super().__init__(made=[])
         own = {"architecture": "toy", "tag": "x_in1k", "classifier": "fc", "license": "cc-by-nc-4"}
         own |= {"input_size": (3, SIDE, SIDE), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
         own |= {"interpolation": "bilinear", "fixed_input_size": False, "hf_hub_id": "timm/toy"}
         self.config = SimpleNamespace(**own | {"has_weights": True} | config)
-        self.download, self.last = download, last
+        self.download, self.layers = download, dict(layers)
 
     def list_models(self, pretrained=False):
-        return ["toy.x_in1k"] if pretrained else ["toy", "toy_bare"]
+        return ["toy.x_in1k"]
 
     def get_pretrained_cfg(self, name):
-        return self.config if name.startswith("toy") and name != "toy_bare" else None
+        return self.config
 
-    def create_model(self, name, pretrained=False, num_classes=1000, in_chans=3, img_size=SIDE):
-        self.made.append((name, pretrained, img_size))
-        if img_size % 4:
-            raise AssertionError(f"Input size {img_size} should be divisible by 4")
-        network = Toy(num_classes, in_chans, self.last)
+    def create_model(
+        self,
+        name,
+        num_classes,
+        in_chans=3,
+        pretrained=False,
+        img_size=SIDE,
+        dynamic_img_pad=False,
+    ):
+        self.made.append(pretrained)
+        assert img_size % 4 == 0, f"Input size {img_size} should be divisible by 4"
+        network = Toy(num_classes, in_chans, **self.layers)
         if pretrained:
             self.download()
             torch.manual_seed(7)
@@ -167,22 +175,41 @@ def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
 @pytest.mark.parametrize(
     ("facts", "model", "px", "words"),
     [
-        ({}, "timm:toi", None, r"no network 'toi' with trained weights; did you mean toy"),
-        ({}, "timm:toy_bare", None, "no network 'toy_bare' with trained weights"),
-        ({"last": nn.LSTM}, "timm:toy", None, "toy.x_in1k, fc, is not linear"),
-        ({"classifier": ("fc", "fc2")}, "timm:toy", None, "is not linear: choose another"),
+        ({}, "timm:toi", None, "of timm with trained weights 'toi': did you mean toy"),
+        ({}, "timm:hf-hub:timm/toy.x_in1k", None, "not hf-hub:owner/name; for weights of your own"),
+        ({"classifier": "norm"}, "timm:toy", None, "does not end in one linear layer.* 'norm'"),
+        ({"classifier": ("fc", "fc2")}, "timm:toy", None, "not end in one linear layer"),
         ({"input_size": (3, 40, 44)}, "timm:toy", None, "takes images of 3 x 40 x 44"),
-        ({"input_size": (1, 40, 40)}, "timm:toy", None, "square ones of 3 channels"),
         ({"input_size": (3, 800, 800)}, "timm:toy", None, "640 is the most"),
-        ({"fixed_input_size": True}, "timm:toy", 41, "41 pixels: Input size 41 should"),
-        ({"interpolation": "lanczos"}, "timm:toy", None, "resized by lanczos"),
+        ({"fixed_input_size": True}, "timm:toy", 42, "42 pixels: Input size 42 should"),
+        ({}, "timm:toy", 38, "38 pixels: Height must be divisible by 8; give another .*image_px"),
+        (
+            {"layers": {"patch": 16}},
+            "timm:toy",
+            40,
+            "of 16 pixels, and leaves .* beyond 32 of 40: .*=32 or .*=48",
+        ),
+        ({"layers": {"patch": 14}}, "timm:toy", 640, "beyond 630 of 640: set image_px=630$"),
     ],
 )
 def test_networks_that_cannot_be_used(stand_in, photos, facts, model, px, words):
-    stand_in(**facts)
+    timm = stand_in(**facts)
     with lockstep_error(words) as error:
         subject_of(str(photos), {"model": model} | ({"image_px": px} if px else {}))
     assert error.value.code == USAGE
+    assert not any(timm.made)  # nothing is downloaded
+
+
+class Padded(nn.Conv2d):
+    """A convolution that pads an image by itself, as timm's of TensorFlow's networks."""
+
+
+def test_a_network_that_pads_its_patches_takes_every_size(stand_in):
+    recipe = get_recipe("photos").replace(model="timm:toy")
+    stand_in(layers={"patch": 16, "stem": Padded})
+    build_model(recipe, (3, SIDE, SIDE), 2)
+    stand_in(layers={"patch": 16})
+    build_model(recipe.replace(model_options={"dynamic_img_pad": True}), (3, SIDE, SIDE), 2)
 
 
 def test_no_option_of_a_network_of_timm_names_weights(stand_in):
@@ -226,14 +253,19 @@ def raises(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "hub", "words"),
     [
-        (ConnectionError("no route\nto host"), r"\(ConnectionError: no route\). Connect this"),
-        (GatedRepoError("401"), "Accept their licence on https://huggingface.co/timm/toy"),
+        (
+            ConnectionError("no route\nto host"),
+            "timm/toy",
+            r"\(ConnectionError: no route\). Connect",
+        ),
+        (ConnectionError("no route"), None, "download the file from https://a.org/toy.pth on ano"),
+        (GatedRepoError("401"), "timm/toy", "licence on https://huggingface.co/timm/toy, and log"),
     ],
 )
-def test_weights_that_cannot_be_downloaded(stand_in, photos, error, words):
-    stand_in(download=raises(error))
+def test_weights_that_cannot_be_downloaded(stand_in, photos, error, hub, words):
+    stand_in(download=raises(error), hf_hub_id=hub, url="https://a.org/toy.pth")
     with lockstep_error(words) as raised:
         subject_of(str(photos), {"model": "timm:toy"})
     assert raised.value.code == ENVIRONMENT
@@ -255,7 +287,7 @@ def test_a_file_gives_the_weights_of_a_network_of_timm(stand_in, photos, tmp_pat
     spec = spec_of(str(photos), {"model": "timm:toy"}, tmp_path, tmp_path / "own.safetensors")
     assert spec.recipe.init_sha256 == find_weights(tmp_path / "own.safetensors").sha256
     assert spec.notes == ()  # The licence would be that of other weights.
-    assert not any(pretrained for _, pretrained, _ in timm.made)
+    assert not any(timm.made)
     with lockstep_error("no weights of the right shape for stem.bias: give weights of timm:toy"):
         fit_here(spec.recipe, tmp_path / "a", spec.placement)
 

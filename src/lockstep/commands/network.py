@@ -84,13 +84,9 @@ def _of_run(recipe: Recipe) -> dict[str, Any]:
     if recipe.head is None or not is_pretrained({"model": recipe.model}):
         return {}
     augmentation = recipe.augmentation.model_dump()
-    return {
-        "model": recipe.model,
-        "model_options": recipe.model_options,
-        "image_px": recipe.image_px,
-        "interpolation": recipe.interpolation,
-        "augmentation.mean": augmentation["mean"],
-        "augmentation.std": augmentation["std"],
+    names = "model", "model_options", "image_px", "interpolation"
+    return {name: getattr(recipe, name) for name in names} | {
+        f"augmentation.{name}": augmentation[name] for name in ("mean", "std")
     }
 
 

@@ -5,18 +5,17 @@ named.
 """
 
 import re
-from difflib import get_close_matches
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.errors import ENVIRONMENT, LockstepError, option, unknown
 from lockstep.models import TIMM
 from lockstep.models.modules import fix_statistics
 
-_INTERPOLATIONS = ("bicubic", "bilinear")
 _LARGEST_PX = 640
-_REFUSED = ("pretrained", "checkpoint_path")  # Weights come from the recipe's file.
+_REFUSED = {"pretrained", "checkpoint_path"}  # Weights come from the recipe's file.
 
 
 def build(
@@ -33,9 +32,9 @@ def build(
     running averages in training too.
     Raises: LockstepError if there is no timm, or the network does not take the images or options.
     """
-    if refused := [option_name for option_name in _REFUSED if option_name in options]:
+    for refused in _REFUSED & options.keys():
         raise LockstepError(
-            f"model_options.{refused[0]} is not for networks of timm: give weights as "
+            f"model_options.{refused} is not for networks of timm: give weights as "
             f"{option('init', 'FILE')}"
         )
     try:
@@ -44,13 +43,28 @@ def build(
     except (TypeError, LockstepError):
         raise
     except Exception as error:
-        raise LockstepError(
-            f"model {TIMM}{name} cannot be built for images of {shape[1]} pixels: {_line(error)}; "
-            f"give another {option('settings', 'image_px=...')}"
-        ) from None
+        raise _unfit(name, shape[1], error) from None
+    first = next((layer for layer in network.modules() if isinstance(layer, nn.Conv2d)), None)
+    # A kernel as large as its stride makes patches. Subclasses of the layer pad an image.
+    if type(first) is nn.Conv2d and first.kernel_size == first.stride:
+        patch = first.stride[0]
+        used = shape[1] // patch * patch
+        if used < shape[1] and not options.get("dynamic_img_pad"):
+            sizes = [f"image_px={px}" for px in (used, used + patch) if px <= _LARGEST_PX]
+            raise LockstepError(
+                f"model {TIMM}{name} divides images into patches of {patch} pixels, and leaves out "
+                f"what is beyond {used} of {shape[1]}: set {' or '.join(sizes)}"
+            )
     if fixed_statistics:
         fix_statistics(network)
     return network
+
+
+def _unfit(name: str, image_px: int, error: Exception) -> LockstepError:
+    return LockstepError(
+        f"model {TIMM}{name} does not take images of {image_px} pixels: {_line(error)}; give "
+        f"another {option('settings', 'image_px=...')}"
+    )
 
 
 def describe(name: str, image_px: int | None) -> dict[str, Any]:
@@ -64,37 +78,35 @@ def describe(name: str, image_px: int | None) -> dict[str, Any]:
     config = _config(name)
     full = f"{TIMM}{config.architecture}.{config.tag}" if config.tag else f"{TIMM}{name}"
     channels, height, width = config.input_size
+    pixels = image_px or height
     if (channels, height) != (3, width):
         raise LockstepError(
             f"model {full} takes images of {channels} x {height} x {width}, and recipes make "
             f"square ones of 3 channels: choose another network"
         )
-    pixels = image_px or height
     if pixels > _LARGEST_PX:
         raise LockstepError(
-            f"model {full} takes images of {pixels} pixels, and {_LARGEST_PX} is the most: give "
-            f"{option('settings', f'image_px={_LARGEST_PX}')}, or choose another network"
+            f"model {full} would get images of {pixels} pixels, and {_LARGEST_PX} is the most: "
+            f"give {option('settings', f'image_px={_LARGEST_PX}')}, or choose another network"
         )
-    if config.interpolation not in _INTERPOLATIONS:
+    network = build(name, (3, pixels, pixels), 2).eval()
+    if not isinstance(dict(network.named_modules()).get(config.classifier), nn.Linear):
         raise LockstepError(
-            f"model {full} takes images that are resized by {config.interpolation}, and Lockstep "
-            f"has {' and '.join(_INTERPOLATIONS)}: choose another network"
+            f"model {full} does not end in one linear layer, which recipes train (timm calls its "
+            f"classifier {config.classifier!r}): choose another network"
         )
-    head = config.classifier
-    layers = dict(build(name, (3, pixels, pixels), 2).named_modules())
-    if not isinstance(layers.get(head), nn.Linear):
-        raise LockstepError(
-            f"the last layer of model {full}, {head}, is not linear: choose another network"
-        )
+    try:
+        with torch.no_grad():
+            network(torch.zeros(1, 3, pixels, pixels))
+    except Exception as error:
+        raise _unfit(name, pixels, error) from None
     licence = config.license or "not stated by timm"
     if re.search(r"\bnc\b|noncommercial", licence):
         licence += ", which forbids commercial use"
-    if config.hf_hub_id:
-        licence += f"; see https://huggingface.co/{config.hf_hub_id}"
     return {
-        "licence": licence,
+        "licence": f"{licence}; see {_page(config)}",
         "model": full,
-        "head": head,
+        "head": config.classifier,
         "image_px": pixels,
         "interpolation": config.interpolation,
         "augmentation.mean": list(config.mean),
@@ -111,15 +123,13 @@ def trained_tensors(name: str, settings: dict[str, Any]) -> dict[str, Tensor]:
     try:
         network = _created(name, settings["image_px"], pretrained=True, num_classes=2)
     except Exception as error:
+        page = _page(_config(name))
         remedy = (
-            "Connect this machine to the network, or download them on another one and give the "
-            f"file as {option('init', 'FILE')}"
+            f"Connect this machine to the network, or download the file from {page} on another one "
+            f"and give it as {option('init', 'FILE')}"
         )
         if "gated" in f"{type(error).__name__} {error}".lower():
-            remedy = (
-                f"Accept their licence on https://huggingface.co/{_config(name).hf_hub_id}, and "
-                f"log in with `hf auth login`"
-            )
+            remedy = f"Accept their licence on {page}, and log in with `hf auth login`"
         raise LockstepError(
             f"the weights of model {TIMM}{name} cannot be downloaded ({type(error).__name__}: "
             f"{_line(error)}). {remedy}",
@@ -137,8 +147,7 @@ def _created(name: str, image_px: int, **options: Any) -> nn.Module:
     """Return timm's network `name` for images of `image_px`, by the `options` of create_model."""
     if _config(name).fixed_input_size:
         options.setdefault("img_size", image_px)
-    network: nn.Module = imported().create_model(name, **options)
-    return network
+    return imported().create_model(name, **options)  # type: ignore[no-any-return]
 
 
 def imported() -> Any:
@@ -157,16 +166,21 @@ def imported() -> Any:
 def _config(name: str) -> Any:
     """Return timm's configuration of a network with trained weights. Raises: LockstepError."""
     timm = imported()
-    names = [*timm.list_models(pretrained=True), *timm.list_models()]
+    trained = timm.list_models(pretrained=True)  # with the name of their weights after a dot
+    names = {*trained, *(each.partition(".")[0] for each in trained)}
     config = timm.get_pretrained_cfg(name) if name in names else None
     if config is not None and config.has_weights:
         return config
-    near = get_close_matches(name, names, 3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    raise LockstepError(
-        f"timm has no network {name!r} with trained weights{hint} "
-        f"timm.list_models(pretrained=True) lists all"
+    shown = (
+        f"the names in timm.list_models(pretrained=True), not hf-hub:owner/name; for weights of "
+        f"your own, add {option('init', 'FILE')}"
     )
+    raise LockstepError(unknown("network of timm with trained weights", name, names, [shown]))
+
+
+def _page(config: Any) -> str:
+    """Return where the weights of a configuration are."""
+    return f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else str(config.url)
 
 
 def _line(error: Exception) -> str:
