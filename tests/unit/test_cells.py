@@ -7,6 +7,7 @@ from tests.images import lay, pictures, table
 
 from lockstep.config.overrides import make
 from lockstep.errors import DATA, LockstepError
+from lockstep.pages import prediction_table
 from lockstep.pictures.cells import joining, names_in
 from lockstep.pictures.check import lines_of, record_of
 from lockstep.pictures.decode import Decoding
@@ -181,6 +182,37 @@ REFUSED = {
         {"label_column": "cat,dog"},
         ["l.csv: line 6 lacks a value"],
     ),
+    "a column of 0 and 1 with another value": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,2,0")},
+        {},
+        ["l.csv: line 6 has '2' in the column 'cat', where 0 or 1 is allowed: correct it, or name"],
+    ),
+    "a column without a name": (
+        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,cat,")},
+        {},
+        ["and others (one without a name): name those that are labels, as in --label-column cat,"],
+    ),
+    "two columns of one name": (
+        {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,dog,dog")},
+        {"label_column": "dog"},
+        ["l.csv has several columns 'dog': give each another name"],
+    ),
+    "columns beside one of names": (
+        {**SIX, "l.csv": table("file,label,dog,eel", *(f"{n},a,1,0" for n in range(1, 7)))},
+        {},
+        ["others (label): name those that are labels, as in --label-column dog,eel"],
+    ),
+    "lists, and a separator": (
+        cells(*['"[1, 2]"', "[2]"] * 3),
+        {"label_separator": ","},
+        ["2 labels written as a list ([1 and 1 more): write them as a;b, or add --layout table"],
+    ),
+    "no rows": ({**SIX, "l.csv": "file,cat,dog\n"}, {}, ["l.csv has no rows: give it a line with"]),
+    "one column, and one label": (
+        {**SIX, "l.csv": table("file,cat", *(f"{n},{n % 2}" for n in range(1, 7)))},
+        {"several": False},
+        ["or give its name as --label-column NAME, or give each class"],
+    ),
     "a label without an image": (
         {**SIX, "l.csv": HOT.replace("\n", ",0\n").replace("dog,0", "dog,eel")},
         {},
@@ -233,6 +265,26 @@ def test_labels_that_are_read(tmp_path, name):
     assert {*found.classes} == {label for photo in found.scan.photos for label in photo.labels}
 
 
+def test_a_column_of_names_wins_if_it_is_named_or_has_a_separator(tmp_path):
+    rows = table("file,label,dog", "1,a,1", "2,b,1", "3,a;b,0", "4,a,0", "5,b,0", "6,a;b,1")
+    for options in ({"label_column": "label", "layout": "table"}, {"label_separator": ";"}):
+        found = read(tmp_path / str(len(options)), {**SIX, "l.csv": rows}, **options)
+        assert labels_of(found.require_sound())["1"] == "a"
+
+
+@pytest.mark.parametrize("truth", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_answers_of_a_classifier_are_no_labels(tmp_path, several, truth):
+    head = prediction_table.head(["cats", "dogs"], several=several, with_truth=truth)
+    width = head.count(",")
+    answers = table(head, *(f"{name}{',x' * width}" for name in ("cats/1.png", "dogs/4.png")))
+    for place in ("test.csv", "../test.csv"):
+        found = read(tmp_path / place, {**CATS, place: answers}, several).require_sound()
+        assert labels_of(found)["cats/1"] == "cats"
+    flat = {**SIX, "l.csv": HOT, "../test.csv": answers, "more.csv": answers}
+    assert labels_of(read(tmp_path / "flat", flat).require_sound()) == HOT_LABELS
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_labels_that_are_refused(tmp_path, name):
     contents, options, words = REFUSED[name]
@@ -269,6 +321,9 @@ def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
     assert not sides[0] & sides[1]
     assert sum(map(len, sides)) == sum(map(len, found.splits.values())) == 26
     assert "11 images in several classes: each counts once, with all its labels" in found.notes[1]
+    notes = read(tmp_path / "one", contents, several=False).notes
+    assert notes[0].startswith("11 images in several classes: the labels contradict each other (")
+    assert notes[0].endswith("): correct them, or add --several-labels")
 
 
 def test_what_is_read_is_said_and_counted(tmp_path):

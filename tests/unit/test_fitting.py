@@ -10,7 +10,7 @@ from tests.helpers import lockstep_error
 from tests.images import bright_and_dark, grey_folder, load_folder, write
 
 from lockstep.commands.subject import subject_of
-from lockstep.commands.to_recipe import fitted
+from lockstep.commands.to_recipe import fitted, with_stored_data
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
 from lockstep.launch.world import World
@@ -102,6 +102,24 @@ def test_photos_are_unbalanced_if_test_images_have_their_shares(train, test, fol
     assert fit.settings.get("balanced") is balanced
     assert "the classes in the shares of the training images" in fit.note() or balanced is None
     assert "balanced" not in fitting(found, {"balanced": True}).settings
+
+
+def test_photos_in_memory_get_what_a_folder_gets():
+    images = np.arange(12, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2)
+    one = np.arange(12) % 2
+    data = {"train": (images, one), "test": (images[:6], one[:6])}
+    found = survey_of([96] * 13, [False] * 13)
+    expected = fitting(found, {}, "photos").settings
+    changes = with_stored_data(data, "photos", {}, None)
+    assert changes.items() >= expected.items() == {"weight_decay.default": 0.29}.items()
+    stated = {"weight_decay.default": 1.0}
+    assert with_stored_data(data, "photos", stated, None).items() >= stated.items()
+    assert "weight_decay.default" not in with_stored_data(data, "folder", {}, None)
+    several = {name: (x, np.eye(2, dtype=int)[y]) for name, (x, y) in data.items()}
+    stated = {"several_labels": True}
+    expected = fitting(found, stated, "photos").settings
+    assert {*expected} == {"weight_decay.default", "decay_factors"}
+    assert with_stored_data(several, "photos", stated, None).items() >= expected.items()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.helpers import recipe_with
 from tests.images import noise
 
 from lockstep.classify.export import Graph, exported, graph_recipe, loaded
@@ -89,6 +90,12 @@ def test_the_graph_tells_the_similarity_to_training_images():
         for least in (found - 1e-5, found + 1e-5):
             unlike.threshold = torch.tensor(least)
             assert unlike(row[None]) == [least > found]
+
+
+def test_a_head_whose_weight_decay_was_chosen_has_a_graph():
+    settings = {"several_labels": True, "decay_factors": (0.5, 2.0)}
+    recipe = graph_recipe(recipe_with("photos", settings))
+    assert (recipe.head, recipe.decay_factors, recipe.several) == (None, (), True)
 
 
 @pytest.mark.slow

@@ -373,18 +373,25 @@ def test_a_table_or_the_folders_around_images_state_the_splits(photos):
     ("text", "words"),
     [
         (
-            "a,b\n",
+            "a,b\nx,y\n",
             [
                 "labels.csv has the columns 'a', 'b', and none names an image's file: call one "
                 "file, fi"
             ],
         ),
         (
-            "file,a\n",
+            "file,a\n1,x\n",
             ["none names an image's class: call one label, class, category, target or labels"],
         ),
-        ("id,image,label\n", ["'id' and 'image' may each name an image's file: call one file"]),
-        ("", ["labels.csv is empty"]),
+        (
+            "id,image,label\n1,1,a\n",
+            ["'id' and 'image' may each name an image's file: call only one file"],
+        ),
+        (
+            "",
+            ["labels.csv has no rows: give it a line with the names of its columns, and then one"],
+        ),
+        ("file,label\n", ["labels.csv has no rows: give it a line with the names"]),
         ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),
         ("id,label\n1,\n", ["labels.csv: line 2 lacks a value"]),
         (

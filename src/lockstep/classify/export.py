@@ -221,6 +221,7 @@ def graph_recipe(recipe: Recipe) -> Recipe:
     """
     return recipe.replace(
         head=None,
+        decay_factors=(),
         precision="float32",
         arithmetic="native",
         test_views=recipe.test_views.removesuffix("-unsure"),

@@ -18,7 +18,7 @@ from lockstep.errors import LockstepError, option, unknown
 from lockstep.jobs.kept import kept
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.recipes import get_recipe
-from lockstep.recipes.fitting import FOLDER, PHOTOS, fitting
+from lockstep.recipes.fitting import FOLDER, PHOTOS, decay_of_head, fitting
 from lockstep.text import listed
 
 # what the user may state of the steps of a head
@@ -77,15 +77,21 @@ def with_stored_data(
     changes: dict[str, Any],
     init: Path | None,
 ) -> dict[str, Any]:
-    """Write a dataset in memory to its file. Return `changes` with those that name it."""
-    from lockstep.data.arrays import store  # imports torch
+    """Write a dataset in memory to its file. Return `changes` with those that name it, and the
+    weight decay that fits it in the recipe photos.
+    """
+    from lockstep.data.arrays import load_stored, store  # imports torch
 
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
     weights = find_weights(init) if init else None
     subject = subject_of(what, named, None, True, weights)
-    return named | {"dataset_sha256": store(data, subject.recipe.image_px)}
+    sha256 = store(data, subject.recipe.image_px)
+    if what == PHOTOS:
+        train = load_stored(sha256)["train"]
+        named |= decay_of_head(changes, train.several, len(train.classes), len(train))
+    return named | {"dataset_sha256": sha256}
 
 
 def fitted(

@@ -61,38 +61,47 @@ def label_columns(
     lines: Sequence[Sequence[str]],
     stated: str | None,
     others: Collection[int | None],
+    texts: Collection[int],
     several: bool,
 ) -> list[int]:
     """Return the places of the columns of a table that say 1 for a label and 0 for none: those
-    `stated`, as a line of CSV, else all but the `others`. None: the labels are names in one column.
+    `stated`, as a line of CSV, else those that do so in most `lines`, the first rows. None: the
+    labels are names in one column.
 
-    `lines` are the first rows. Raises: LockstepError if an image may have `several` labels, and
-    such a column may be something else.
+    The `others` say something else. Columns called as those of names are `texts`.
+    Raises: LockstepError if an image may have `several` labels, and such a column may be something
+    else.
     """
     free = [place for place in range(len(header)) if place not in others]
     binary = [
         place
         for place in free
-        if lines and all(line[place].lower() in TRUTH for line in lines if place < len(line))
+        if header[place]
+        and place not in texts
+        and 2 * sum(line[place].lower() in TRUTH for line in lines if place < len(line))
+        > len(lines)
     ]
     if not several:
         return [] if stated else binary
+    names = [header[place] for place in binary]
     if stated:
         names = [stated]
         if stated not in header:
             names = next(csv.reader([stated], skipinitialspace=True))
-        unknown = [name for name in names if name not in header]
-        if unknown:
+    for name in names:
+        if header.count(name) > 1:
+            raise LockstepError(f"{table} has several columns {name!r}: give each another name")
+        if name not in header:
             has = f"has the columns {few([*map(repr, header)])}"
-            raise LockstepError(f"{table} {has}, and none called {unknown[0]!r}: name another one")
+            raise LockstepError(f"{table} {has}, and none called {name!r}: name another one")
+    if stated:
         places = [header.index(name) for name in names]
         return places if len(places) > 1 else [place for place in places if place in binary]
-    names = [header[place] for place in binary]
-    doubtful = [header[place] for place in free if place not in binary]
-    doubtful += [name for name in names if _OTHER.search(name) or names.count(name) > 1]
+    doubtful = [header[place] or "one without a name" for place in free if place not in binary]
+    doubtful += [name for name in names if _OTHER.search(name)]
     if binary and doubtful:
         text = io.StringIO()
-        csv.writer(text, lineterminator="").writerow(dict.fromkeys(names))
+        csv.writer(text, lineterminator="").writerow(names)
         raise LockstepError(
             f"{table} has columns of 0 and 1, which may be labels, and others ({few(doubtful)}): "
             f"name those that are labels, as in {typed('label_column', text.getvalue())}"

@@ -451,10 +451,13 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
     if unread:
         notes.append(unread)
     for what, differ, same in _EQUAL:
-        if survey.several and differ == "labels":
+        remedy = ""
+        if differ == "labels" and survey.several:
             what = "in several classes: each counts once, with all its labels"
+        elif differ == "labels":
+            remedy = f"correct them, or add {option('several_labels', True)}"
         equal = [" = ".join(paths) for paths in survey.duplicates(differ, same)]
-        notes += noted(equal, "image", what)
+        notes += noted(equal, "image", what, remedy)
     plain = [photo.path for photo in scan.readable if not photo.pixels_sha256]
     notes += noted(plain, "image", "of one colour: the network sees nothing in it")
     if fit == "crop":

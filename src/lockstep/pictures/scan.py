@@ -506,8 +506,13 @@ def _joined(scan: Scan, source: LabelSource) -> list[str]:
     in_text = scan.by != "folders"
     if scan.columns or not (source.several or in_text):
         return []
+    names = set().union(*scan.classes.values())
+    lists = sorted(name for name in names if name[0] in "[{")
+    if lists:
+        remedy = f"write them as a;b, or add {option('layout', scan.by)} if each is one name"
+        return noted(lists, "label", "written as a list", remedy)
     unknown = source.several and in_text and not source.label_separator
-    between, joined = joining(set().union(*scan.classes.values()), unknown)
+    between, joined = joining(names, unknown)
     split = typed("label_separator", between)
     if not source.several:
         split = f"{option('several_labels', True)} and {split}"

@@ -44,6 +44,8 @@ _MAX_BYTES = 1 << 28
 _SAMPLE = 200  # rows that show which column names files
 _SHOWN = 20  # columns in a message
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
+# How the tables of `pages/prediction_table.py` begin: they hold answers, not labels.
+_PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,answers?,error,")
 
 
 class LabelSource(NamedTuple):
@@ -166,7 +168,8 @@ class PathIndex:
 
 
 def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool) -> Table | None:
-    """Return the table of labels `path`, relative to the scanned folder. None: it names no images.
+    """Return the table of labels `path`, relative to the scanned folder. None: it names no images,
+    or it has the answers of a classifier.
 
     A table in that folder must name them, and all must name classes, unless these are known
     `by_folder`. If an image has several labels, columns may be labels, and a cell may be empty.
@@ -178,6 +181,8 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         data = read_bytes(index.root / path, _MAX_BYTES)
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
+        if _PREDICTIONS.match(text):
+            return None
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header = [cell.strip() for cell in next(lines, [])]
@@ -194,15 +199,22 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
                 naming.append(place)
         if not naming and (by_folder or path.startswith("../")):
             return None
+        if not sample:
+            raise LockstepError(
+                f"{name} has no rows: give it a line with the names of its columns, and then one "
+                f"for each image"
+            )
         places = [
             _place(name, header, naming, "file", None, True),
             _place(name, header, naming, "split", source.split_column, False),
             _place(name, header, naming, "group", source.group_column, False),
         ]
         cell, binary, column = None, list[int](), source.label_column
-        if not by_folder and (column or not _named(header, "class")):
+        texts = _named(header, "class")
+        asked = column or (source.several and not source.label_separator)
+        if not by_folder and (asked or not texts):
             first = [line for _, line in sample]
-            binary = label_columns(name, header, first, column, places, source.several)
+            binary = label_columns(name, header, first, column, places, texts, source.several)
         columns = binary if source.several else []
         if not columns:
             cell = _place(name, header, naming, "class", column, not by_folder, binary)
@@ -258,17 +270,19 @@ def _place(
     if what == "file" and len(columns) != 1:
         columns = [place for place in naming if place in columns] or columns or naming
     if len(columns) > 1 or ((needed or stated) and not columns):
-        shown = f"has the columns {few([*map(repr, header)])}" if any(header) else "is empty"
         which = f"none called {stated!r} names" if stated else "none names"
         if columns:
             which = f"{listed([repr(header[place]) for place in columns])} may each name"
-        call = f"call one {listed(words[:5], 'or')}"
+        call = f"call {'only ' if columns else ''}one {listed(words[:5], 'or')}"
         if what != "file":
             call += f", or give its name as {option(words[0] + '_column', 'NAME')}"
-        if binary:
+        if len(binary) > 1:
             hot = few([header[place] for place in binary])
             call += f", or add {option('several_labels', True)} if the columns {hot} are labels"
-        raise LockstepError(f"{name} {shown}, and {which} an image's {what}: {call}")
+        raise LockstepError(
+            f"{name} has the columns {few([*map(repr, header)])}, and {which} an image's {what}: "
+            f"{call}"
+        )
     return columns[0] if columns else None
 
 

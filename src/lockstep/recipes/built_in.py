@@ -167,8 +167,9 @@ def photos() -> Recipe:
     Measured: 94.77 % of ants and bees in seconds. Hymenoptera, 2 classes: 94.77 %; flowers, 5:
     92.17 %; apples, 5: 81.45 %; grocery, 43: 82.05 % (mean of 5 seeds), with calibration errors of
     2.24 %, 2.23 %, 6.12 % and 1.76 %. All classes are trained alike, however unequal, by priors in
-    the loss: these were better than weights in the loss (benchmarks/lab-notes.md). `python -m
-    benchmarks.measure photos DIR`
+    the loss: these were better than weights in the loss (benchmarks/lab-notes.md). The weight decay
+    follows the training images, if they are a folder or in memory; those of a function keep that of
+    10 classes. `python -m benchmarks.measure photos DIR`
     """
     return Recipe(
         name="photos",

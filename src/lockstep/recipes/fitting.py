@@ -59,6 +59,24 @@ def _equal_shares(survey: "Survey") -> bool:
     return moved / 2 < _MOVED
 
 
+def decay_of_head(
+    stated: Mapping[str, Any], several: bool, classes: int, count: int
+) -> dict[str, Any]:
+    """Return the settings of `photos` that choose the weight decay for `count` training images of
+    so many `classes`, unless the user has `stated` it. An image may have `several` labels.
+    """
+    # A network of the user has features of another size.
+    model = str(stated.get("model", ""))
+    known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
+    if not known or {"weight_decay", "weight_decay.default"} & stated.keys():
+        return {}
+    decay = _DECAY_OF_SEVERAL if several else _DECAY / classes
+    settings: dict[str, Any] = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
+    if several and "head" not in stated:
+        settings["decay_factors"] = _DECAY_FACTORS
+    return settings
+
+
 class Fit(NamedTuple):
     """What fits a folder of images.
 
@@ -115,14 +133,7 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     if recipe == PHOTOS:
         classes = len(survey.classes)
         why += f"there are {classes} classes and {count:,} training images"
-        # A network of the user has features of another size.
-        model = str(stated.get("model", ""))
-        known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
-        if known and not {"weight_decay", "weight_decay.default"} & stated.keys():
-            decay = _DECAY_OF_SEVERAL if several else _DECAY / classes
-            settings["weight_decay.default"] = float(f"{decay / count**0.5:.2g}")
-            if several and "head" not in stated:
-                settings["decay_factors"] = _DECAY_FACTORS
+        settings = decay_of_head(stated, several, classes, count)
         if not several and "balanced" not in stated and _equal_shares(survey):
             settings["balanced"] = False
             why += "; the test images have the classes in the shares of the training images"
