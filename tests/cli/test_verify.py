@@ -31,7 +31,12 @@ def test_a_run_is_verified_on_two_processes(run, program):
     record = json.loads(done.stdout)
     assert record["same"] is True
     assert (record["from_step"], record["to_step"], record["processes"]) == (20, 30, 2)
-    assert record["compared"] == {"checkpoints": 1, "weights_sha256": 1, "model.safetensors": 1}
+    assert record["compared"] == {
+        "checkpoints": 1,
+        "weights_sha256": 1,
+        "model.safetensors": 1,
+        "accuracy": 1,
+    }
     assert record["machine"]["probe_equal"] is True
 
 
@@ -44,7 +49,7 @@ def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
     lines = done.stdout.splitlines()
     assert lines[:3] == [
         "steps 20 to 30 replayed: not the same bits",
-        "  compared  1 checkpoint, the SHA-256 of the result, model.safetensors; 1 differ",
+        "  compared  1 checkpoint, the SHA-256 of the result, the accuracy of the result, model.safetensors; 1 differ",
         "  first     the checkpoint after 30 steps differs",
     ]
     assert "            parameter/conv2.weight" in lines

@@ -77,8 +77,8 @@ def main() -> None:
 
 
 def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
-    """Run the command in `folder`, and return its exit code, its SHA-256, its operations and its
-    messages.
+    """Run the command in `folder`, and return its exit code, the SHA-256 of its weights and of its
+    last link, its operations and its messages.
 
     It is killed when it begins operation `kill_at`; 0 only lists the operations, and None does not.
     """
@@ -103,9 +103,10 @@ def forked(folder: Path, kill_at: int | None, *options: str) -> dict:
         os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     lines = paths["out"].read_text().splitlines()
+    result = json.loads(lines[-1]) if code == 0 else {}
     return {
         "code": code,
-        "sha256": json.loads(lines[-1])["weights_sha256"] if code == 0 else None,
+        "sha256": [result.get("weights_sha256"), result.get("link")],
         "operations": paths["operations"].read_text().splitlines()
         if paths["operations"].exists()
         else [],

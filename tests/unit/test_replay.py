@@ -104,6 +104,7 @@ def test_a_model_file_exchanged_and_sealed_again_is_a_difference(run, exchange):
     assert record_of(run)["compared"] == {
         "checkpoints": 1,
         "weights_sha256": 1,
+        "accuracy": 1,
         "model.safetensors": 1,
     }
     change_state(run / "model.safetensors", change)

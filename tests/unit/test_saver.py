@@ -208,7 +208,13 @@ def test_a_crash_costs_at_most_the_chosen_seconds(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(saver.time, "monotonic", lambda: now[0])
     state, saves = Weights(), Saver(tmp_path, keep=5, every_s=30.0)
-    monkeypatch.setattr(saver, "save", lambda *_: now.__setitem__(0, now[0] + 3.0))
+    written = saver.save
+
+    def slowly(*arguments):
+        now[0] += 3.0
+        return written(*arguments)
+
+    monkeypatch.setattr(saver, "save", slowly)
     save(saves, state)  # as at the start of every session
     saves.wait()
     saved_at, worst = now[0], 0.0

@@ -1,17 +1,21 @@
 """`lockstep verify`."""
 
+import secrets
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.of_run import existing, fields_of_run
 from lockstep.commands.shell import AnyRun, record_of
-from lockstep.errors import CRASH, LockstepError
+from lockstep.errors import CRASH, DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
-from lockstep.text import plural
+from lockstep.runs.chain import chain_of, drawn
+from lockstep.runs.run import Run
+from lockstep.text import few, listed, plural
 
 _SHOWN = 12  # tensors that are listed; --json lists all
 
@@ -20,15 +24,21 @@ _ALIKE = (
 )
 _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
-    "weights_sha256": "the SHA-256 of the result's weights, after {step} steps,",
+    "weights_sha256": "the SHA-256 of the result, of the weights after {step} steps,",
     "model.safetensors": "model.safetensors, of the weights after {step} steps,",
+    "accuracy": "the accuracy of the result, of the weights after {step} steps,",
 }
 
 
 def verify(
     run: AnyRun,
     start: Annotated[int | None, typer.Option("--from", metavar="STEP", min=0)] = None,
+    every: Annotated[bool, typer.Option("--all")] = False,
+    sample: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
+    seed: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
+    link: Annotated[int | None, typer.Option(metavar="K", min=1)] = None,
     data: Path | None = None,
+    init: Path | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
@@ -36,9 +46,12 @@ def verify(
     """Compute steps of a run again, and compare every bit.
 
     By default these are the steps between the newest two valid checkpoints. Compared are the
-    contents of checkpoints and of model.safetensors, and the SHA-256 in result.json. The number of
-    processes may be another one. The folder is only read, so it may be a copy, or a run that is
-    being trained.
+    contents of checkpoints and of model.safetensors, and the weights and accuracy in result.json.
+    The number of processes may be another one. The folder is only read, so it may be a copy, or a
+    run that is being trained.
+
+    A run of train --keep all is a chain: --all, --sample and --link replay its links, from
+    checkpoint to checkpoint. A link that is missing, exchanged or edited is refused.
 
     The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that
     differs is then named, with the tensors, and what is different about this machine.
@@ -47,46 +60,101 @@ def verify(
       lockstep verify runs/digits-1
       lockstep verify runs/big --from 400
       lockstep verify downloaded/run --from 0 --processes 4 --json
+      lockstep verify downloaded/run --sample 3 --seed "a headline of today"
 
     Args:
         run: A run's folder. Nothing is written there.
         start: Start from this step, or from the last valid checkpoint before it, and end at the
             next checkpoint. 0 computes the initial state. Default: the second newest checkpoint.
+        every: Replay every link of the chain.
+        sample: Replay N links of the chain, drawn by SHA-256 from --seed and the last link.
+        seed: A text that the runner could not know, to draw by; without --sample it draws one
+            link. Default: a random one, which is printed.
+        link: Replay the steps to link K of the chain from the link before it. The first is 1.
         data: Folder of the dataset. Default: that of training.
+        init: The file of weights that the run started from, to compare its initial state too.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
     """
-    fields = fields_of_run(run, trust_code, data=data, processes=processes, device=device)
+    fields = fields_of_run(
+        run, trust_code, data=data, init=init, processes=processes, device=device
+    )
     if not fields["recipe"].exact:
         raise LockstepError(
             f"{run} has exact = false in its recipe, so a second computation has other bits: only "
             "exact runs can be verified"
         )
-    record = record_of(VerifySpec(**fields, start=start))
+    if seed and not sample:
+        sample = 1
+    chosen = {"from": start, "all": every or None, "sample": sample, "link": link}
+    given = [option(name) for name, value in chosen.items() if value is not None]
+    if len(given) > 1:
+        raise LockstepError(f"{listed(given)} choose what to replay: give one of them")
+    chain: Record = {}
+    if given and start is None:
+        chain, fields["parts"] = _chosen(existing(run), sample, seed, link)
+    record = {**record_of(VerifySpec(**fields, start=start)), **chain}
     yield record
     yield from lines_of(record)
     if not record["same"]:
         raise typer.Exit(CRASH)
 
 
+def _chosen(
+    run: Run, sample: int | None, seed: str | None, link: int | None
+) -> tuple[Record, list[tuple[int, int]]]:
+    """Return the record of the run's chain with the numbers of the links to replay, by default of
+    all, and the steps of each.
+
+    Raises: LockstepError if the chain does not fit, or has fewer links.
+    """
+    links = chain_of(run)
+    count = len(links) - 1
+    if (sample or link or 1) > count:
+        raise LockstepError(
+            f"{run.path} has {plural(count, 'link')} after its initial state: choose of these", DATA
+        )
+    numbers = [link] if link else [*range(1, count + 1)]
+    if sample:
+        seed = seed or secrets.token_hex(8)
+        numbers = drawn(links, sample, seed)
+    steps = [one.step for one in links]
+    # The initial state and the result cost no step, and are always compared.
+    parts = [(steps[number - 1], steps[number]) for number in numbers]
+    before = [(0, 0)] if numbers[0] > 1 else []
+    after = [(steps[-1], steps[-1])] if numbers[-1] < count else []
+    chain = {"steps": steps, "sha256": links[-1].sha256, "replayed": numbers, "seed": seed}
+    return {"chain": chain}, [*before, *parts, *after]
+
+
 def lines_of(record: Record) -> Iterator[str]:
     """Yield the result in words."""
-    counts, same = record["compared"], record["same"]
-    compared = [plural(counts["checkpoints"], "checkpoint")] if "checkpoints" in counts else []
-    if "weights_sha256" in counts:
-        compared.append("the SHA-256 of the result")
-    if "model.safetensors" in counts:
-        compared.append("model.safetensors")
+    counts, same, chain = record["compared"], record["same"], record.get("chain")
+    compared = [
+        plural(count, "checkpoint") if name == "checkpoints" else _WHAT[name].partition(",")[0]
+        for name, count in counts.items()
+    ]
     verdict = "the same bits" if same else "not the same bits"
-    yield f"steps {record['from_step']} to {record['to_step']} replayed: {verdict}"
+    replayed = f"steps {record['from_step']} to {record['to_step']}"
+    if chain:
+        numbers, count = chain["replayed"], len(chain["steps"]) - 1
+        replayed = f"{plural(len(numbers), 'link')} of {count} ({few([*map(str, numbers)])})"
+    yield f"{replayed} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + (
         "" if same else f"; {len(record['differences'])} differ"
     )
+    if chain:
+        yield f"  chain     {chain['sha256']} is its last link, after {chain['steps'][-1]} steps"
+        if chain["seed"]:
+            yield f"  drawn     by {option('seed')} {chain['seed']!r}"
     if same:
         return
     first = record["differences"][0]
-    yield f"  first     {_WHAT[first['what']].format(step=first['step'])} differs"
+    name = _WHAT[first["what"]].format(step=first["step"])
+    if chain and first["what"] == "checkpoints":
+        name = f"link {bisect_left(chain['steps'], first['step'])}, {name},"
+    yield f"  first     {name} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
     for difference in record["differences"]:
         tensors = difference.get("tensors")

@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 # name -> whether it keeps all bits. With one process they are the same.
 REDUCTIONS = {"tree": True, "allreduce": False}
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+(,\d+)*)?")
+
+def _matches(pattern: str, allowed: str) -> BeforeValidator:
+    """Return a validator of values whose text has the `pattern`. Its error says what is
+    `allowed`.
+    """
+
+    def validate(value: Any) -> Any:
+        if not re.fullmatch(pattern, str(value)):
+            raise ValueError(allowed)
+        return value
+
+    return BeforeValidator(validate)
 
 
-def _device(value: Any) -> Any:
-    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
-        raise ValueError(
-            "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep "
-            "computes on no other kind of GPU, such as Apple's (mps)"
-        )
-    return value
+_DEVICE = _matches(
+    r"auto|cpu|cuda(:\d+(,\d+)*)?",
+    "give auto, cpu, cuda, or the GPU of each process, as in cuda:0 or cuda:0,2; Lockstep computes "
+    "on no other kind of GPU, such as Apple's (mps)",
+)
+_KEEP = _matches(r"all|[1-9]\d{0,8}", "give a number from 1 on, or all")
 
 
 class Placement(Settings):
@@ -50,7 +60,8 @@ class Placement(Settings):
         save_every_s: Seconds of training that a crash may cost at most; 0 saves by steps only.
         eval_every: Steps between two evaluations. Default: only at the end.
         summary_every: Steps between two TensorBoard summaries; 0 writes none.
-        keep: Latest checkpoints to keep, besides the best.
+        keep: Latest checkpoints to keep, besides the best; all leaves a chain that `lockstep verify
+            --all` replays.
         max_restarts: How often all processes are started again after one has failed.
         timeout: Seconds without progress after which a run counts as hung. Start, first step,
             evaluation and saving may take ten times as long.
@@ -59,7 +70,7 @@ class Placement(Settings):
     data: Path | None = None
     init: Path | None = None  # the file whose SHA-256 the recipe has
     processes: int | None = Field(None, ge=1)
-    device: Annotated[str, BeforeValidator(_device)] = "auto"
+    device: Annotated[str, _DEVICE] = "auto"
     reduction: Literal["tree", "allreduce"] = "tree"
     graphs: bool = True
     log_every: int | None = Field(None, ge=1)
@@ -67,7 +78,7 @@ class Placement(Settings):
     save_every_s: float = Field(30.0, ge=0)
     eval_every: int | None = Field(None, ge=1)
     summary_every: int = Field(100, ge=0)
-    keep: int = Field(5, ge=1)
+    keep: Annotated[Literal["all"] | int, _KEEP] = 5
     max_restarts: int = Field(3, ge=0)
     timeout: float = Field(60.0, ge=1)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import Evaluation
+from lockstep.core.loss import probabilities_of
 from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
@@ -21,7 +22,7 @@ from lockstep.jobs.replica import Replica
 from lockstep.jobs.startup import Line
 from lockstep.listeners.log import Log
 from lockstep.messages import command
-from lockstep.runs.run import Run
+from lockstep.runs.run_folder import RunFolder
 from lockstep.text import (
     cell_text,
     counted,
@@ -112,13 +113,15 @@ class Result:
             )
         return texts
 
-    def record(self, log: Log, run: Run, started: float, mixed: bool) -> Record:
+    def record(self, log: Log, run: RunFolder, started: float, mixed: bool) -> Record:
         """Return the content of result.json.
 
         `started` is the time of the program's start, and `mixed` whether sessions of the `run`
         computed differently.
         """
         replica, recipe, best = self.replica, self.replica.recipe, self.best
+        link = run.saver.newest
+        assert link is not None  # A session saves before its first step.
         steps_per_s = log.monitor.steps_per_s()
         steps = [row for row in run.metrics() if row["kind"] == "step"]
         losses = [row.get("loss") for row in steps if not row.get("skipped")]
@@ -134,10 +137,10 @@ class Result:
             "recipe": recipe.name,
             "digest": recipe.digest(),
             "weights_sha256": replica.state.weights_sha256(),
+            "link": link.sha256,
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
-            "accuracy": {"ema": None}
-            | {kind: result.accuracy for kind, result in self.evaluations.items()},
+            "accuracy": accuracies(self.evaluations),
             "accuracy_interval": wilson_interval(best.correct, best.examples),
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
@@ -200,6 +203,11 @@ class Result:
         return [*lines, ("next", f"{judge}   or   {use}")]
 
 
+def accuracies(evaluations: Mapping[str, Evaluation]) -> Record:
+    """Return the accuracies by kind of weights, as result.json has them."""
+    return {"ema": None} | {kind: result.accuracy for kind, result in evaluations.items()}
+
+
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
     """Return, in words, which runs have the SHA-256 of these weights."""
     if mixed_arithmetic:
@@ -209,6 +217,26 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
     if recipe.arithmetic == "portable":
         return "the same on every kind of CPU tried"
     return "the same on any number of processes"
+
+
+def judged(
+    replica: Replica, evaluations: dict[str, Evaluation], model: Mapping[str, Tensor]
+) -> tuple[dict[str, Evaluation], Record | None]:
+    """Return `evaluations` as the file of the classifier answers, whose tensors `model` has, and
+    what `sure_answers` returns.
+
+    With several labels, the file has its own least probability of a label that is found.
+    """
+    recipe, test_set = replica.recipe, replica.test_set
+    kind, best = next(iter(evaluations.items()))
+    confidence = Confidence(model, recipe, replica.backbone, len(test_set.classes))
+    if best.several:
+        found = best.at(confidence.found_from, test_set.labels)
+        evaluations = evaluations | {kind: found}
+    if best.logits is None:
+        return evaluations, None
+    probabilities = probabilities_of(best.logits, test_set.several)
+    return evaluations, sure_answers(confidence, test_set, probabilities)
 
 
 def sure_answers(

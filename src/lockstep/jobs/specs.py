@@ -84,10 +84,12 @@ class VerifySpec(_Spec):
     Attributes:
         start: from which step to replay, up to the next checkpoint; None: from the second newest
             one.
+        parts: the steps from which and up to which to replay instead, in order.
     """
 
     job: ClassVar[str] = "verify"
     start: int | None = Field(None, ge=0)
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 class LabelsSpec(_Spec):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
 from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
@@ -14,6 +15,7 @@ from lockstep.files import Record
 from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
+from lockstep.jobs.result import accuracies, judged
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
@@ -23,55 +25,109 @@ from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_nam
 
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
-    """Compute the steps from a checkpoint to the next one, and compare. Return the record in
-    process 0, else None.
+    """Replay the parts of a run that `spec` names, in order, up to the first that differs. Return
+    the record in process 0, else None.
 
     Raises: LockstepError if nothing can be compared.
     """
     run = Run(spec.path)
-    checkpoint, end = replayed(run, spec.start) if ctx.first else (None, 0)
+    parts = _parts(run, spec) if ctx.first else iter(())
+    part = next(parts, None)
     replica = Replica(spec.recipe, spec.placement, ctx)
-    identity, recipe, state = require_agreement(replica), spec.recipe, replica.state
-    # The initial state follows from the recipe, unless it comes from a file of weights that is not
-    # here.
-    if (
-        checkpoint
-        and checkpoint.step == 0
-        and (replica.initial_weights or recipe.init_sha256 is None)
-    ):
-        checkpoint = None
-    machine = _machine(run, replica, identity, end) if ctx.first else None
-    loaded = checkpoint.step if checkpoint else None
-    restore(replica, checkpoint)
-    checkpoint = None  # frees the memory
-    end, begin = int(ctx.group.broadcast(str(end).encode())), state.step
-    updates = replica.updates(Observer(ctx.monitor))
-    compared: list[Record] = []
-    with ctx.progress("replaying steps", end - begin + 1) as advance:
-        for _ in chain([None], updates):
-            advance(1)
-            if ctx.first:
-                compared += _comparisons(run, replica, loaded)
-            if state.step == end:
-                break
-    updates.close()
+    identity = require_agreement(replica)
+    begins, compared, differences, end = list[int](), list[Record](), list[Record](), 0
+    if ctx.first:
+        for entry in (run.metadata(), *run.sessions()):
+            replica.require_same_data(run.path, entry)
+    while ctx.group.broadcast(b"next" if part else b""):
+        checkpoint, end = part or (None, 0)
+        loaded = _restore(replica, checkpoint)
+        part = checkpoint = None  # frees the memory
+        end = int(ctx.group.broadcast(str(end).encode()))
+        begin = replica.state.step
+        begins.append(begin)
+        rows = _replay(run, replica, ctx, loaded, end)
+        if not ctx.first:
+            continue
+        compared += rows
+        differences = [row for row in rows if row["recorded"] != row["replayed"]]
+        if begin < end and not differences and all(row["step"] == begin for row in rows):
+            raise LockstepError(
+                f"no recorded state of steps {begin} to {end} can be read: nothing was compared",
+                DATA,
+            )
+        part = None if differences else next(parts, None)
     if not ctx.first:
         return None
-    differences = [row for row in compared if row["recorded"] != row["replayed"]]
-    if not differences and max((row["step"] for row in compared), default=begin) == begin:
-        raise LockstepError(
-            f"no recorded state of steps {begin} to {end} can be read: nothing was compared", DATA
-        )
     return {
         "run": str(run.path),
         "same": not differences,
-        "from_step": begin,
+        "from_step": begins[0],
         "to_step": end,
         "compared": dict(Counter(row["what"] for row in compared)),
         "differences": differences,
         "processes": ctx.group.processes,
-        "machine": machine,
+        "machine": _machine(run, identity, end),
     }
+
+
+def _parts(run: Run, spec: VerifySpec) -> Iterator[tuple[StateFile | None, int]]:
+    """Yield the state before each part to replay, None for the initial one, and the number of
+    updates after it.
+
+    Raises: LockstepError if the checkpoint before or after one of `spec.parts` is damaged.
+    """
+    if not spec.parts:
+        yield replayed(run, spec.start)
+    for begin, end in spec.parts:
+        run.load(end)
+        yield run.load(begin), end
+
+
+def _restore(replica: Replica, checkpoint: StateFile | None) -> int | None:
+    """Load the `checkpoint` that process 0 has read, None for the initial state. Return its step,
+    or None if the state follows from the recipe. All processes call this together.
+
+    The initial state follows from the recipe, unless it comes from a file of weights that is not
+    here.
+    """
+    sha256 = replica.recipe.init_sha256
+    if checkpoint and checkpoint.step == 0:
+        if replica.initial_weights or sha256 is None:
+            checkpoint = None
+        else:
+            logger.warning(
+                f"the run starts from weights (init_sha256 {sha256[:12]}...), whose file is not "
+                f"here: the initial state is not compared. Give the file as {option('init')}"
+            )
+    # A slot that the checkpoint lacks is empty, as in the run.
+    replica.state.optimizer.state.clear()
+    restore(replica, checkpoint)
+    return checkpoint.step if checkpoint else None
+
+
+def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: int) -> list[Record]:
+    """Compute the steps up to `end`. Return, in process 0, what is recorded of each state beside
+    the same of the replayed one. All processes call this together.
+
+    `loaded` is the step of the checkpoint that the replay starts from, if any.
+    """
+    state, rows = replica.state, list[Record]()
+    updates = replica.updates(Observer(ctx.monitor))
+    with ctx.progress("replaying steps", end - state.step + 1) as advance:
+        for _ in chain([None], updates):
+            advance(1)
+            if ctx.first and state.step != loaded:
+                rows += _of_checkpoint(run, replica)
+            if state.step == end:
+                break
+    updates.close()
+    complete = ctx.first and (run.result() or {}).get("steps") == end
+    if ctx.group.broadcast(b"complete" if complete else b""):
+        evaluations = replica.evaluate_all()
+        if ctx.first:
+            rows += _of_result(run, replica, evaluations)
+    return rows
 
 
 def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
@@ -112,16 +168,11 @@ def _read(path: Path) -> StateFile | None:
     return None
 
 
-def _machine(run: Run, replica: Replica, identity: Record, end: int) -> Record | None:
+def _machine(run: Run, identity: Record, end: int) -> Record | None:
     """Return how this machine differs from the one that computed the steps before `end`, None if
     that is not recorded.
-
-    Raises: LockstepError if the data is not the run's.
     """
-    sessions = run.sessions()
-    for entry in (run.metadata(), *sessions):
-        replica.require_same_data(run.path, entry)
-    if not (computed := [entry for entry in sessions if entry["step"] < end]):
+    if not (computed := [entry for entry in run.sessions() if entry["step"] < end]):
         return None
     changes = compare(computed[-1], identity)
     return {
@@ -130,33 +181,31 @@ def _machine(run: Run, replica: Replica, identity: Record, end: int) -> Record |
     }
 
 
-def _comparisons(run: Run, replica: Replica, loaded: int | None) -> Iterator[Record]:
-    """Yield what is recorded of the state after this step, beside the same of the replayed state of
-    the `replica`.
-
-    `loaded` is the step of the checkpoint that the replay starts from, if any.
+def _of_checkpoint(run: Run, replica: Replica) -> Iterator[Record]:
+    """Yield what the checkpoint of this step has, if there is one, beside the same of the replayed
+    state.
     """
-    state, result = replica.state, run.result() or {}
-    step = state.step
-    if step in run.steps and step != loaded and (saved := _read(run.checkpoints / file_name(step))):
-        yield {
-            "step": step,
-            "what": "checkpoints",
-            **_compared(saved, state.state_dict(), replica.metadata()),
-        }
-    if step == result.get("steps"):
-        yield {
-            "step": step,
-            "what": "weights_sha256",
-            "recorded": result["weights_sha256"],
-            "replayed": state.weights_sha256(),
-        }
-        if saved := _read(run.model):
-            yield {
-                "step": step,
-                "what": "model.safetensors",
-                **_compared(saved, *replica.model_file()),
-            }
+    state = replica.state
+    if state.step in run.steps and (saved := _read(run.checkpoints / file_name(state.step))):
+        found = _compared(saved, state.state_dict(), replica.metadata())
+        yield {"step": state.step, "what": "checkpoints", **found}
+
+
+def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -> Iterator[Record]:
+    """Yield what result.json and model.safetensors state, beside the same of the replayed state and
+    its `evaluations`.
+    """
+    result, step = run.result() or {}, replica.state.step
+    tensors, metadata = replica.model_file()
+    evaluations, _ = judged(replica, evaluations, tensors)
+    replayed = {
+        "weights_sha256": replica.state.weights_sha256(),
+        "accuracy": accuracies(evaluations),
+    }
+    for name, value in replayed.items():
+        yield {"step": step, "what": name, "recorded": result[name], "replayed": value}
+    if saved := _read(run.model):
+        yield {"step": step, "what": "model.safetensors", **_compared(saved, tensors, metadata)}
 
 
 def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record) -> Record:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 from lockstep import hardware
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.loss import probabilities_of
 from lockstep.core.tower import NonFiniteError
 from lockstep.core.vector import Requests
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Record, open_to_write
-from lockstep.head.confidence import Confidence
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.policy import Policy
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import Result, sure_answers
+from lockstep.jobs.result import Result, judged
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -184,16 +182,7 @@ class RunWriter:
         # To find out which answers are sure may take as long as the training.
         with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
-            sure, test_set = None, replica.test_set
-            kind, best = next(iter(evaluations.items()))
-            recipe, classes = replica.recipe, len(test_set.classes)
-            confidence = Confidence(tensors, recipe, replica.backbone, classes)
-            if best.several:
-                found = best.at(confidence.found_from, test_set.labels)
-                evaluations = evaluations | {kind: found}
-            if best.logits is not None:
-                probabilities = probabilities_of(best.logits, test_set.several)
-                sure = sure_answers(confidence, test_set, probabilities)
+            evaluations, sure = judged(replica, evaluations, tensors)
             mixed = is_mixed(folder.earlier, self.identity)
             result = Result(replica, evaluations, memory, sure)
             record = result.record(self.log, folder, self.spec.started, mixed)

@@ -41,6 +41,13 @@ class Evaluations(Entries):
     best_correct: int
 
 
+class PreviousLink(Entries):
+    """What a checkpoint states of the newest link before it: see `runs/chain.py`."""
+
+    step: _Count
+    sha256: str
+
+
 class Metadata(Entries):
     """The metadata of a state file."""
 
@@ -54,6 +61,7 @@ class Metadata(Entries):
     image_shape: list[int] | None = None
     frozen: bool = False
     evaluations: Evaluations | None = None
+    previous: PreviousLink | None = None
 
 
 class SessionEntry(Entries):
@@ -75,6 +83,7 @@ class ResultEntries(Entries):
     accuracy_interval: list[_Number] = Field(min_length=2, max_length=2)
     train_s: _Number
     weights_sha256: str
+    link: str | None = None
     warnings: list[str] = []
     peak_memory_bytes: list[_Count] = []
     gpu_utilization: dict[str, _Number] = {}

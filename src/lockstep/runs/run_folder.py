@@ -53,6 +53,7 @@ class RunFolder(Run):
             keep=placement.keep,
             every_s=placement.save_every_s,
             fence=self.fence,
+            link_every=placement.save_every,
         )
         self._lock: IO[str] | None = None
         self._token = ""

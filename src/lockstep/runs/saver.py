@@ -7,11 +7,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from lockstep.errors import ENVIRONMENT, LockstepError
 from lockstep.files import Fence, Record, make_folder, no_room, remove_abandoned
 from lockstep.messages import logger
 from lockstep.runs import statefile
+from lockstep.runs.chain import Link
 from lockstep.runs.statefile import DamagedFileError, Tensors, checkpoints_in, file_name
 
 
@@ -21,17 +23,24 @@ class Saver:
 
     The thread first copies the state, while the towers compute the next step; only an update waits
     for the copy. Then the thread writes the copy, and deletes all checkpoints but the `keep` newest
-    and the best one. If `every_s` is above 0, `due` requests checkpoints so often that a crash
-    costs at most `every_s` seconds of training. `fence` raises a LockstepError if another program
-    has taken over the run.
+    and the best one; with "all" none. A checkpoint after a multiple of `link_every` updates is a
+    link of the run's chain, which later ones name. If `every_s` is above 0, `due` requests
+    checkpoints so often that a crash costs at most `every_s` seconds of training. `fence` raises a
+    LockstepError if another program has taken over the run.
+
+    Attributes:
+        newest: the newest checkpoint of this session, as a link; None before it is written.
     """
 
     folder: Path
-    keep: int
+    keep: int | Literal["all"]
     every_s: float
     fence: Fence = lambda: None
+    link_every: int = 1
 
     def __post_init__(self) -> None:
+        self.newest: Link | None = None
+        self._previous: Record | None = None  # the newest link, as checkpoints name it
         self._verified = set[Path]()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -93,6 +102,11 @@ class Saver:
                 self._state_time = time.monotonic()
 
         self.wait()
+        if self._thread is None:
+            # A session begins with the checkpoint that it has read, or at step 0.
+            path = self.folder / file_name(int(tensors["step"]))
+            self._previous = statefile.metadata_if_valid(path).get("previous")
+        metadata = {**metadata, "previous": self._previous}
         update_lock.acquire()
         self._thread = threading.Thread(target=write, name="saver", daemon=True)
         self._thread.start()
@@ -104,12 +118,16 @@ class Saver:
         try:
             path = save(self.folder, tensors, metadata, self.fence)
         except OSError as error:
-            if not no_room(error):
+            if self.keep == "all" or not no_room(error):
                 raise
             prune(self.folder, 1, best, self._verified)
             path = save(self.folder, tensors, metadata, self.fence)
+        self.newest = Link.of(statefile.metadata_of(path))
+        if self.newest.step % self.link_every == 0:
+            self._previous = self.newest._asdict()
         self._verified.add(path)
-        prune(self.folder, self.keep, best, self._verified)
+        if self.keep != "all":
+            prune(self.folder, self.keep, best, self._verified)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""

@@ -1,0 +1,219 @@
+"""The chain of a run: each link vouches for those before it, and what does not fit is named."""
+
+import hashlib
+import itertools
+import json
+import shutil
+from pathlib import Path
+from signal import SIGTERM
+
+import pytest
+from tests.conftest import NATIVE
+from tests.documents import ROOT
+from tests.helpers import (
+    DATA,
+    USAGE,
+    Weights,
+    flip,
+    lockstep_error,
+    read_json,
+    refused,
+    save,
+    steps,
+)
+from tests.runs import change_checkpoint, change_state, fit_here, state_path
+
+from lockstep.config.placement import Placement
+from lockstep.data import readers
+from lockstep.runs import saver, statefile
+from lockstep.runs.chain import Link, chain_of, drawn
+from lockstep.runs.run import Run
+from lockstep.runs.saver import Saver
+
+EXAMPLE = ROOT / "examples/verified-digits"
+
+
+@pytest.fixture
+def run(tmp_path, trained_once) -> Path:
+    """Return a copy of a run of 30 steps with the links after 0, 10, 20 and 30."""
+    shutil.copytree(trained_once(*NATIVE)[0], tmp_path / "a")
+    return tmp_path / "a"
+
+
+def sha256(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def change_json(path, **changes):
+    path.write_text(json.dumps(read_json(path) | changes))
+
+
+def reseal(run, after):
+    """Let all links after step `after`, and the result, name those before them as they are now."""
+    last = Link.of(statefile.metadata_of(state_path(run, after)))
+    for step in range(after + 10, 40, 10):
+        named = last._asdict()
+        change_state(
+            state_path(run, step), lambda found, _, named=named: found.update(previous=named)
+        )
+        last = Link.of(statefile.metadata_of(state_path(run, step)))
+    change_json(run / "result.json", link=last.sha256)
+
+
+def test_a_link_states_its_contents_and_the_link_before_it(run):
+    before, links = "", chain_of(Run(run))
+    for step in (0, 10, 20, 30):
+        found = statefile.read(state_path(run, step)).metadata
+        assert found["previous"] == ({"step": step - 10, "sha256": before} if step else None)
+        before = sha256(f"{before} {step} {found['contents_sha256']}".strip())
+        assert Link(step, before) in links
+    assert len(links) == 4
+    assert read_json(run / "result.json")["link"] == before
+
+
+def test_links_are_drawn_by_the_text_and_the_last_link(run, here):
+    links = [Link(step, f"{step:064x}") for step in range(0, 70, 10)]
+    order = sorted(range(1, 7), key=lambda number: sha256(f"rain {links[-1].sha256} {number}"))
+    assert [drawn(links, count, "rain") for count in (2, 6)] == [sorted(order[:2]), [*range(1, 7)]]
+    done = here("verify", "a", "--seed", "rain", "--json")
+    chain = json.loads(done.stdout)["chain"]
+    assert chain["steps"] == [0, 10, 20, 30]
+    assert chain["replayed"] == drawn(chain_of(Run(run)), 1, "rain")
+
+
+def test_all_links_are_replayed(run, here):
+    done = here("verify", "a", "--all")
+    last = chain_of(Run(run))[-1].sha256
+    assert done.stdout.splitlines() == [
+        "3 links of 3 (1, 2, 3) replayed: the same bits",
+        "  compared  4 checkpoints, the SHA-256 of the result, the accuracy of the result, "
+        "model.safetensors",
+        f"  chain     {last} is its last link, after 30 steps",
+    ]
+
+
+def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run, here):
+    change_checkpoint(run, 20, "parameter/conv2.weight", 5)
+    reseal(run, 20)
+    done = here("verify", "a", "--all")
+    assert done.returncode == 1
+    assert "  first     link 2, the checkpoint after 20 steps, differs" in done.stdout
+    assert "            parameter/conv2.weight" in done.stdout
+    done = here("verify", "a", "--link", 1)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda run, _: state_path(run, 10).unlink(), "000010.safetensors is missing, the link"),
+        (
+            lambda run, other: shutil.copy(state_path(other, 20), state_path(run, 20)),
+            "step-000000020.safetensors is not the link that step-000000030.safetensors names",
+        ),
+        (
+            lambda run, _: state_path(run, 10).rename(state_path(run, 20)),
+            "it is the state after 10 steps",
+        ),
+        (
+            lambda run, _: change_checkpoint(run, 20, "parameter/conv1.weight", 0),
+            "step-000000020.safetensors is not the link that step-000000030.safetensors names",
+        ),
+        (lambda run, _: flip(state_path(run, 10)), "the sha256 of its contents differs"),
+        (lambda run, _: change_json(run / "recipe.json", lr=0.3), "recipe.json is not the recipe"),
+        (lambda run, _: change_json(run / "result.json", link="0" * 64), "that result.json names"),
+        (lambda run, _: change_json(run / "result.json", steps=20), "that result.json names"),
+        (
+            lambda run, _: change_json(run / "result.json", steps=40),
+            "000040.safetensors is missing",
+        ),
+        (
+            lambda run, _: [
+                change_state(state_path(run, 10), lambda found, _: found.update(previous=None)),
+                reseal(run, 10),
+            ],
+            "step-000000010.safetensors names no link before it",
+        ),
+    ],
+)
+def test_a_chain_that_does_not_fit_is_refused(run, trained_once, here, change, words):
+    change(run, trained_once(*NATIVE, "--seed", 1)[0])
+    refused(here("verify", "a", "--link", 2), DATA, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [({"weights_sha256": "0" * 64}, "SHA-256"), ({"accuracy": {"raw": 1.0}}, "accuracy")],
+)
+def test_a_changed_result_is_named_by_any_link(run, here, changes, name):
+    change_json(run / "result.json", **changes)
+    done = here("verify", "a", "--link", 1)
+    assert done.returncode == 1
+    assert f"first     the {name} of the result, of the weights after 30 steps" in done.stdout
+
+
+def test_other_data_is_refused(run, here, monkeypatch):
+    splits = readers.load_digits(None)
+    other = {"train": splits["test"], "test": splits["train"]}
+    monkeypatch.setattr(readers, "load_digits", lambda folder: other)
+    refused(here("verify", "a", "--all"), DATA, "the training data is not what a was trained on")
+
+
+def test_a_resumed_run_continues_the_chain(run, tmp_path):
+    """It is stopped between two links, and begun again at an older one whose successor is
+    damaged.
+    """
+    recipe, whole = Run(run).recipe(), chain_of(Run(run))
+    place = Placement(save_every=10, summary_every=0, keep="all")
+    updates = itertools.count()
+    stop = lambda: SIGTERM if next(updates) == 2 * 15 - 1 else None  # noqa: E731
+    b = tmp_path / "b"
+    assert fit_here(recipe, b, place, stop_requested=stop).stopped_by == SIGTERM
+    assert steps(b / "checkpoints") == [0, 10, 15]
+    assert [link.step for link in chain_of(Run(b))] == [0, 10, 15]
+    for step in (15, 10):
+        flip(state_path(b, step))
+        result = fit_here(recipe, b, place, resume=True).result
+        assert result["link"] == whole[-1].sha256
+        assert chain_of(Run(b)) == whole
+        (b / "result.json").unlink()
+        for later in (20, 30):
+            state_path(b, later).unlink()
+    assert fit_here(recipe, b, place, resume=True).result["link"] == whole[-1].sha256
+
+
+@pytest.mark.parametrize("keep", [2, "all"])
+def test_a_chain_needs_every_checkpoint(tmp_path, monkeypatch, keep):
+    state, saves = Weights(), Saver(tmp_path, keep=keep, every_s=0, link_every=2)
+    for _ in range(7):
+        save(saves, state)
+        state.update()
+    saves.wait()
+    assert steps(tmp_path) == ([*range(7)] if keep == "all" else [5, 6])
+    found = statefile.metadata_of(tmp_path / statefile.file_name(6))
+    assert found["previous"]["step"] == 4
+    # A full disk takes no link either.
+    monkeypatch.setattr(saver, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    save(saves, state)
+    saves.wait()
+    assert len(steps(tmp_path)) == (7 if keep == "all" else 1)
+
+
+def test_which_links_is_one_question(run, here):
+    refused(here("verify", "a", "--all", "--link", 1), USAGE, "--all and --link choose")
+    refused(here("verify", "a", "--link", 4), DATA, "a has 3 links after its initial state")
+    with lockstep_error("give a number from 1 on, or all"):
+        Placement().replace(keep="every")
+
+
+def test_the_public_run_is_small_and_one_of_its_links_has_its_bits(here):
+    assert sum(path.stat().st_size for path in EXAMPLE.rglob("*")) <= 300_000
+    done = here("verify", EXAMPLE, "--link", 5)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_public_run_has_its_bits_on_two_processes(program):
+    done = program("verify", EXAMPLE, "--all", "--processes", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 links of 5" in done.stdout
