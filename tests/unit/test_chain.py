@@ -40,6 +40,14 @@ def run(tmp_path, trained_once) -> Path:
     return tmp_path / "a"
 
 
+@pytest.fixture
+def other(tmp_path, run) -> Path:
+    """Return a run with other weights after 20 steps, sealed as if it had been trained so."""
+    shutil.copytree(run, tmp_path / "other")
+    change_checkpoint(tmp_path / "other", 20, "parameter/conv1.weight", 0)
+    return tmp_path / "other"
+
+
 def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -84,12 +92,10 @@ def test_links_are_drawn_by_the_text_and_the_last_link(run, here):
 def test_all_links_are_replayed(run, here):
     done = here("verify", "a", "--all")
     last = chain_of(Run(run))[-1].sha256
-    assert done.stdout.splitlines() == [
-        "3 links of 3 (1, 2, 3) replayed: the same bits",
-        "  compared  4 checkpoints, the SHA-256 of the result, the accuracy of the result, "
-        "model.safetensors",
-        f"  chain     {last} is its last link, after 30 steps",
-    ]
+    assert (done.returncode, done.stderr) == (0, "")
+    first, _, chain = done.stdout.splitlines()
+    assert first == "3 links of 3 (1, 2, 3) replayed: the same bits"
+    assert chain == f"  chain     {last} is its last link, after 30 steps"
 
 
 def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run, here):
@@ -99,8 +105,6 @@ def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run,
     assert done.returncode == 1
     assert "  first     link 2, the checkpoint after 20 steps, differs" in done.stdout
     assert "            parameter/conv2.weight" in done.stdout
-    done = here("verify", "a", "--link", 1)
-    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -115,11 +119,6 @@ def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run,
             lambda run, _: state_path(run, 10).rename(state_path(run, 20)),
             "it is the state after 10 steps",
         ),
-        (
-            lambda run, _: change_checkpoint(run, 20, "parameter/conv1.weight", 0),
-            "step-000000020.safetensors is not the link that step-000000030.safetensors names",
-        ),
-        (lambda run, _: flip(state_path(run, 10)), "the sha256 of its contents differs"),
         (lambda run, _: change_json(run / "recipe.json", lr=0.3), "recipe.json is not the recipe"),
         (lambda run, _: change_json(run / "result.json", link="0" * 64), "that result.json names"),
         (lambda run, _: change_json(run / "result.json", steps=20), "that result.json names"),
@@ -136,20 +135,24 @@ def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run,
         ),
     ],
 )
-def test_a_chain_that_does_not_fit_is_refused(run, trained_once, here, change, words):
-    change(run, trained_once(*NATIVE, "--seed", 1)[0])
-    refused(here("verify", "a", "--link", 2), DATA, words)
+def test_a_chain_that_does_not_fit_is_refused(run, other, change, words):
+    change(run, other)
+    with lockstep_error(words) as raised:
+        chain_of(Run(run))
+    assert raised.value.code == DATA
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [({"weights_sha256": "0" * 64}, "SHA-256"), ({"accuracy": {"raw": 1.0}}, "accuracy")],
-)
-def test_a_changed_result_is_named_by_any_link(run, here, changes, name):
-    change_json(run / "result.json", **changes)
-    done = here("verify", "a", "--link", 1)
+def test_a_link_that_is_not_as_it_was_written_is_refused(run, here):
+    flip(state_path(run, 10))
+    refused(here("verify", "a", "--link", 2), DATA, "the sha256 of its contents differs")
+
+
+def test_a_changed_result_is_named_by_any_link(run, here):
+    change_json(run / "result.json", weights_sha256="0" * 64, accuracy={"raw": 1.0})
+    done = here("verify", "a", "--link", 1, "--json")
     assert done.returncode == 1
-    assert f"first     the {name} of the result, of the weights after 30 steps" in done.stdout
+    changed = [one["what"] for one in json.loads(done.stdout)["differences"]]
+    assert changed == ["weights_sha256", "accuracy"]
 
 
 def test_other_data_is_refused(run, here, monkeypatch):
@@ -164,7 +167,7 @@ def test_a_resumed_run_continues_the_chain(run, tmp_path):
     damaged.
     """
     recipe, whole = Run(run).recipe(), chain_of(Run(run))
-    place = Placement(save_every=10, summary_every=0, keep="all")
+    place = Placement(save_every=10, save_every_s=0, summary_every=0, keep="all")
     updates = itertools.count()
     stop = lambda: SIGTERM if next(updates) == 2 * 15 - 1 else None  # noqa: E731
     b = tmp_path / "b"

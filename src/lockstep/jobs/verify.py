@@ -2,6 +2,7 @@
 is only read.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -25,44 +26,37 @@ from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_nam
 
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
-    """Replay the parts of a run that `spec` names, in order, up to the first that differs. Return
-    the record in process 0, else None.
+    """Replay the parts of a run that `spec` names, by default the one of `replayed`, and compare.
+    Return the record in process 0, else None.
 
-    Raises: LockstepError if nothing can be compared.
+    Raises: LockstepError if a part cannot be compared.
     """
-    run = Run(spec.path)
-    parts = _parts(run, spec) if ctx.first else iter(())
-    part = next(parts, None)
+    run, parts = Run(spec.path), [*spec.parts]
+    if ctx.first and not parts:
+        parts = [replayed(run, spec.start)]
     replica = Replica(spec.recipe, spec.placement, ctx)
     identity = require_agreement(replica)
-    begins, compared, differences, end = list[int](), list[Record](), list[Record](), 0
     if ctx.first:
         for entry in (run.metadata(), *run.sessions()):
             replica.require_same_data(run.path, entry)
-    while ctx.group.broadcast(b"next" if part else b""):
-        checkpoint, end = part or (None, 0)
-        loaded = _restore(replica, checkpoint)
-        part = checkpoint = None  # frees the memory
-        end = int(ctx.group.broadcast(str(end).encode()))
-        begin = replica.state.step
-        begins.append(begin)
+    parts = json.loads(ctx.group.broadcast(json.dumps(parts).encode()))
+    compared = list[Record]()
+    for begin, end in parts:
+        loaded = _restore(run, replica, ctx, begin)
         rows = _replay(run, replica, ctx, loaded, end)
-        if not ctx.first:
-            continue
-        compared += rows
-        differences = [row for row in rows if row["recorded"] != row["replayed"]]
-        if begin < end and not differences and all(row["step"] == begin for row in rows):
+        if ctx.first and begin < end and not any(row["step"] == end for row in rows):
             raise LockstepError(
                 f"no recorded state of steps {begin} to {end} can be read: nothing was compared",
                 DATA,
             )
-        part = None if differences else next(parts, None)
+        compared += rows
     if not ctx.first:
         return None
+    differences = [row for row in compared if row["recorded"] != row["replayed"]]
     return {
         "run": str(run.path),
         "same": not differences,
-        "from_step": begins[0],
+        "from_step": parts[0][0],
         "to_step": end,
         "compared": dict(Counter(row["what"] for row in compared)),
         "differences": differences,
@@ -71,39 +65,53 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     }
 
 
-def _parts(run: Run, spec: VerifySpec) -> Iterator[tuple[StateFile | None, int]]:
-    """Yield the state before each part to replay, None for the initial one, and the number of
-    updates after it.
+def replayed(run: Run, start: int | None) -> tuple[int, int]:
+    """Return the numbers of updates before and after the replay.
 
-    Raises: LockstepError if the checkpoint before or after one of `spec.parts` is damaged.
+    The replay begins with the newest valid checkpoint up to `start`, by default the second newest
+    of all, or with the initial state, and ends at the next one. Raises: LockstepError if nothing is
+    recorded in between.
     """
-    if not spec.parts:
-        yield replayed(run, spec.start)
-    for begin, end in spec.parts:
-        run.load(end)
-        yield run.load(begin), end
+    steps, result = run.steps, run.result() or {}
+    start = (*steps, 0, 0)[1] if start is None else start
+    last = max(*steps, result.get("steps", 0), 0)
+    paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
+    state = next(filter(None, map(_read, paths)), None)
+    begin = state.step if state else 0
+    end = min((step for step in steps if step > start), default=last)
+    if begin != start:
+        logger.warning(
+            f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}"
+        )
+    if end <= begin:
+        raise LockstepError(
+            f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: "
+            f"choose an earlier step as --from, or train with {option('save_every')}",
+            DATA,
+        )
+    return begin, end
 
 
-def _restore(replica: Replica, checkpoint: StateFile | None) -> int | None:
-    """Load the `checkpoint` that process 0 has read, None for the initial state. Return its step,
-    or None if the state follows from the recipe. All processes call this together.
+def _restore(run: Run, replica: Replica, ctx: Context, begin: int) -> int | None:
+    """Load the checkpoint after `begin` updates, or make the initial state if it follows from the
+    recipe. Return the step of the checkpoint, None in the other case, in process 0.
 
     The initial state follows from the recipe, unless it comes from a file of weights that is not
-    here.
+    here. All processes call this together.
     """
-    sha256 = replica.recipe.init_sha256
-    if checkpoint and checkpoint.step == 0:
-        if replica.initial_weights or sha256 is None:
-            checkpoint = None
-        else:
-            logger.warning(
-                f"the run starts from weights (init_sha256 {sha256[:12]}...), whose file is not "
-                f"here: the initial state is not compared. Give the file as {option('init')}"
-            )
+    sha256, checkpoint = replica.recipe.init_sha256, None
+    known = sha256 is None or replica.initial_weights is not None
+    if ctx.first and (begin or (not known and 0 in run.steps)):
+        checkpoint = run.load(begin)
+    if checkpoint and not begin:
+        logger.warning(
+            f"the run starts from weights (init_sha256 {sha256}), whose file is not here: the "
+            f"initial state is not compared. Give the file as {option('init')}"
+        )
     # A slot that the checkpoint lacks is empty, as in the run.
     replica.state.optimizer.state.clear()
     restore(replica, checkpoint)
-    return checkpoint.step if checkpoint else None
+    return begin if checkpoint else None
 
 
 def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: int) -> list[Record]:
@@ -128,33 +136,6 @@ def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: i
         if ctx.first:
             rows += _of_result(run, replica, evaluations)
     return rows
-
-
-def replayed(run: Run, start: int | None) -> tuple[StateFile | None, int]:
-    """Return the state before the replay, None for the initial one, and the number of updates after
-    it.
-
-    The replay begins with the newest valid checkpoint up to `start`, by default the second newest
-    of all, and ends at the next one. Raises: LockstepError if nothing is recorded in between.
-    """
-    steps, result = run.steps, run.result() or {}
-    start = (*steps, 0, 0)[1] if start is None else start
-    last = max(*steps, result.get("steps", 0), 0)
-    paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
-    state = next(filter(None, map(_read, paths)), None)
-    begin = state.step if state else 0
-    end = min((step for step in steps if step > start), default=last)
-    if begin != start:
-        logger.warning(
-            f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}"
-        )
-    if end <= begin:
-        raise LockstepError(
-            f"{run.path} has recorded no state after step {begin}, so there is nothing to compare: "
-            f"choose an earlier step as --from, or train with {option('save_every')}",
-            DATA,
-        )
-    return state, end
 
 
 def _read(path: Path) -> StateFile | None:
