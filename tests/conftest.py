@@ -56,7 +56,8 @@ os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
 # tenth of the time.
 SHORT = ("--steps", 12, "--save-every", 4, "--processes", 1)
 SMALL = ("--no-portable", "--towers", 2, "--batch", 48)
-NATIVE = ("digits", *SMALL, "--steps", 30, "--save-every", 10, "--processes", 1)
+NATIVE = ("digits", *SMALL, "--steps", 30, "--save-every", 10, "--save-every-s", 0)
+NATIVE += ("--processes", 1)
 
 NUMBERS = itertools.count()
 

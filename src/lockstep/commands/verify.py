@@ -38,7 +38,7 @@ def verify(
     seed: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
     link: Annotated[int | None, typer.Option(metavar="K", min=1)] = None,
     data: Path | None = None,
-    init: Path | None = None,
+    init: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
