@@ -5,7 +5,10 @@ it.
 import gzip
 import hashlib
 import io
+import re
+import ssl
 import struct
+import subprocess
 import tarfile
 import threading
 from collections.abc import Callable
@@ -38,25 +41,43 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send(answer)
 
-    def send(self, body: bytes, length: int | None = None, **headers: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
+    def send(
+        self, body: bytes, length: int | None = None, status: int = 200, **headers: str
+    ) -> None:
+        """Send `body` from the first byte that the client asks for, and state `length`."""
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        begin = int(asked[1]) if asked and status == 200 else 0
+        length = length or len(body)
+        if status == 200:
+            self.server.begins.append(begin)
+            status = 416 if begin >= length else 206 if begin else 200
+        self.send_response(status)
+        self.send_header("Content-Length", str(max(0, length - begin)))
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body[begin:])
 
     def log_message(self, *args):
         pass
 
 
 class Server(ThreadingHTTPServer):
-    """A server in a thread. files: path -> answer. requests: the requested paths."""
+    """A server in a thread, which encrypts if it has the file of a certificate and its key.
 
-    def __init__(self):
+    files: path -> answer. requests: the requested paths. begins: the first byte of each file that
+    was sent.
+    """
+
+    def __init__(self, certificate=None):
         super().__init__(("127.0.0.1", 0), Handler)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.files: dict[str, Answer] = {}
         self.requests: list[str] = []
+        self.begins: list[int] = []
         self.halfway, self.go_on = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}/"
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
@@ -88,6 +109,14 @@ class Server(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self.thread.join()
+
+
+def certificate(path, *names):
+    """Write a certificate for these names of hosts, and its key, to `path`."""
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    words += f" -subj /CN=test -keyout {path} -out {path} -addext subjectAltName="
+    words += ",".join(f"DNS:{name}" for name in names)
+    subprocess.run(words.split(), check=True, capture_output=True)
 
 
 def packed(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
@@ -133,8 +162,8 @@ def listing(folder):
 
 
 def refused(source, destination, code, *words):
-    """Assert that `fetch` fails with all of `words` and the manual instructions, and changes no
-    file.
+    """Assert that `fetch` fails with all of `words` and the manual instructions, and leaves no more
+    than what it says.
     """
     before = listing(destination.parent)
     with pytest.raises(LockstepError) as caught:
@@ -144,4 +173,5 @@ def refused(source, destination, code, *words):
     assert "\n" not in message
     for word in (*words, source.archives[0].name, str(destination), "By hand", "recipe 'digits'"):
         assert word in message
-    assert listing(destination.parent) == before
+    for name in {*listing(destination.parent)} - {*before}:
+        assert f"goes on in {destination.with_name(name)}." in message

@@ -2,6 +2,8 @@
 together.
 
     pip install 'lockstep-images[ray]'             on every host
+    export RAY_AUTH_MODE=token                     on every host
+    ray get-auth-token --generate                  once; copy ~/.ray/auth_token to every other host
     ray start --head --num-cpus 4                  on the first host
     ray start --address HOST:6379 --num-cpus 4     on every other host
     python ray_train.py --workers 8 --runs /shared/runs --name big cifar10 --towers 8

@@ -8,11 +8,13 @@ the backend.
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,6 +74,21 @@ def test_an_unknown_kind_is_refused_and_a_known_one_described():
     with pytest.raises(KeyError):
         Reduction(Group(), 2, "ring")
     assert startup._REDUCTIONS.keys() == REDUCTIONS.keys()
+
+
+@pytest.mark.parametrize("hosts", [[], [0, 1, 0, 2]], ids=["one host", "three hosts"])
+def test_the_start_says_what_a_link_between_hosts_costs(hosts):
+    layout = SimpleNamespace(length=LENGTH * 1000)
+
+    def lines(group):
+        return startup.link_lines(
+            SimpleNamespace(group=group, tower=SimpleNamespace(layout=layout))
+        )
+
+    said = r"3 hosts; 3\.8 MiB, .* go from process 0 to all others in [\d.]+ ms"
+    for process in on_replicas(4, lines, hosts):
+        assert len(process) == bool(hosts)
+        assert all(re.fullmatch(said, text) for _, text in process)
 
 
 @pytest.mark.parametrize("kind", [*REDUCTIONS, MESSAGES])

@@ -1,5 +1,5 @@
 """Downloads from a real server on this machine, and every way they fail: with one error, and no
-file left.
+file left but what came of one.
 """
 
 import gzip
@@ -93,8 +93,9 @@ def test_https_comes_first_and_every_file_has_its_sha256():
         (lambda handler: handler.connection.close(), "Connection aborted"),
         (lambda handler: handler.server.silent(handler), "timed out"),
         (lambda handler: handler.server.half(TOY)(handler), "timed out"),
+        (lambda handler: handler.send(b"", status=302, Location="toy.tar.gz"), "30 redirects"),
     ],
-    ids=["404", "truncated", "corrupt", "portal", "cut", "silent", "silent later"],
+    ids=["404", "truncated", "corrupt", "portal", "cut", "silent", "silent later", "in a circle"],
 )
 def test_a_bad_answer_is_reported(server, destination, answer, words):
     server.files["toy.tar.gz"] = answer
@@ -102,13 +103,22 @@ def test_a_bad_answer_is_reported(server, destination, answer, words):
 
 
 def test_an_address_is_tried_again(server, destination, monkeypatch):
-    monkeypatch.setattr(fetch, "_RETRIES", 1)
+    """It goes on after what came before, until the address says that it has no more bytes."""
+    monkeypatch.setattr(fetch, "_RETRIES", 4)
+    monkeypatch.setattr(fetch, "_CHUNK_BYTES", 20_000)
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
-    server.files["toy.tar.gz"] = lambda handler: (
-        handler.send_error(503) if len(server.requests) == 1 else handler.send(TOY)
-    )
+    half = server.half(TOY)
+    answers = iter([503, half, half, 416, TOY])
+
+    def answer(handler):
+        server.files["later"] = next(answers)
+        handler.path = "later"
+        handler.do_GET()
+
+    server.files["toy.tar.gz"] = answer
     assert fetch.fetch(toy(TOY, server.url), destination)
-    assert server.requests == ["toy.tar.gz"] * 2
+    assert server.begins == [0, 40_000, 0]
+    assert listing(destination.parent) == ["toy"]
 
 
 def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destination, monkeypatch):
@@ -127,11 +137,7 @@ def test_mirrors_are_tried_in_order_and_each_failure_is_reported(server, destina
         "Failed to parse",
     )
     refused(toy(TOY, *bases), destination, DATA, *words)
-    server.requests.clear()
-    assert fetch.fetch(toy(TOY, *bases, server.url), destination)
-    assert server.requests == [
-        f"{folder}toy.tar.gz" for folder in ("own/", "first/", "second/", "")
-    ]
+    assert server.requests == [f"{folder}/toy.tar.gz" for folder in ("own", "first", "second")]
 
 
 def test_what_is_not_the_dataset_is_refused(server, destination):
@@ -157,9 +163,14 @@ def test_a_full_disk_is_reported_and_nothing_is_left(server, destination, limit)
     try:
         words = f"dataset toy: no room for {destination} (File too large): it needs"
         refused(toy(TOY, server.url), destination, ENVIRONMENT, words)
+        if limit < len(TOY):
+            with lockstep_error(f"^weights toy.tar.gz: no room for {destination}/w "):
+                fetch.fetch_file(toy(TOY, server.url).archives[0], destination / "w")
+            assert listing(destination) == []
+            destination.rmdir()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert server.requests == ["toy.tar.gz"]
+    assert {*server.requests} == {"toy.tar.gz"}
 
 
 def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch):
@@ -173,7 +184,7 @@ def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch)
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(fetch.fetch, toy(TOY, server.url), destination)
         assert server.halfway.wait(60)
-        assert listing(destination.parent) == [".toy-lock", ".toy-partial"]
+        assert listing(destination.parent)[:2] == [".toy-lock", ".toy-partial"]
         others = [pool.submit(fetch.fetch, toy(TOY, server.url), destination) for _ in range(7)]
         while caplog.text.count("another program is downloading dataset toy: waiting for it") < 7:
             time.sleep(0.01)

@@ -3,19 +3,22 @@
 A download is made in a partial folder next to its destination and renamed when it is complete. So a
 program that finds the destination finds all files. A lock is held during the download, and other
 programs wait for it. A partial folder that the holder of the lock finds was left by a program that
-was killed.
+was killed. What came of a file before the connection broke, or the program was stopped, stays
+beside the destination: the next try goes on there, at any address, because the SHA-256 decides.
 """
 
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
-from lockstep.files import locked, no_room
+from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger, progress
 from lockstep.text import size
 
@@ -59,63 +62,67 @@ def fetch(source: Source, folder: Path) -> bool:
             f"away, or choose another folder with {option('data')}",
             DATA,
         )
-    unfinished = folder.with_name(f".{folder.name}-partial")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent / f".{folder.name}-lock", f"downloading dataset {source.name}"):
-            if catalog.searched(source, folder)[0]:
-                return False  # another program downloaded it while this one waited for the lock
-            try:
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
-                unfinished.mkdir()
-                for archive in source.archives:
-                    _transfer(archive, unfinished)
-                paths, lacking = catalog.searched(source, unfinished)
-                if not paths:
-                    raise LockstepError(f"the download is not whole: {lacking}", DATA)
-                unfinished.rename(folder)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-    except LockstepError as error:
-        raise LockstepError(
-            f"dataset {source.name}: {error}. {_by_hand(source, folder)}", error.code
-        ) from None
-    except OSError as error:
-        cause = "no room for" if no_room(error) else "cannot write"
-        # An archive is deleted only after it is unpacked.
-        needed = sum(
-            archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives
-        )
-        raise LockstepError(
-            f"dataset {source.name}: {cause} {folder} ({error.strerror or error}): it needs "
-            f"{size(needed)}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names another "
-            f"folder. {_by_hand(source, folder)}",
-            ENVIRONMENT,
-        ) from None
+    # An archive is deleted only after it is unpacked.
+    needed = sum(
+        archive.size_bytes * (5 if archive.packed else 2) // 2 for archive in source.archives
+    )
+    needs = (
+        f": it needs {size(needed)}. LOCKSTEP_DATA, or --data of `lockstep data fetch`, names "
+        f"another folder"
+    )
+    files = ", ".join(archive.name for archive in source.archives)
+    by_hand = (
+        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the "
+        f"files into {folder}, or any folder that you then give as {option('data', 'DIR')}. The "
+        f"recipe 'digits' needs no download"
+    )
+    with _unfinished(folder, f"dataset {source.name}", needs, by_hand) as unfinished:
+        if catalog.searched(source, folder)[0]:
+            return False  # another program downloaded it while this one waited for the lock
+        for archive in source.archives:
+            _transfer(archive, unfinished)
+        paths, lacking = catalog.searched(source, unfinished)
+        if not paths:
+            raise LockstepError(f"the download is not whole: {lacking}", DATA)
+        unfinished.rename(folder)
     return True
 
 
 def fetch_file(archive: Archive, path: Path) -> None:
     """Download the file `archive` as `path`, unless it is there. Raises: LockstepError."""
-    unfinished = path.with_name(f".{path.name}-partial")
+    by_hand = f"By hand: get the file, and give its path as {option('init', 'FILE')}"
+    with _unfinished(path, f"weights {archive.name}", "", by_hand) as unfinished:
+        if not path.is_file():  # Another program may have downloaded it meanwhile.
+            _transfer(archive, unfinished)
+            (unfinished / archive.name).rename(path)
+
+
+@contextmanager
+def _unfinished(destination: Path, what: str, needs: str, by_hand: str) -> Iterator[Path]:
+    """Hold the lock of a download of `what` to `destination`, and yield a folder for it, which is
+    removed afterwards.
+
+    Raises: LockstepError that says what the download `needs` if it cannot be written, and how to do
+        without it.
+    """
+    folder = destination.with_name(f".{destination.name}-partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_name(f".{path.name}-lock"), f"downloading {archive.name}"):
-            if path.is_file():
-                return  # another program downloaded it while this one waited for the lock
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(destination.with_name(f".{destination.name}-lock"), f"downloading {what}"):
             try:
-                shutil.rmtree(unfinished, ignore_errors=True)  # of a program that was killed
-                unfinished.mkdir()
-                _transfer(archive, unfinished)
-                (unfinished / archive.name).rename(path)
+                shutil.rmtree(folder, ignore_errors=True)  # of a program that was killed
+                folder.mkdir()
+                yield folder
             finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
     except LockstepError as error:
-        by_hand = f"By hand: get the file, and give its path as {option('init', 'FILE')}"
-        raise LockstepError(f"{error}. {by_hand}", error.code) from None
+        raise LockstepError(f"{what}: {error}. {by_hand}", error.code) from None
     except OSError as error:
         cause = "no room for" if no_room(error) else "cannot write"
-        raise LockstepError(f"{cause} {path} ({error.strerror or error})", ENVIRONMENT) from None
+        raise LockstepError(
+            f"{what}: {cause} {destination} ({error.strerror or error}){needs}. {by_hand}",
+            ENVIRONMENT,
+        ) from None
 
 
 def _transfer(archive: Archive, folder: Path) -> None:
@@ -130,6 +137,7 @@ def _transfer(archive: Archive, folder: Path) -> None:
 
     pooch.get_logger().setLevel(logging.ERROR)
     failures = []
+    begun = folder.with_name(f".{archive.name}-{archive.sha256[:8]}-begun")
     bases = archive.bases
     mirror = os.environ.get("LOCKSTEP_MIRROR")
     if mirror:
@@ -147,48 +155,67 @@ def _transfer(archive: Archive, folder: Path) -> None:
             place.fetch(
                 archive.name,
                 pooch.Untar(extract_dir=".") if archive.packed else None,
-                partial(_download, archive),
+                partial(_download, archive, begun),
             )
         except (requests.RequestException, ValueError) as error:  # before OSError, its base
             failures.append(f"{base}{archive.name}: {error}")
             continue
+        except OSError:  # leave no full disk
+            begun.unlink(missing_ok=True)
+            raise
         path = folder / archive.name
         if archive.packed:
             path.unlink()
         return
-    raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)})", DATA)
+    kept = f". The next try goes on in {begun}" if begun.exists() else ""
+    raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
 
 
-def _download(archive: Archive, url: str, path: str, pooch: object) -> None:
+def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object) -> None:
     """Write what is at `url` to the file `path`, as pooch asks its downloaders, and show the
     progress.
 
-    Raises: ValueError if the server does not state a size that is not known, or sends more.
+    The file `begun` has what came of it before, and keeps what comes until it is whole.
+    Raises: requests.RequestException; ValueError if the server does not state a size that is not
+        known, or sends more, or the certificates to trust cannot be read; OSError if a file cannot
+        be written.
     """
     import requests
 
-    Path(path).unlink()  # pooch has made it for its owner alone
-    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, open(path, "wb") as file:
+    there = begun.stat().st_size if begun.exists() else 0
+    try:
+        response = requests.get(
+            url,
+            stream=True,
+            timeout=_TIMEOUT_S,
+            headers={"Range": f"bytes={there}-"} if there else {},
+            # requests alone does not look at the variable that most programs know
+            verify=os.environ.get("SSL_CERT_FILE") or True,
+        )
+    except OSError as error:
+        raise ValueError(str(error)) from None
+    with response:
+        if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has
+            begun.unlink(missing_ok=True)
+            there = 0
         response.raise_for_status()
         # Some servers call the compression of a .gz file an encoding, which requests would undo.
         response.raw.headers.pop("Content-Encoding", None)
-        total = archive.size_bytes or int(response.headers.get("Content-Length", 0))
+        total = archive.size_bytes or there + int(response.headers.get("Content-Length", 0))
         if not 0 < total <= _MOST_BYTES:
             raise ValueError(
                 f"the server states {size(total)}, and {size(_MOST_BYTES)} is the most"
             )
-        with progress(archive.name, total) as advance:
+        with (
+            # In a folder of others, no link to a file elsewhere is followed.
+            open(open_to_write(begun), "ab") as file,
+            progress(archive.name, total - there) as advance,
+        ):
             for chunk in response.iter_content(_CHUNK_BYTES):
                 file.write(chunk)
                 advance(len(chunk))
                 if file.tell() > total:
+                    begun.unlink()
                     raise ValueError(f"the server sends more than {size(total)}")
-
-
-def _by_hand(source: Source, folder: Path) -> str:
-    files = ", ".join(archive.name for archive in source.archives)
-    return (
-        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the "
-        f"files into {folder}, or any folder that you then give as {option('data', 'DIR')}. The "
-        f"recipe 'digits' needs no download"
-    )
+    # pooch has made the file `path` for its owner alone
+    begun.replace(path)

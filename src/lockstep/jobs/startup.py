@@ -4,6 +4,7 @@ its log.
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import torch
@@ -87,6 +88,26 @@ def detail_lines(replica: Replica) -> list[Line]:
         *((name, str(value)) for name, value in settings.items()),
         *chosen,
     ]
+
+
+def link_lines(replica: Replica) -> list[Line]:
+    """Return what the link between hosts costs; nothing on one host. All processes call this
+    together.
+    """
+    group, hosts = replica.group, len({*replica.group.hosts()})
+    if hosts == 1:
+        return []
+    vector = group.exchanged(torch.zeros(replica.tower.layout.length))
+    for _ in range(2):  # The first time has other costs too.
+        began = time.perf_counter()
+        group.send_from_first(vector)
+        group.gather(vector[:1]).tolist()  # All have it.
+        milliseconds = (time.perf_counter() - began) * 1000
+    text = (
+        f"{hosts} hosts; {vector.nbytes / 2**20:.1f} MiB, which each step exchanges once or twice, "
+        f"go from process 0 to all others in {milliseconds:.1f} ms"
+    )
+    return [("link", text)]
 
 
 def placement_lines(replica: Replica) -> list[Line]:
