@@ -15,7 +15,9 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 
-_WHITENING_IMAGES = 2000  # A model's first layer is fitted to some millions of their patches.
+# A model's first layer is fitted to the patches of so many images, fewer if they are large: their
+# patches are many times as large, and all are in memory at once.
+_WHITENING_IMAGES, _WHITENING_PIXELS = 2000, 2000 * 64 * 64
 
 
 class Model:
@@ -90,10 +92,12 @@ class Model:
         if callable(whiten := getattr(self.module, "whiten", None)):
             # Images of all classes: the built-in datasets are in random order, others may be sorted
             # by class.
+            height, width, _ = self.image_shape
+            count = min(_WHITENING_IMAGES, max(1, _WHITENING_PIXELS // (height * width)))
             if self.recipe.dataset in DATASETS:
-                some = train_set.select(np.arange(min(_WHITENING_IMAGES, len(train_set))))
+                some = train_set.select(np.arange(min(count, len(train_set))))
             else:
-                some = train_set.spread(_WHITENING_IMAGES)
+                some = train_set.spread(count)
             with arithmetic(self.recipe.arithmetic):
                 whiten(self.recipe.augmentation.test(some.pixels(slice(None)).cpu()))
 

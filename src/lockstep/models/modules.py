@@ -137,10 +137,10 @@ class Whitening(nn.Module):
         """Set the filters from training images, float32 [n, C, h, w]. Call it once, before
         training.
 
-        They are the principal directions of all patches with the greatest deviation, each divided
-        by the deviation.
+        They are the principal directions of all patches that the layer sees with the greatest
+        deviation, each divided by the deviation.
         """
-        patches = functional.unfold(images, self.whitening.shape[-1])
+        patches = functional.unfold(images, self.whitening.shape[-1], stride=self.stride)
         patches = patches.transpose(1, 2).flatten(0, 1)
         # the greatest one is last
         variances, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
