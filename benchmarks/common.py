@@ -15,9 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.age import RESULTS, code
 from lockstep import hardware, numerics
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def options(description: str | None, data: str) -> argparse.ArgumentParser:
@@ -119,8 +118,8 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
 
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write `record`, with the machine and the versions, to <name>.json in benchmarks/results/, or
-    in another folder.
+    """Write `record`, with the code, the machine and the versions, to <name>.json in
+    benchmarks/results/, or in another folder.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
@@ -140,7 +139,8 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
     words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]
     command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
     folder.mkdir(parents=True, exist_ok=True)
-    head = {"command": command, **commit(), "machine": machine, "versions": versions}
+    made = {"command": command, **commit(), "code": code(name)}
+    head = {**made, "machine": machine, "versions": versions}
     text = json.dumps({**head, **record}, indent=1)
     (folder / f"{name}.json").write_text(text + "\n")
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from tests.namespaces import INTERFACE, Hosts, reason
 
-from benchmarks.common import RESULTS, options, save, spread
+from benchmarks.age import RESULTS
+from benchmarks.common import options, save, spread
 
 ROOT = Path(__file__).parents[1]
 LINKS = {"1 Gbit/s": 1000, "100 Mbit/s": 100}  # Mbit/s

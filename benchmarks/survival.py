@@ -39,7 +39,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common import RESULTS, save
+from benchmarks.age import RESULTS
+from benchmarks.common import save
 
 # The phases, in order: what a process does next.
 PHASES = {

@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks import manual
-from benchmarks.common import RESULTS
+from benchmarks import age, manual
+from benchmarks.age import RESULTS
 from lockstep.classify.export import script
 from lockstep.config.overrides import make
 from lockstep.recipes import get_recipe
@@ -108,13 +108,14 @@ def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def caption(record: str) -> str:
-    """Return the line above a table: command, machine and record, and whether its recipe has
-    changed since.
+    """Return the line above a table: command, machine and record, and whether its recipe or the
+    code has changed since.
     """
     content = load(record)
     made = f"`{content['command']}`" if "command" in content else "No command of this repository"
     precision = f"; {content['table']['precision']}" if "precision" in content["table"] else ""
-    return f"{made} on {machine(content)} ({link(record, record)}{precision}{changed(content)}):"
+    since = changed(content) + ("" if age.is_of_today(record, content) else "; by older code")
+    return f"{made} on {machine(content)} ({link(record, record)}{precision}{since}):"
 
 
 def machine(content: Any) -> str:

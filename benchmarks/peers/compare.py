@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, record_of, save, spread, train
+from benchmarks.age import RESULTS
+from benchmarks.common import record_of, save, spread, train
 from benchmarks.kinds import kind, slug
 
 Record = dict[str, Any]

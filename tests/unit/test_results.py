@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import kinds, pictures, tables
+from benchmarks import age, kinds, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
@@ -33,6 +33,22 @@ def test_every_record_has_a_table_a_machine_and_a_command(record):
     assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file(), content[
         "command"
     ]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_is_of_todays_code_or_says_why_it_is_not(record):
+    content = tables.load(record)
+    assert age.is_known(record, content), "make it again, or: python -m benchmarks.age WHY"
+    assert age.is_of_today(record, content) or content["older"]["why"]
+
+
+def test_the_code_of_a_record_is_that_which_decides_it():
+    assert len({age.code(record) for record in ("seeds-digits", "serve", "million-100000")}) == 3
+    assert age.code("seeds-digits") == age.code("mnist-200-portable")
+    assert age.is_known("serve", {"code": age.code("serve")})
+    assert age.is_known("serve", {"code": "0", "older": {"code": age.code("serve")}})
+    assert not age.is_known("serve", {"code": "0", "older": {"code": "0"}})
+    assert not age.is_known("serve", {})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
