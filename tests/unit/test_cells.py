@@ -265,7 +265,7 @@ def test_labels_that_are_read(tmp_path, name):
     assert {*found.classes} == {label for photo in found.scan.photos for label in photo.labels}
 
 
-def test_a_column_of_names_wins_if_it_is_named_or_has_a_separator(tmp_path):
+def test_a_column_of_names_wins_by_its_name_or_a_separator(tmp_path):
     rows = table("file,label,dog", "1,a,1", "2,b,1", "3,a;b,0", "4,a,0", "5,b,0", "6,a;b,1")
     for options in ({"label_column": "label", "layout": "table"}, {"label_separator": ";"}):
         found = read(tmp_path / str(len(options)), {**SIX, "l.csv": rows}, **options)

@@ -98,7 +98,7 @@ def test_all_links_are_replayed(run, here):
     assert chain == f"  chain     {last} is its last link, after 30 steps"
 
 
-def test_the_first_link_with_other_bits_is_named_where_all_was_sealed_again(run, here):
+def test_the_first_link_with_other_bits_is_named_if_sealed_again(run, here):
     change_checkpoint(run, 20, "parameter/conv2.weight", 5)
     reseal(run, 20)
     done = here("verify", "a", "--all")
@@ -209,7 +209,7 @@ def test_which_links_is_one_question(run, here):
         Placement().replace(keep="every")
 
 
-def test_the_public_run_is_small_and_one_of_its_links_has_its_bits(here):
+def test_the_public_run_is_small_and_a_link_has_its_bits(here):
     assert sum(path.stat().st_size for path in EXAMPLE.rglob("*")) <= 300_000
     done = here("verify", EXAMPLE, "--link", 5)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -102,6 +102,7 @@ KEYS = {
     "model_source",
     "mixed_arithmetic",
     "run",
+    "link",
     "left_out",
 }
 

@@ -114,8 +114,8 @@ def trained(path, monkeypatch, numbers):
     """
     begin = Replica.__init__
 
-    def with_gpus(self, *args):
-        begin(self, *args)
+    def with_gpus(self, *args, **others):
+        begin(self, *args, **others)
         self.gpus = {number: number for number in numbers}
 
     monkeypatch.setattr(Replica, "__init__", with_gpus)
