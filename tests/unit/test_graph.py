@@ -89,7 +89,7 @@ def test_the_graph_tells_the_similarity_to_training_images():
     for row, found in zip(features, similarity.tolist(), strict=True):
         for least in (found - 1e-5, found + 1e-5):
             unlike.threshold = torch.tensor(least)
-            assert unlike(row[None]) == [least > found]
+            assert unlike(row[None]).tolist() == [least > found]
 
 
 def test_a_head_whose_weight_decay_was_chosen_has_a_graph():

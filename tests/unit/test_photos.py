@@ -542,7 +542,7 @@ def test_equal_files_are_on_one_side_and_noted(photos):
     sides = {split: {sha256 for _, sha256 in images} for split, images in contents(found).items()}
     assert not sides["train"] & sides["test"]
     assert sum(map(len, found.splits.values())) == 120
-    assert len(found.duplicates()) == len(found.duplicates("class_name")) == 30
+    assert len(found.duplicates()) == len(found.duplicates("labels")) == 30
     assert not found.duplicates("split")
     assert "30 images in several classes" in found.notes[0]
     write(
