@@ -40,18 +40,21 @@ def digits(data: Path | None) -> Callable[[str, np.random.Generator], Picture]:
 
 def grid(folder: Path) -> Callable[[str, np.random.Generator], Picture]:
     """Return a function that draws two to four photos of `folder`, with train/ and test/, as
-    quarters of a picture.
+    quarters of a picture. A photo comes again only after all others of its class: pictures with a
+    common photo would be alike, so left-out ones would be too easy.
     """
     files = {
         split: [sorted(each.iterdir()) for each in sorted((folder / split).iterdir())]
         for split in COUNTS
     }
+    left = {split: [list[Path]() for _ in files[split]] for split in COUNTS}
 
     def draw(split: str, draws: np.random.Generator) -> Picture:
         picture, names = Image.new("RGB", (192, 192), (128, 128, 128)), set[str]()
         for place in draws.permutation(4)[: draws.integers(2, 5)]:
-            of_class = files[split][draws.integers(len(files[split]))]
-            path = of_class[draws.integers(len(of_class))]
+            number = draws.integers(len(files[split]))
+            of_class = left[split][number] = left[split][number] or [*files[split][number]]
+            path = of_class.pop(draws.integers(len(of_class)))
             with Image.open(path) as photo:
                 quarter = ImageOps.fit(photo.convert("RGB"), (96, 96))
             picture.paste(quarter, (96 * int(place % 2), 96 * int(place // 2)))
