@@ -154,6 +154,7 @@ def shortened(line):
 def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
     Path("package").mkdir()
     Path("package/module.py").write_text(LINEAR)
+    Path("examples").symlink_to(documents.ROOT / "examples")
     data = str(synthetic_data("cifar10"))
     for block in (block for _, block in SHELL if block.page == page):
         if named := re.match(r"# (\w+\.py)\n", block.text):
