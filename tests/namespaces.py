@@ -4,6 +4,7 @@ its own.
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tests.conftest import _outside
 INTERFACE = "eth0"  # of every host
 _PREFIX = "lockstep"
 _NAMES = Path("/run/netns")
+_FILES = Path("/etc/netns")  # what a namespace has in place of files of /etc
 # a shell's commands: in a host with its own name, run the rest
 _SET_NAME = 'hostname "$1" && shift && exec "$@"'
 
@@ -36,7 +38,8 @@ class Hosts:
     and an address.
 
     All namespaces have this process's number in their names, so that tests can run in parallel.
-    They share the file system: a test gives every host a folder of its own.
+    They share the file system, but for /etc/hosts, which has the hosts' names: a test gives every
+    host a folder of its own.
 
     Attributes:
         addresses: of the hosts.
@@ -61,8 +64,11 @@ class Hosts:
         _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
         _ip("-n", self._switch, "link", "set", "switch", "up")
+        known = ["127.0.0.1 localhost", *(f"{at} h{n}" for n, at in enumerate(self.addresses))]
         for host, name in enumerate(self.names):
             _ip("netns", "add", name)
+            (_FILES / name).mkdir(parents=True, exist_ok=True)
+            (_FILES / name / "hosts").write_text("\n".join([*known, ""]))
             port = self._port(host)
             _ip(
                 "-n",
@@ -160,6 +166,7 @@ def _processes(name: str) -> list[int]:
 
 def _remove(name: str) -> None:
     """Kill the processes in a namespace, and delete it. Nothing happens if there is none."""
+    shutil.rmtree(_FILES / name, ignore_errors=True)
     if not (_NAMES / name).exists():
         return
     until = time.monotonic() + 10

@@ -19,28 +19,29 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def hosts():
-    """Two hosts on one network."""
-    with Hosts(2) as made:
+def hosts(request):
+    """Two hosts on one network, or as many as the test asks for."""
+    with Hosts(getattr(request, "param", 2)) as made:
         yield made
 
 
 @pytest.fixture
 def torchrun(hosts):
-    """torchrun(host, *arguments, cwd) starts torchrun with two processes on a host. Host `store`
-    has the rendezvous.
+    """torchrun(host, *arguments, cwd) starts torchrun with two processes on a host, or with one on
+    one core. Host `store` has the rendezvous.
     """
 
-    def start(host, *arguments, cwd, nnodes="2", store=0, max_restarts=0):
+    def start(host, *arguments, cwd, nnodes="2", store=0, max_restarts=0, processes=2):
         return hosts.start(
             host,
+            *("taskset", "1") * (processes == 1),
             sys.executable,
             "-m",
             "torch.distributed.run",
             "--nnodes",
             nnodes,
             "--nproc-per-node",
-            2,
+            processes,
             "--rdzv-backend",
             "c10d",
             "--rdzv-id",

@@ -6,7 +6,9 @@ machine may be busy.
 """
 
 import json
+import os
 import re
+import signal
 import time
 
 import pytest
@@ -166,6 +168,31 @@ def test_torchrun_goes_on_with_the_hosts_that_are_there(
     third.communicate(timeout=RUN_S)
     assert json.loads(out.splitlines()[-1])["weights_sha256"] == undisturbed
     assert not (folders[1] / "runs").exists()
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_third_host_joins_late_and_two_leave(hosts, torchrun, folders, slow, undisturbed):
+    """Hosts 1 and 2 have one core each. The processes of host 1 are killed, and host 2 is cut off."""
+    train = (*TRAIN, "--timeout", TIMEOUT_S, "--json")
+
+    def joined(host):
+        where = {"cwd": folders[min(host, 1)], "processes": 1 if host else 2}
+        return torchrun(host, *train, nnodes="1:3", max_restarts=3, **where)
+
+    first, _ = joined(0), joined(1)
+    one_core = r", pid \d+, CPU \(1 core,.*: step \d+,"
+    wait_for(folders[0], r"on 3 processes.*link +2 hosts.*h1" + one_core, [first])
+    joined(2)
+    wait_for(folders[0], r"on 4 processes.*link +3 hosts.*h2" + one_core, [first])
+    for process in hosts.processes(1):
+        os.kill(process, signal.SIGKILL)
+    wait_for(folders[0], r"on 4 processes.*on 3 processes.*: step \d+,", [first])
+    hosts.cut_off(2)
+    wait_for(folders[0], r"on 3 processes.*on 2 processes.*: step \d+,", [first])
+    slow.unlink()
+    out, err = first.communicate(timeout=RUN_S)
+    assert first.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["weights_sha256"] == undisturbed
 
 
 def test_process_0_that_is_cut_off_writes_nothing_more(hosts, torchrun, folders, slow, undisturbed):
