@@ -30,10 +30,10 @@ from lockstep.pictures.scan import scan_folder
 
 CLASSES = 1_000
 FEW = 10_000  # pictures of the small set, with which a step is compared
-CHECKED = 100_000  # up to so many pictures are checked, reported and classified
+CHECKED = 100_000  # of more pictures, `data check`, `report` and `predict` are not measured
 INTERRUPTS = 5
 STEPS = 30
-EVAL_BATCH = 64  # the 250 of `folder` take 3.2 GB of each process in the network
+EVAL_BATCH = 64  # less than `folder` has, to measure the memory that the pictures take
 _SIDE = 64
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB", re.M)
 

@@ -103,7 +103,7 @@ def test_a_bad_answer_is_reported(server, destination, answer, words):
 
 
 def test_an_address_is_tried_again(server, destination, monkeypatch):
-    """It goes on after what came before, until the address says that it has no more bytes."""
+    """A try continues the file of the try before it. Status 416 makes it begin again."""
     monkeypatch.setattr(fetch, "_RETRIES", 4)
     monkeypatch.setattr(fetch, "_CHUNK_BYTES", 20_000)
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: None)
