@@ -1,10 +1,11 @@
 """Measurements of the real program: `python -m benchmarks.measure CASE [WHAT] [--rounds N] [--data
-DIR]`.
+DIR] [--into DIR] [-- OPTION ...]`.
 
 A case is a function that runs its variants once, in turn, and returns their figures. It runs for
 several rounds; the record in benchmarks/results/ has each figure's median (of accuracies the mean),
 n and range, as the table that docs show. The name of a figure decides its unit. In a case over
-seeds, round n trains seed n.
+seeds, round n trains seed n, with the options after `--`. With --into, its runs stay there, and
+started again it continues them: their times are then not recorded.
 """
 
 import argparse
@@ -51,14 +52,16 @@ TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
 
 
 class Call(NamedTuple):
-    """What a case gets: WHAT of the command line, the round, the folder of the data, and a folder
-    for all rounds.
+    """What a case gets: WHAT of the command line, the round, the folder of the data, a folder for
+    all rounds, the options for `lockstep train`, and whether all runs are of this start.
     """
 
     what: str
     number: int
     data: Path | None
     folder: Path
+    options: tuple[str, ...] = ()
+    timed: bool = True
 
 
 def train(call: Call, *words: object, **environment: str) -> dict[str, Any]:
@@ -141,14 +144,17 @@ def start(call: Call) -> Figures:
 
 def seeds(call: Call) -> Figures:
     """Accuracy and time of the recipe WHAT, a seed a round."""
-    result = train(call, call.what, "--seed", call.number, *data_option(call.data))
-    one = (
-        {"test accuracy, one view per image": result["accuracy_one_view"]}
-        if "accuracy_one_view" in result
-        else {}
-    )
-    one |= {"total time, with evaluation": result["total_s"], "training time": result["train_s"]}
-    return {"test accuracy": result["best"], **one}
+    run = call.folder / f"seed-{call.number}"
+    first = (call.what, "--seed", call.number, "--name", run.name, *call.options)
+    words = (run, "--resume") if run.exists() else first
+    result = train(call, *words, *data_option(call.data))
+    figures = {"test accuracy": result["best"]}
+    if "accuracy_one_view" in result:
+        figures["test accuracy, one view per image"] = result["accuracy_one_view"]
+    if call.timed:
+        figures["total time, with evaluation"] = result["total_s"]
+        figures["training time"] = result["train_s"]
+    return figures
 
 
 def export(call: Call) -> Figures:
@@ -172,7 +178,8 @@ def photos(call: Call) -> Figures:
     """The recipe `photos` on the folder WHAT, a seed a round; the first one starts with empty
     caches.
     """
-    return of_photos(Path(call.what).name, call, train(call, call.what, "--seed", call.number))
+    result = train(call, call.what, "--seed", call.number, *call.options)
+    return of_photos(Path(call.what).name, call, result)
 
 
 def networks(call: Call) -> Figures:
@@ -360,7 +367,8 @@ def folder(call: Call) -> Figures:
             for number, (image, label) in enumerate(pairs):
                 path = place / name / dataset.classes[label] / f"{number:05d}.jpg"
                 Image.fromarray(image).save(path, quality=95, subsampling=0)
-    result = train(call, "folder", "--data", place, "--set", "image_px=32", "--seed", call.number)
+    options = ("--set", "image_px=32", "--seed", call.number, *call.options)
+    result = train(call, "folder", "--data", place, *options)
     return {
         f"{call.what} images: test accuracy": result["best"],
         f"{call.what} images: total time": result["total_s"],
@@ -380,13 +388,14 @@ def portable_cost(call: Call) -> Figures:
     """Milliseconds of a step of one tower of the recipe WHAT in both arithmetics, with one
     thread.
     """
+    about = f"{call.what}, {kind()}"
     times = {
-        f"{call.what}: {name}, ms": 1e3
+        f"{about}: {name}, ms": 1e3
         * step_s(call.what, "--precision", "float32", switch, data=call.data, timed=5)
         for name, switch in ARITHMETICS.items()
     }
     portable, native = times.values()
-    return {f"{call.what}: portable / native": portable / native, **times}
+    return {f"{about}: portable / native": portable / native, **times}
 
 
 def portable_start(call: Call) -> Figures:
@@ -484,22 +493,29 @@ def main() -> None:
         "--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA"
     )
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--into", type=Path, help="a folder for the runs, which stay")
+    parser.add_argument("options", nargs="*", help="after --: options of `lockstep train`")
     args = parser.parse_args()
     measured, count = CASES[args.case]
     rounds: list[Figures] = []
-    place = Path(tempfile.mkdtemp())
+    data, options = Path(args.data) if args.data else None, tuple(args.options)
+    place = args.into.absolute() if args.into else Path(tempfile.mkdtemp())
     try:
         for number in range(args.rounds or count):
-            rounds.append(
-                measured(Call(args.what, number, Path(args.data) if args.data else None, place))
-            )
+            call = Call(args.what, number, data, place, options, timed=not args.into)
+            rounds.append(measured(call))
             print(number, rounds[-1], flush=True)
         of_recipe = trains(place)
     finally:
-        shutil.rmtree(place)
+        if not args.into:
+            shutil.rmtree(place)
     names = dict.fromkeys(name for each in rounds for name in each)
     values = {name: [each[name] for each in rounds if name in each] for name in names}
-    own = "" if args.case in ("overhead", "start") else f"-{slug(Path(args.what).name)}"
+    own = slug(" ".join([Path(args.what).name, *options]))
+    # a step in two arithmetics is another matter on each kind of CPU
+    own = {"overhead": "", "start": "", "portable-cost": f"{own}-{slug(kind())}"}.get(
+        args.case, own
+    )
     rows = [row(*item) for item in values.items()]
     facts = {
         "kind": kind(),
@@ -508,7 +524,7 @@ def main() -> None:
     }
     facts |= of_recipe
     save(
-        f"{args.case}{own}",
+        "-".join(filter(None, [args.case, own])),
         {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts},
     )
     print(*map("  ".join, rows), sep="\n")

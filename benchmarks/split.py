@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.common import options, save, spread, step_s
-from benchmarks.kinds import kind
+from benchmarks.kinds import kind, slug
 from lockstep import numerics
 
 numerics.prepare(1)  # must precede the import of torch
@@ -173,7 +173,7 @@ def main() -> None:
         print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)
     head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
     table = {"head": head, "rows": rows, "precision": args.precision}
-    save("split", {"kind": kind(), "models": record, "table": table})
+    save(f"split-{slug(kind())}", {"kind": kind(), "models": record, "table": table})
 
 
 if __name__ == "__main__":

@@ -413,17 +413,15 @@ def test_any_dtype_gives_what_torch_gives_or_a_named_refusal(name, dtypes):
             assert len(found) == len(right), what
             assert places(found, flat(ours)) == places(right, flat(torchs)), what
             for before, mine, theirs in zip(*map(flat, (arguments, ours, torchs)), strict=True):
-                if isinstance(before, torch.Tensor):
+                # A result without values is whatever the memory held, by chance its old content.
+                result = any(theirs is one for one in right)
+                if isinstance(before, torch.Tensor) and not (result and name in WITHOUT_VALUES):
                     kept = (
                         not form.endswith("_")
                         and before.shape == theirs.shape
                         and torch.equal(before, theirs)
                     )
-                    assert (
-                        torch.equal(mine, before)
-                        if kept
-                        else name in WITHOUT_VALUES or is_near(mine, theirs)
-                    ), what
+                    assert torch.equal(mine, before) if kept else is_near(mine, theirs), what
             for mine, theirs in zip(found, right, strict=True):
                 if name == "_linalg_eigh":  # An eigenvector may have either sign.
                     assert is_near(mine.abs(), theirs.abs()), what
