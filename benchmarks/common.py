@@ -146,21 +146,17 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
 
 
 def commit() -> dict[str, str]:
-    """Return the commit of this checkout as {"commit": ...}, "-dirty" if files were changed; {}
-    elsewhere.
+    """Return the commit of this checkout as {"commit": ...}, "-dirty" if other files than records
+    were changed; {} elsewhere.
     """
-    command = [
-        "git",
-        "-C",
-        str(RESULTS.parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=7",
-        "--exclude=*",
-    ]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(RESULTS.parents[1]), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
+        changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+        name = git("rev-parse", "--short=7", "HEAD").strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
         return {}
-    return {} if done.returncode else {"commit": done.stdout.strip()}
+    return {"commit": f"{name}-dirty" if changed else name}

@@ -413,7 +413,7 @@ def portable_start(call: Call) -> Figures:
 
 def million(call: Call) -> Figures:
     """Starts, memory, steps and stops with WHAT pictures, in the folder `--data` if it is given."""
-    count = 1_000_000 if call.what == "digits" else int(call.what)
+    count = int(call.what or 1_000_000)
     return {
         f"{name}, {count:,} pictures": value
         for name, value in of_pictures(call.data or call.folder, count).items()
@@ -486,7 +486,7 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        default="digits",
+        default="",
         help="a recipe, a folder of photos, or a number of images",
     )
     parser.add_argument(
@@ -498,11 +498,12 @@ def main() -> None:
     args = parser.parse_args()
     measured, count = CASES[args.case]
     rounds: list[Figures] = []
-    data, options = Path(args.data) if args.data else None, tuple(args.options)
+    # digits come with Lockstep
+    data = Path(args.data) if args.data and args.what != "digits" else None
     place = args.into.absolute() if args.into else Path(tempfile.mkdtemp())
     try:
         for number in range(args.rounds or count):
-            call = Call(args.what, number, data, place, options, timed=not args.into)
+            call = Call(args.what, number, data, place, tuple(args.options), not args.into)
             rounds.append(measured(call))
             print(number, rounds[-1], flush=True)
         of_recipe = trains(place)
@@ -511,11 +512,9 @@ def main() -> None:
             shutil.rmtree(place)
     names = dict.fromkeys(name for each in rounds for name in each)
     values = {name: [each[name] for each in rounds if name in each] for name in names}
-    own = slug(" ".join([Path(args.what).name, *options]))
-    # a step in two arithmetics is another matter on each kind of CPU
-    own = {"overhead": "", "start": "", "portable-cost": f"{own}-{slug(kind())}"}.get(
-        args.case, own
-    )
+    own = slug(" ".join([Path(args.what).name, *args.options]))
+    if args.case == "portable-cost":  # is another on each kind of CPU
+        own += f"-{slug(kind())}"
     rows = [row(*item) for item in values.items()]
     facts = {
         "kind": kind(),

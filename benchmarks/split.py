@@ -25,6 +25,7 @@ from torch.nn import functional  # noqa: E402
 
 from lockstep.models import mnist, tutorial  # noqa: E402
 from lockstep.models.modules import conv_relu, flatten_hwc  # noqa: E402
+from lockstep.recipes import get_recipe  # noqa: E402
 
 IMAGES = 128
 Layer = tuple[str, Callable[[Tensor], Tensor], list[Any]]  # name, function, modules with weights
@@ -147,7 +148,9 @@ def main() -> None:
         }
         steps = 4 if model == "mnist" else 20
         words = model, "--no-portable", "--precision", args.precision
-        images_per_s = IMAGES / step_s(*words, data=args.data, timed=steps)
+        recipe = get_recipe(model)
+        seconds = step_s(*words, data=args.data, timed=steps)  # of one of the recipe's towers
+        images_per_s = recipe.batch / recipe.towers / seconds
         record[model] = {
             "layers": layers,
             "products_per_s": spread(peaks),

@@ -83,11 +83,11 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
         runs[f"tensorflow {precision}"] = peer(
             [args.tensorflow], tensorflow, "--towers", "2", *words, args=args
         )
-        if args.model == "cifar10-tutorial":
-            words += ["--channels-last"] * (precision == "bfloat16")
-            runs[f"pytorch ddp {precision}"] = peer(
-                torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args
-            )
+        words += ["--channels-last"] * (precision == "bfloat16")
+        words += ["--model", "mnist", "--batch", "1024"] * (args.model == "mnist")
+        runs[f"pytorch ddp {precision}"] = peer(
+            torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args
+        )
     return runs
 
 
