@@ -30,7 +30,7 @@ def test_a_run_is_verified_on_two_processes(run, program):
     assert (done.returncode, done.stderr) == (0, "")
     record = json.loads(done.stdout)
     assert record["same"] is True
-    assert (record["from_step"], record["to_step"], record["processes"]) == (20, 30, 2)
+    assert (record["parts"], record["processes"]) == ([[20, 30]], 2)
     assert record["compared"] == {
         "checkpoints": 1,
         "weights_sha256": 1,
@@ -48,7 +48,7 @@ def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[:3] == [
-        "steps 20 to 30 replayed: not the same bits",
+        "steps 20 to 30 replayed: other bits",
         "  compared  1 checkpoint, the SHA-256 of the result, the accuracy of the result, model.safetensors; 1 differ",
         "  first     the checkpoint after 30 steps differs",
     ]

@@ -75,9 +75,11 @@ def seen_in(root: Path) -> dict[str, Seen]:
 
 
 @contextlib.contextmanager
-def recorded(root: Path) -> Iterator[list[Moment]]:
-    """Return a list of the moments in which this process changes files below `root`."""
-    moments, promised = [], [NO_RUN]
+def recorded(root: Path, there: int = NO_RUN) -> Iterator[list[Moment]]:
+    """Return a list of the moments in which this process changes files below `root`, where `there`
+    says how much of a run is on the disk.
+    """
+    moments, promised = [], [there]
     start = saver.Saver.save
 
     def begins(operation, path, *_):
@@ -187,6 +189,9 @@ def states(moments: Sequence[Moment]) -> dict[State, int]:
     run must be there.
     """
     disk, promised = Disk(), {}
+    disk.see(moments[0].seen)
+    for path in (".", *moments[0].seen):  # The first operation finds all of it on the disk.
+        disk.flush(path)
     for number, moment in enumerate(moments, 1):
         disk.see(moment.seen)
         now = copy.deepcopy(disk)

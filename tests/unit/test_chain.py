@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from signal import SIGTERM
+from unittest import mock
 
 import pytest
 from tests.conftest import NATIVE
@@ -17,14 +18,18 @@ from tests.helpers import (
     flip,
     lockstep_error,
     read_json,
+    recipe_with,
     refused,
     save,
     steps,
 )
 from tests.runs import change_checkpoint, change_state, fit_here, state_path
 
+from lockstep import files
+from lockstep.commands import shell
 from lockstep.config.placement import Placement
 from lockstep.data import readers
+from lockstep.models import MODELS
 from lockstep.runs import saver, statefile
 from lockstep.runs.chain import Link, chain_of, drawn
 from lockstep.runs.run import Run
@@ -94,7 +99,7 @@ def test_all_links_are_replayed(run, here):
     last = chain_of(Run(run))[-1].sha256
     assert (done.returncode, done.stderr) == (0, "")
     first, _, chain = done.stdout.splitlines()
-    assert first == "3 links of 3 (1, 2, 3) replayed: the same bits"
+    assert first == "3 links of 3 (1, 2, 3), 30 of 30 steps, replayed: the same bits"
     assert chain == f"  chain     {last} is its last link, after 30 steps"
 
 
@@ -148,11 +153,84 @@ def test_a_link_that_is_not_as_it_was_written_is_refused(run, here):
 
 
 def test_a_changed_result_is_named_by_any_link(run, here):
-    change_json(run / "result.json", weights_sha256="0" * 64, accuracy={"raw": 1.0})
+    change_json(run / "result.json", weights_sha256="0" * 64, accuracy_interval=[0.9, 1.0])
     done = here("verify", "a", "--link", 1, "--json")
     assert done.returncode == 1
-    changed = [one["what"] for one in json.loads(done.stdout)["differences"]]
-    assert changed == ["weights_sha256", "accuracy"]
+    changed = json.loads(done.stdout)["differences"]
+    assert [one["what"] for one in changed] == ["weights_sha256", "accuracy"]
+    assert changed[1]["recorded"] == {"accuracy_interval": [0.9, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda run: (run / "result.json").unlink(), "only one of result.json and model.safetens"),
+        (lambda run: (run / "model.safetensors").unlink(), "only one of result.json and model"),
+        (lambda run: flip(run / "model.safetensors"), "model.safetensors is damaged"),
+        (lambda run: flip(state_path(run, 0)), "the recorded state after 0 steps cannot be read"),
+        (
+            lambda run: change_json(
+                run / "result.json", steps=20, link=chain_of(Run(run))[2].sha256
+            ),
+            "a is of another number of steps than its recipe, which has 30",
+        ),
+    ],
+)
+def test_what_could_not_be_compared_is_refused(run, here, change, words):
+    change(run)
+    done = here("verify", "a", "--link", 1)
+    assert (done.returncode, done.stdout) == (DATA, "")
+    assert words in done.stderr
+
+
+def test_other_layers_before_a_head_are_refused(tmp_path, here):
+    """Each checkpoint is sealed again, so that only the file that the run started from can tell."""
+    small = {"arithmetic": "native", "steps": 2, "towers": 1, "weight_decay": {}, "ema": None}
+    with mock.patch.dict(MODELS, digits="tests.helpers:smooth"):
+        fit_here(recipe_with("digits", small), tmp_path / "first")
+        init = tmp_path / "first/model.safetensors"
+        head = {"head": "3", "augmentation": "plain", "init_sha256": files.sha256(init)}
+        fit_here(
+            recipe_with("digits", small | head),
+            tmp_path / "a",
+            Placement(init=init, save_every=1, keep="all"),
+        )
+        done = here("verify", "a", "--link", 2, "--init", init)
+        assert done.returncode == 0, done.stderr
+        frozen = statefile.read(state_path(tmp_path / "a", 0).with_name(statefile.FROZEN_FILE))
+        changed = {name: tensor + 1 for name, tensor in frozen.tensors.items()}
+        statefile.write(frozen.path, changed, {})
+        for step in range(3):
+            path = state_path(tmp_path / "a", step)
+            metadata = statefile.metadata_of(path)
+            tensors = statefile.read_tensors(path)
+            full = tensors | {f"{statefile.FROZEN}{name}": each for name, each in changed.items()}
+            statefile.write(path, full, metadata)
+        last = Link.of(statefile.metadata_of(state_path(tmp_path / "a", 0)))
+        for step in (1, 2):
+            named = last._asdict()
+            change_state(
+                state_path(tmp_path / "a", step),
+                lambda found, _, named=named: found.update(previous=named),
+            )
+            last = Link.of(statefile.metadata_of(state_path(tmp_path / "a", step)))
+        change_json(tmp_path / "a/result.json", link=last.sha256)
+        refused(
+            here("verify", "a", "--link", 2, "--init", init), DATA, "other layers before its head"
+        )
+
+
+def test_the_exit_code_stays_if_the_reader_has_gone(run, here, monkeypatch):
+    """As in `lockstep verify RUN | head -0`."""
+    change_checkpoint(run, 30, "parameter/conv2.weight", 5)
+    reseal(run, 30)
+
+    def gone(*_, **__):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(shell, "print", gone, raising=False)
+    monkeypatch.setattr(shell, "discard", lambda _: None)
+    assert here("verify", "a", "--link", 3).returncode == 1
 
 
 def test_other_data_is_refused(run, here, monkeypatch):
@@ -176,7 +254,7 @@ def test_a_resumed_run_continues_the_chain(run, tmp_path):
     assert [link.step for link in chain_of(Run(b))] == [0, 10, 15]
     for step in (15, 10):
         flip(state_path(b, step))
-        result = fit_here(recipe, b, place, resume=True).result
+        result = fit_here(recipe, b, place.replace(keep=5), resume=True).result
         assert result["link"] == whole[-1].sha256
         assert chain_of(Run(b)) == whole
         (b / "result.json").unlink()
@@ -195,6 +273,11 @@ def test_a_chain_needs_every_checkpoint(tmp_path, monkeypatch, keep):
     assert steps(tmp_path) == ([*range(7)] if keep == "all" else [5, 6])
     found = statefile.metadata_of(tmp_path / statefile.file_name(6))
     assert found["previous"]["step"] == 4
+    # A loss that is not finite saves the state once more.
+    state.step = 6
+    save(saves, state)
+    saves.wait()
+    assert statefile.metadata_of(tmp_path / statefile.file_name(6))["previous"] == found["previous"]
     # A full disk takes no link either.
     monkeypatch.setattr(saver, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     save(saves, state)
@@ -204,6 +287,8 @@ def test_a_chain_needs_every_checkpoint(tmp_path, monkeypatch, keep):
 
 def test_which_links_is_one_question(run, here):
     refused(here("verify", "a", "--all", "--link", 1), USAGE, "--all and --link choose")
+    refused(here("verify", "a", "--all", "--seed", "x"), USAGE, "--all and --seed choose")
+    refused(here("verify", "a", "--seed", ""), USAGE, "--seed is an empty text")
     refused(here("verify", "a", "--link", 4), DATA, "a has 3 links after its initial state")
     with lockstep_error("give a number from 1 on, or all"):
         Placement().replace(keep="every")

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from copy import copy
@@ -158,6 +158,8 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
                 print(printable(part) if isinstance(part, str) else part, flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
+        if isinstance(result, Generator):
+            result.close()  # which may raise the exit code
 
 
 def in_shell() -> bool:

@@ -85,20 +85,26 @@ def verify(
             f"{run} has exact = false in its recipe, so a second computation has other bits: only "
             "exact runs can be verified"
         )
-    if seed and not sample:
-        sample = 1
+    if seed == "":
+        raise LockstepError(f"{option('seed')} is an empty text: give one to draw by")
     chosen = {"from": start, "all": every or None, "sample": sample, "link": link}
+    if seed and not sample:
+        sample = chosen["seed"] = 1
     given = [option(name) for name, value in chosen.items() if value is not None]
     if len(given) > 1:
         raise LockstepError(f"{listed(given)} choose what to replay: give one of them")
     chain: Record = {}
     if given and start is None:
         chain, fields["parts"] = _chosen(existing(run), sample, seed, link)
+    if data is None and fields["placement"].data:
+        chain["data"] = str(fields["placement"].data)
     record = {**record_of(VerifySpec(**fields, start=start)), **chain}
-    yield record
-    yield from lines_of(record)
-    if not record["same"]:
-        raise typer.Exit(CRASH)
+    try:
+        yield record
+        yield from lines_of(record)
+    finally:  # also if the reader of a pipe has gone
+        if not record["same"]:
+            raise typer.Exit(CRASH)
 
 
 def _chosen(
@@ -122,7 +128,7 @@ def _chosen(
     steps = [one.step for one in links]
     # The initial state and the result cost no step, and are always compared.
     parts = [(steps[number - 1], steps[number]) for number in numbers]
-    before = [(0, 0)] if numbers[0] > 1 else []
+    before = [(0, 0)]
     after = [(steps[-1], steps[-1])] if numbers[-1] < count else []
     chain = {"steps": steps, "sha256": links[-1].sha256, "replayed": numbers, "seed": seed}
     return {"chain": chain}, [*before, *parts, *after]
@@ -135,15 +141,21 @@ def lines_of(record: Record) -> Iterator[str]:
         plural(count, "checkpoint") if name == "checkpoints" else _WHAT[name].partition(",")[0]
         for name, count in counts.items()
     ]
-    verdict = "the same bits" if same else "not the same bits"
-    replayed = f"steps {record['from_step']} to {record['to_step']}"
+    verdict = "the same bits" if same else "other bits"
+    replayed = "steps {} to {}".format(*record["parts"][0])
     if chain:
         numbers, count = chain["replayed"], len(chain["steps"]) - 1
-        replayed = f"{plural(len(numbers), 'link')} of {count} ({few([*map(str, numbers)])})"
+        steps = sum(end - begin for begin, end in record["parts"])
+        replayed = f"{plural(len(numbers), 'link')} of {count} ({few([*map(str, numbers)])}), "
+        replayed += f"{steps} of {chain['steps'][-1]} steps,"
     yield f"{replayed} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + (
         "" if same else f"; {len(record['differences'])} differ"
     )
+    if "data" in record:
+        yield f"  data      {record['data']}, which the run names: {option('data')} was not given"
+    if record["initial_weights"] != "known":
+        yield "  initial   not compared: the file of weights that the run starts from is not here"
     if chain:
         yield f"  chain     {chain['sha256']} is its last link, after {chain['steps'][-1]} steps"
         if chain["seed"]:

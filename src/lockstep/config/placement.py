@@ -52,7 +52,7 @@ class Placement(Settings):
         processes: Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a
             native head.
         device: cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if
-            there are any.
+            there are any, for native recipes.
         reduction: How towers are added: tree, or allreduce (not exact).
         graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits.
         log_every: Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds.
@@ -63,8 +63,8 @@ class Placement(Settings):
         keep: Latest checkpoints to keep, besides the best; all leaves a chain that `lockstep verify
             --all` replays.
         max_restarts: How often all processes are started again after one has failed.
-        timeout: Seconds without progress after which a run counts as hung. Start, first step,
-            evaluation and saving may take ten times as long.
+        timeout: Seconds without progress after which a run counts as hung. The first step and each
+            part of an evaluation may take ten times as long.
     """
 
     data: Path | None = None

@@ -119,20 +119,12 @@ class Result:
         `started` is the time of the program's start, and `mixed` whether sessions of the `run`
         computed differently.
         """
-        replica, recipe, best = self.replica, self.replica.recipe, self.best
+        replica, recipe = self.replica, self.replica.recipe
         link = run.saver.newest
         assert link is not None  # A session saves before its first step.
         steps_per_s = log.monitor.steps_per_s()
         steps = [row for row in run.metrics() if row["kind"] == "step"]
         losses = [row.get("loss") for row in steps if not row.get("skipped")]
-        if_known = {
-            "accuracy_one_view": best.summary().get("accuracy_one_view"),
-            "sure": self.sure,
-            "gpu_utilization": log.gpus.mean if replica.gpus else None,
-        }
-        if best.several:
-            names = replica.splits["train"].classes
-            if_known |= {**best.several.summary(), "classes": best.several.by_class(names)}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
@@ -140,11 +132,10 @@ class Result:
             "link": link.sha256,
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
-            "accuracy": accuracies(self.evaluations),
-            "accuracy_interval": wilson_interval(best.correct, best.examples),
+            **scores(self.evaluations, self.sure, replica.splits["train"].classes),
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
-            **{name: value for name, value in if_known.items() if value is not None},
+            **({"gpu_utilization": log.gpus.mean} if replica.gpus else {}),
             "loss": {"train": losses[-1] if losses else None}
             | {kind: result.loss for kind, result in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
@@ -203,9 +194,22 @@ class Result:
         return [*lines, ("next", f"{judge}   or   {use}")]
 
 
-def accuracies(evaluations: Mapping[str, Evaluation]) -> Record:
-    """Return the accuracies by kind of weights, as result.json has them."""
-    return {"ema": None} | {kind: result.accuracy for kind, result in evaluations.items()}
+def scores(
+    evaluations: Mapping[str, Evaluation], sure: Record | None, classes: tuple[str, ...]
+) -> Record:
+    """Return what result.json has of `evaluations`, and `sure` of them: all that the weights
+    decide.
+    """
+    best = next(iter(evaluations.values()))
+    found = {
+        "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in evaluations.items()},
+        "accuracy_interval": wilson_interval(best.correct, best.examples),
+        "accuracy_one_view": best.summary().get("accuracy_one_view"),
+        "sure": sure,
+    }
+    if best.several:
+        found |= {**best.several.summary(), "classes": best.several.by_class(classes)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:

@@ -3,6 +3,7 @@ is only read.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -16,13 +17,13 @@ from lockstep.files import Record
 from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import accuracies, judged
+from lockstep.jobs.result import judged, scores
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
 from lockstep.runs.provenance import compare, texts
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import SHA256, StateFile, contents_sha256, file_name
+from lockstep.runs.statefile import FROZEN, SHA256, StateFile, contents_sha256, file_name
 
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
@@ -39,15 +40,15 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     if ctx.first:
         for entry in (run.metadata(), *run.sessions()):
             replica.require_same_data(run.path, entry)
+        _require_result(run, replica.bound.steps, parts[-1][1])
     parts = json.loads(ctx.group.broadcast(json.dumps(parts).encode()))
     compared = list[Record]()
     for begin, end in parts:
         loaded = _restore(run, replica, ctx, begin)
         rows = _replay(run, replica, ctx, loaded, end)
-        if ctx.first and begin < end and not any(row["step"] == end for row in rows):
+        if ctx.first and end not in (loaded, *(row["step"] for row in rows)):
             raise LockstepError(
-                f"no recorded state of steps {begin} to {end} can be read: nothing was compared",
-                DATA,
+                f"the recorded state after {end} steps cannot be read, so it was not compared", DATA
             )
         compared += rows
     if not ctx.first:
@@ -56,13 +57,33 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     return {
         "run": str(run.path),
         "same": not differences,
-        "from_step": parts[0][0],
-        "to_step": end,
+        "parts": [part for part in parts if part[0] < part[1]],
+        "initial_weights": "known" if _knows_initial(replica) else "not compared",
+        "data_sha256": replica.data_sha256,
         "compared": dict(Counter(row["what"] for row in compared)),
         "differences": differences,
         "processes": ctx.group.processes,
-        "machine": _machine(run, identity, end),
+        "machine": _machine(run, identity, differences[0]["step"] if differences else end),
     }
+
+
+def _require_result(run: Run, steps: int, end: int) -> None:
+    """Raise a LockstepError if the result is not that of the recipe's `steps`, if only a part of it
+    is there, or if its weights are damaged. `end` is the last step of the replay.
+    """
+    result = run.result()
+    if (result is None) == os.path.lexists(run.model):
+        raise LockstepError(
+            f"{run.path} has only one of result.json and {run.model.name}, so neither can be "
+            f"compared: copy both, or continue the run with {option('resume', True)}",
+            DATA,
+        )
+    if result:
+        statefile.read(run.model)
+    if (result or {"steps": steps})["steps"] != steps or end > steps:
+        raise LockstepError(
+            f"{run.path} is of another number of steps than its recipe, which has {steps}", DATA
+        )
 
 
 def replayed(run: Run, start: int | None) -> tuple[int, int]:
@@ -100,18 +121,34 @@ def _restore(run: Run, replica: Replica, ctx: Context, begin: int) -> int | None
     here. All processes call this together.
     """
     sha256, checkpoint = replica.recipe.init_sha256, None
-    known = sha256 is None or replica.initial_weights is not None
+    known = _knows_initial(replica)
     if ctx.first and (begin or (not known and 0 in run.steps)):
         checkpoint = run.load(begin)
+    initial = replica.state.state_dict()
     if checkpoint and not begin:
         logger.warning(
             f"the run starts from weights (init_sha256 {sha256}), whose file is not here: the "
             f"initial state is not compared. Give the file as {option('init')}"
         )
+    if checkpoint and known and different(*map(_frozen, (checkpoint.tensors, initial))):
+        raise LockstepError(
+            f"{checkpoint.path} has other layers before its head than the weights that the run "
+            f"starts from",
+            DATA,
+        )
     # A slot that the checkpoint lacks is empty, as in the run.
     replica.state.optimizer.state.clear()
     restore(replica, checkpoint)
     return begin if checkpoint else None
+
+
+def _knows_initial(replica: Replica) -> bool:
+    return replica.recipe.init_sha256 is None or replica.initial_weights is not None
+
+
+def _frozen(tensors: NamedTensors) -> NamedTensors:
+    """Return the tensors of the layers before a head."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(FROZEN)}
 
 
 def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: int) -> list[Record]:
@@ -150,10 +187,10 @@ def _read(path: Path) -> StateFile | None:
 
 
 def _machine(run: Run, identity: Record, end: int) -> Record | None:
-    """Return how this machine differs from the one that computed the steps before `end`, None if
-    that is not recorded.
+    """Return how this machine differs from the one that computed the state after `end` steps, None
+    if that is not recorded.
     """
-    if not (computed := [entry for entry in run.sessions() if entry["step"] < end]):
+    if not (computed := [entry for entry in run.sessions() if entry["step"] < max(end, 1)]):
         return None
     changes = compare(computed[-1], identity)
     return {
@@ -178,15 +215,16 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -
     """
     result, step = run.result() or {}, replica.state.step
     tensors, metadata = replica.model_file()
-    evaluations, _ = judged(replica, evaluations, tensors)
-    replayed = {
-        "weights_sha256": replica.state.weights_sha256(),
-        "accuracy": accuracies(evaluations),
-    }
-    for name, value in replayed.items():
-        yield {"step": step, "what": name, "recorded": result[name], "replayed": value}
-    if saved := _read(run.model):
-        yield {"step": step, "what": "model.safetensors", **_compared(saved, tensors, metadata)}
+    sha256 = replica.state.weights_sha256()
+    stated = {"recorded": result["weights_sha256"], "replayed": sha256}
+    yield {"step": step, "what": "weights_sha256", **stated}
+    found = scores(*judged(replica, evaluations, tensors), replica.splits["train"].classes)
+    found = json.loads(json.dumps(found))
+    names = [name for name in found if result.get(name) != found[name]] or ["accuracy"]
+    recorded, replayed = ({name: row.get(name) for name in names} for row in (result, found))
+    yield {"step": step, "what": "accuracy", "recorded": recorded, "replayed": replayed}
+    saved = _compared(statefile.read(run.model), tensors, metadata)
+    yield {"step": step, "what": "model.safetensors", **saved}
 
 
 def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record) -> Record:

@@ -91,6 +91,7 @@ class RunWriter:
         session = {
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
+            "keep": self.folder.saver.keep,
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))

@@ -94,4 +94,4 @@ def drawn(chain: list[Link], count: int, text: str) -> list[int]:
 
 
 def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -35,7 +35,8 @@ _VARIABLES = re.compile(
 _KINDS = {"data_sha256": "data", "classes": "classes", "probe": "probe", "decoder": "decoder"}
 _PACKAGES = ("torch", "numpy", "safetensors", "pillow")
 _OF_MODELS = ("timm", "torchvision")  # They count if the model's code has imported them.
-_NOT_COMPARED = {"step", "data", "init"}  # when a session began, and where its files were
+# when a session began, where its files were, and what it kept
+_NOT_COMPARED = {"step", "data", "init", "keep"}
 _SHA256_DIGITS = 8  # that a message shows
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -102,9 +102,11 @@ class Saver:
                 self._state_time = time.monotonic()
 
         self.wait()
-        if self._thread is None:
-            # A session begins with the checkpoint that it has read, or at step 0.
-            path = self.folder / file_name(int(tensors["step"]))
+        step = int(tensors["step"])
+        if self._thread is None or step == (self._previous or {}).get("step"):
+            # A session begins with the checkpoint that it has read, or at step 0. A step whose loss
+            # is not finite leaves the state that may be a link already.
+            path = self.folder / file_name(step)
             self._previous = statefile.metadata_if_valid(path).get("previous")
         metadata = {**metadata, "previous": self._previous}
         update_lock.acquire()
