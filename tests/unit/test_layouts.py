@@ -506,6 +506,28 @@ REFUSED = {
         {"label_from": "([a-z]+)_"},
         ["1 image named like masks of others", "--layout names to train on them"],
     ),
+    "splits in one of two tables": (
+        {
+            **pictures("x/1", "x/2", "y/3", "y/4"),
+            "x/l.csv": table("file,label,split", "1.png,a,train", "2.png,b,test"),
+            "y/l.csv": table("file,label", "3.png,a", "4.png,b"),
+        },
+        {"layout": "table"},
+        ["give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab"],
+    ),
+    "two columns that name the images, one called id": (
+        {
+            **FLAT,
+            "l.csv": table("id,photo,label", *(f"{n},{n % 4 + 1}.png,a" for n in range(1, 5))),
+        },
+        {},
+        ["'id' and 'photo' may each name an image's file"],
+    ),
+    "columns of 0 and 1 that differ": (
+        {**FLAT, "l.csv": table("file,a,b", "1.png,1,0", "1.png,0,1", "2.png,0,1", "3.png,1,1")},
+        {"several": True},
+        ["1 image with rows in l.csv (file, a, b) that differ (1.png): keep one row of each"],
+    ),
     "measures as labels": (
         {
             **pictures(*map(str, range(40))),
@@ -537,6 +559,49 @@ def test_a_layout_that_is_read(tmp_path, name):
         for p in found.scan.photos
     }
     assert (photos, found.scan.problems) == (expected, [])
+
+
+NOTED = {  # id: (contents, options, what a note says)
+    "a table of splits beside that of labels": (
+        {**FLAT, "l.csv": LABELS, "splits.csv": table("file,split", "1.png,train", "2.png,test")},
+        {},
+        "not read: splits.csv has the columns 'file', 'split', and none names an image's class",
+    ),
+    "a table that the layout leaves out": (
+        {**CATS, "l.csv": table("file,group", "1.png,x", "2.png,x", "3.png,y", "4.png,y")},
+        {"layout": "folders"},
+        "1 table that is not read (l.csv): name its --split-column or --group-column to use it",
+    ),
+    "splits below another folder": (
+        {**pictures("i/train/1", "i/train/2", "i/val/3", "i/val/4"), "l.csv": LABELS},
+        {"layout": "table"},
+        "the folders train and val are not read as splits: give a column split, or the folder",
+    ),
+    "files without a suffix": (
+        {**CATS, "cats/one": "text", "dogs/two": "text", "dogs/c.txt": "text"},
+        {},
+        "files that are not read as images: 2 without a suffix, 1 .txt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_is_not_read_is_said(tmp_path, name):
+    contents, options, words = NOTED[name]
+    found = read(tmp_path, contents, options)
+    assert found.scan.problems == []
+    assert any(words in note for note in found.notes), found.notes
+
+
+def test_a_class_that_is_a_link_to_nowhere_is_refused(tmp_path):
+    (lay(tmp_path / "photos", CATS) / "cows").symlink_to(tmp_path / "away")
+    with lockstep_error("cows cannot be read, No such file or directory: correct the link"):
+        survey_folder(tmp_path / "photos", 0.2, None, LabelSource()).require_sound()
+
+
+def test_a_class_may_be_called_recycled(tmp_path):
+    found = read(tmp_path, pictures("recycled/1", "recycled/2", "waste/3", "waste/4"), {})
+    assert {photo.labels for photo in found.scan.photos} == {("recycled",), ("waste",)}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -294,7 +294,7 @@ def test_a_file_without_suffix_is_read_and_other_kinds_are_named(photos):
     refused(
         photos,
         "1 class without an image that can be read, b: remove or fill them",
-        "not read as images: 2 .jxl",
+        "not read as images: 2 without a suffix, 2 .jxl",
     )
     for number in (3, 4):
         (photos / f"b/{number}.jxl").rename(photos / f"b/{number}.pgm")

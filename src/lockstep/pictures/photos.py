@@ -8,6 +8,7 @@ From the survey, `data/folder.py` makes the datasets, and `check.py` the report 
 import hashlib
 import json
 import os
+import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,7 +44,7 @@ ALL = "all"  # the split of all images, where a run is evaluated on others than 
 # folders of splits that are read without a note
 _USUAL = ("", "train", "val", "valid", "validation", "test")
 _LISTED = 20  # files that an error lists
-_SUFFIXES = 3  # of other files that are named
+
 _BLOCK = 1_000  # lines of the index that are parsed at once, faster than one by one
 _STALE = 1_000  # entries of an index that are allowed besides twice as many as there are photos
 # What is said of images that are equal -> in what they differ, and what is the same.
@@ -323,8 +324,11 @@ def _class_problems(
 
 def _unread(scan: Scan) -> str:
     """Return which files are not read as images, or ""."""
-    suffixes = ", ".join(
-        f"{number} .{suffix}" for suffix, number in scan.others.most_common(_SUFFIXES) if suffix
+    suffixes = few(
+        [
+            f"{number} {f'.{suffix}' if suffix else 'without a suffix'}"
+            for suffix, number in scan.others.most_common()
+        ]
     )
     return suffixes and f"files that are not read as images: {suffixes}"
 
@@ -337,7 +341,7 @@ def _unreadable(photos: list[Photo]) -> list[str]:
     count = plural(len(lines), "image")
     if len(lines) > _LISTED:
         rest = len(lines) - _LISTED
-        lines[_LISTED:] = [f"\n  and {rest} others: `lockstep data check` lists them"]
+        lines[_LISTED:] = [f"\n  and {rest} others, which the JSON of `lockstep data check` lists"]
     remedy = (
         f"Repair or remove what is named here, or train without them: add "
         f"{option('skip_damaged', True)}"
@@ -351,7 +355,8 @@ def _name_groups(scan: Scan, pattern: str | None) -> list[str]:
     """
     if pattern is None:
         return []
-    paths = [photo.path for photo in scan.photos]
+    # as labels are, so that copies on other file systems are in the same groups
+    paths = [unicodedata.normalize("NFC", photo.path) for photo in scan.photos]
     scan.photos = [
         photo._replace(group=name)
         for photo, name in zip(scan.photos, found_in(paths, pattern, "group"), strict=True)
@@ -368,7 +373,10 @@ def _group_keys(photos: list[Photo]) -> dict[str, str]:
     """Return the key of the group of each content; see `Survey`."""
     if not any(photo.group for photo in photos):
         return {photo.sha256: photo.sha256 for photo in photos}
-    groups = {photo.group: hashlib.sha256(os.fsencode(photo.group)).hexdigest() for photo in photos}
+    groups = {
+        photo.group: hashlib.sha256(photo.group.encode(errors="surrogateescape")).hexdigest()
+        for photo in photos
+    }
     keys: dict[str, str] = {}
     before: dict[str, str] = {}
     while before != groups:  # until no content is in two groups of different keys

@@ -54,7 +54,7 @@ _BEGINS = re.compile(
 _BEGIN_BYTES = 16
 # Hidden files, and files and folders of systems, in lower case.
 _FOREIGN = re.compile(
-    r"\..*|__macosx|thumbs\.db|ehthumbs\.db|desktop\.ini|\$recycle\.bin|recycler|recycled|found\.000"
+    r"\..*|__macosx|thumbs\.db|ehthumbs\.db|desktop\.ini|\$recycle\.bin|recycler|found\.000"
     r"|system volume information|lost\+found|network trash folder|temporary items|__pycache__"
     r"|#recycle|#snapshot|@eadir|@recycle|@recently-snapshot|@tmp|@sharebin|icon\r",
     re.DOTALL,
@@ -230,6 +230,14 @@ def _take(scan: Scan, photos: list[Photo]) -> None:
     for photo in scan.photos:
         classes[photo.split].update(photo.labels, scan.columns)
     scan.classes = {split: sorted(names) for split, names in classes.items()}
+    folders = {photo.path.rpartition("/")[0] for photo in photos if not photo.split}
+    parts = {part for folder in folders for part in folder.split("/")}
+    unread = sorted(part for part in parts if _split_of(part))
+    if len({*map(_split_of, unread)}) > 1:
+        scan.notes.append(
+            f"the folders {listed(unread)} are not read as splits: give a column split, or the "
+            f"folder that holds only them"
+        )
 
 
 def require_folder(path: Path) -> None:
@@ -361,8 +369,11 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 status = entry.stat()
                 mode = status.st_mode
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            except OSError:  # A link to nowhere is listed, so that its cause is shown.
+            except OSError as error:  # A link to nowhere is listed, so that its cause is shown.
                 mode = stat.S_IFREG
+                if not image:  # perhaps a class
+                    remedy = "correct the link, or remove it"
+                    scan.problems.append(f"{file} cannot be read, {error.strerror}: {remedy}")
             if stat.S_ISDIR(mode):
                 if class_name:
                     (scan.links if entry.is_symlink() else folders).append(file)
@@ -389,6 +400,9 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     beside = [f"../{path.name}" for path in scan.root.resolve().parent.glob("*.[cCtT][sS][vV]")]
     paths = sorted(scan.tables or beside) if labels_of else []
     if not asked and (not paths or (source.layout and (by_folder or not partial))):
+        if source.layout:
+            remedy = f"name its {option('split_column')} or {option('group_column')} to use it"
+            scan.notes += noted(sorted(scan.tables), "table", "that is not read", remedy)
         return
     by_folder = by_folder and source.layout != "table" and not source.label_column
     index = PathIndex(scan.root, [*labels_of])
@@ -408,11 +422,15 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     if len({table.folder for table in tables}) < len(tables):
         errors = [f"{titles} are tables of labels: keep one, and move the others away"]
         tables = []
+    if len({tuple(map(bool, table.rows[0][2:])) for table in tables if table.rows}) > 1:
+        errors = [f"give a column split or group to all of {titles}, or to none"]
+        tables = []
     if asked and not (tables or errors or partial):
         errors = ["no CSV here names the images: add one with the columns file and label"]
     if not tables or (errors and by_folder):
         scan.problems += errors
         return
+    scan.notes += [f"not read: {error}" for error in errors]
     needed = [path for path, labels in labels_of.items() if labels or not by_folder]
     rows, problems = matched(tables, index, needed, source.several)
     if by_folder:
@@ -530,7 +548,7 @@ def _doubts(scan: Scan) -> list[str]:
     for name in sorted(set().union(*scan.classes.values())):
         words = _BETWEEN.sub(" ", unicodedata.normalize("NFKC", name))
         alike[words.strip().casefold()].append(repr(name))
-    apart = option("layout", "table" if scan.table else scan.by)
+    apart = option("layout", "table" if scan.table and scan.by != "names" else scan.by)
     problems = [
         f"the classes {listed(same)} differ only in case, spaces or dashes: give them one name, or "
         f"add {apart} to keep them apart"

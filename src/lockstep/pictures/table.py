@@ -267,8 +267,12 @@ def _place(
     columns = _named(header, what)
     if stated:
         columns = [place for place, cell in enumerate(header) if cell == stated]
-    if what == "file" and len(columns) != 1:
-        columns = [place for place in naming if place in columns] or columns or naming
+    if what == "file" and (len(columns) != 1 or _plain(header[columns[0]]) == "id"):
+        columns = (
+            naming
+            if len(columns) == 1 and naming
+            else [place for place in naming if place in columns] or columns or naming
+        )
     if len(columns) > 1 or ((needed or stated) and not columns):
         which = f"none called {stated!r} names" if stated else "none names"
         if columns:
@@ -318,7 +322,7 @@ def matched(
                 (doubtful if images else absent).append(row.file)
                 continue
             before = rows.setdefault(images[0], row)
-            if several and before[2:] == row[2:]:
+            if several and not table.columns and before._replace(labels=row.labels) == row:
                 labels = sorted({*before.labels, *row.labels})
                 rows[images[0]] = before._replace(labels=tuple(labels))
             elif before != row:
