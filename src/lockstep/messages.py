@@ -69,7 +69,10 @@ class _Handler(logging.Handler):
 
 def on_stderr(text: str) -> None:
     """Print a message, so that a reader of a pipe sees it at once."""
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # The reader has gone, or the disk is full: what it lost ends nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 @contextmanager

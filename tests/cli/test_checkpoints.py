@@ -1,11 +1,13 @@
-"""`lockstep eval --watch` before there is a run, and a run that prints nothing."""
+"""`lockstep eval --watch` before there is a run, a run that prints nothing, and what a resume
+keeps.
+"""
 
 import json
 import signal
 import time
 
 import pytest
-from tests.helpers import USAGE, refused, succeeded
+from tests.helpers import USAGE, as_stopped, read_json, refused, succeeded
 
 
 @pytest.mark.slow
@@ -49,3 +51,19 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_pa
         assert err == f"stopped by {name}: start again with the same command\n"
     (tmp_path / "file").touch()
     refused(here("eval", "file", "--watch"), USAGE, "file is not a folder")
+
+
+def test_a_resume_records_what_the_last_session_did(here, tmp_path):
+    given = ("--save-every", 4, "--eval-every", 6, "--keep", 9, "--timeout", 77)
+    succeeded(here("train", "digits", "--steps", 12, "--name", "x", *given))
+    as_stopped(tmp_path / "runs/x")
+    succeeded(here("train", "runs/x", "--resume", "--eval-every", 3))
+    first, second = (each["placement"] for each in read_json(tmp_path / "runs/x/environment.json"))
+    assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": 9}
+    assert second == first | {"eval_every": 3}
+
+
+def test_one_process_of_torchrun_continues_its_run(here):
+    command = ("train", "digits", "--steps", 2, "--name", "x")
+    succeeded(here(*command))
+    assert "runs/x is complete" in here(*command, TORCHELASTIC_RUN_ID="big").stderr

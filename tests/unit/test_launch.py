@@ -26,7 +26,7 @@ from lockstep.launch import supervisor
 from lockstep.launch.relay import Relay
 from lockstep.launch.signals import StopRequest, handled_by, masked
 from lockstep.launch.submit import capacity
-from lockstep.launch.supervisor import End, Supervisor, stopped
+from lockstep.launch.supervisor import End, Supervisor, begun, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
 from lockstep.runs.statefile import DamagedFileError, file_name
@@ -301,6 +301,8 @@ def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
     assert stopped(spec, signal.SIGINT, sent.get, quiet) == (None, 130, None)
     (tmp_path / "x/recipe.json").write_text(SPEC.recipe.model_dump_json())
     assert stopped(spec, signal.SIGTERM, sent.get, quiet).code == 143
+    # A numbered run may be another program's of the same recipe.
+    assert begun(spec.replace(numbered=True), sent.get) is None
     stopped(EVALUATION.replace(path=tmp_path / "x"), signal.SIGINT, sent.get, quiet)
     go_on = f"stopped by SIGTERM: continue with: lockstep train {tmp_path / 'x'} --resume"
     assert caplog.messages == [

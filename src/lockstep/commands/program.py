@@ -1,5 +1,6 @@
 """The command line: text -> arguments -> one call. The only place that prints errors and exits."""
 
+import errno
 import signal
 import sys
 from collections.abc import Sequence
@@ -65,6 +66,7 @@ Exit codes:
   3  missing or damaged data""",
 )
 
+_EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
 COMMANDS = {
     "eval": shell(evaluate),
@@ -198,8 +200,11 @@ def main() -> None:
             _require_own_package()
             try:
                 app(prog_name="lockstep")
-            except PermissionError as error:
+            except OSError as error:
                 require_permission(Path(str(error.filename)), error)
+                if error.errno in _EXHAUSTED:
+                    raise LockstepError(f"the system refuses: {error}", ENVIRONMENT) from None
+                raise
     except LockstepError as error:
         sys.stdout.flush()
         name = "lockstep"
@@ -207,7 +212,7 @@ def main() -> None:
             name += f" (process {world.process} on host {gethostname()})"
         # All processes of a host have the same mistakes in usage and data: one prints them.
         if world.local == 0 or error.code not in (USAGE, DATA):
-            print(printable(f"{name}: {error}", keep="\n"), file=sys.stderr, flush=True)
+            on_stderr(printable(f"{name}: {error}", keep="\n"))
         sys.exit(error.code)
     except BrokenPipeError:
         # the reader of stdout is gone: suppress the error of the interpreter's last flush

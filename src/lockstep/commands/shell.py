@@ -24,7 +24,7 @@ import typer
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
-from lockstep.files import Record, discard
+from lockstep.files import Record, discard, no_room
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
 from lockstep.messages import DISTRIBUTION
@@ -160,6 +160,11 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
         discard(sys.stdout)
         if isinstance(result, Generator):
             result.close()  # which may raise the exit code
+    except OSError as error:
+        if not no_room(error):
+            raise
+        discard(sys.stdout)
+        raise LockstepError(f"stdout cannot be written: {error.strerror}", ENVIRONMENT) from None
 
 
 def in_shell() -> bool:

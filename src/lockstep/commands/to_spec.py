@@ -1,5 +1,6 @@
 """From the options of `lockstep train` to its spec: a new run, or one to continue."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,8 @@ def folder_for(
             ) from None
         # An outer launcher restarts failed processes with the same command, so it resumes without
         # --resume. A scheduler may always pass --resume, so it starts a run that does not exist.
-        resume = (world.launcher and (path / "recipe.json").is_file()) or (
-            resume and is_begun(path)
-        )
+        restarted = world.launcher or "TORCHELASTIC_RUN_ID" in os.environ  # also of one process
+        resume = (restarted and (path / "recipe.json").is_file()) or (resume and is_begun(path))
     elif subject.run is not None:
         path = subject.run.path
     elif world.launcher:
@@ -98,7 +98,11 @@ def train_spec(
         photos = subject.recipe.survey(subject.data).scan.photos
         causes = {photo.path: photo.cause for photo in photos if photo.cause}
         subject = subject_of(
-            what, {**changes, "left_out": [*causes]}, placement.data, trust_code, weights
+            what,
+            {**changes, "left_out": [*subject.recipe.left_out, *causes]},
+            placement.data,
+            trust_code,
+            weights,
         )
         subject.details += [f"left out: {photo}: {cause}" for photo, cause in causes.items()]
     recipe = with_initial_weights(fitted(subject, stated, weights), weights, path, stated)
@@ -115,6 +119,10 @@ def train_spec(
                 f"({'; '.join(differences)}): leave out what differs, or start a new run with "
                 f"another {option('name')}"
             )
+    if stated is not None:  # What is not given is as in the last session.
+        last = (Run(path).sessions() or [{}])[-1].get("placement", {})
+        given = placement.model_dump(exclude_unset=True)
+        placement = validated(Placement, {**last, **given})
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None or Run(path).result() is None:  # A complete run needs no data.
         data, parent = subject.data, subject.run

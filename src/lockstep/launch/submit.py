@@ -90,10 +90,16 @@ def submit(
                 if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
             ]
             stack.enter_context(handled_by(job.request.remember, unused))
-        outcome = job.run()
+        problem = None
+        try:
+            outcome = job.run()
+        except LockstepError as error:
+            problem = error
     received = job.request.received
     if stdout is not None and received in (signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(received)
+    if problem:
+        raise problem
     if stdout is not None and job.killed:
         raise KeyboardInterrupt
     return outcome

@@ -63,7 +63,9 @@ def begun(spec: Spec, received: Callable[[str], Any]) -> Path | None:
     """
     if (run := received("run")) is not None:
         return Path(run)
-    stated = Run(spec.path).read("recipe.json") if isinstance(spec, TrainSpec) else None
+    if not isinstance(spec, TrainSpec) or spec.numbered:
+        return None  # A numbered run may be another program's, of the same recipe.
+    stated = Run(spec.path).read("recipe.json")
     return spec.path if stated == spec.recipe.model_dump(mode="json") else None
 
 

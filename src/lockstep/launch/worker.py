@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from lockstep import errors, files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
-from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, option
+from lockstep.errors import (
+    CRASH,
+    ENVIRONMENT,
+    SIGNAL_BASE,
+    LockstepError,
+    PeerLostError,
+    option,
+)
 from lockstep.files import Record
 from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
@@ -153,7 +160,9 @@ def main() -> None:
 
         end = End(run_worker(spec, world, Context(output, monitor, send))[1])
     except SystemExit as stopped:
-        end = End(int(stopped.code or 0))
+        end = End(CRASH, f"the model or dataset called sys.exit({stopped.code!r})")
+        if isinstance(stopped.code, int) and stopped.code > SIGNAL_BASE:
+            end = End(stopped.code)
     except LockstepError as error:
         lost = isinstance(error, PeerLostError)
         damaged = str(error.path) if isinstance(error, DamagedFileError) else ""
@@ -162,7 +171,8 @@ def main() -> None:
         end = End(
             CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time()
         )
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
+        sys.stdout.flush()
     with contextlib.suppress(OSError):
         files.replace(folder / f"ended-{world.process}", json.dumps(end).encode())
     os._exit(end.code)  # without clean-up: a collective may be pending in another thread

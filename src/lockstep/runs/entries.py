@@ -71,6 +71,7 @@ class SessionEntry(Entries):
     data: str | None = None
     data_sha256: dict[str, str] = {}
     model_source: dict[str, str] = {}
+    placement: dict[str, str | int | float | None] = {}
     device: str = ""
     versions: dict[str, str | None] = {}
 

@@ -115,7 +115,7 @@ class RunFolder(Run):
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
             folder.earlier = folder.sessions()
-            if any(session.get("keep") == "all" for session in folder.earlier):
+            if any(one.get("placement", {}).get("keep") == "all" for one in folder.earlier):
                 folder.saver.keep = "all"  # A chain stays one.
         return folder
 
