@@ -494,8 +494,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--into", type=Path, help="a folder for the runs, which stay")
-    words, _, options = " ".join(sys.argv[1:]).partition(" -- ")
-    args = parser.parse_args(words.split())
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     measured, count = CASES[args.case]
     rounds: list[Figures] = []
     # digits come with Lockstep
@@ -503,7 +503,7 @@ def main() -> None:
     place = args.into.absolute() if args.into else Path(tempfile.mkdtemp())
     try:
         for number in range(args.rounds or count):
-            call = Call(args.what, number, data, place, tuple(options.split()), not args.into)
+            call = Call(args.what, number, data, place, tuple(options), not args.into)
             rounds.append(measured(call))
             print(number, rounds[-1], flush=True)
         of_recipe = trains(place)
@@ -512,7 +512,7 @@ def main() -> None:
             shutil.rmtree(place)
     names = dict.fromkeys(name for each in rounds for name in each)
     values = {name: [each[name] for each in rounds if name in each] for name in names}
-    own = slug(f"{Path(args.what).name} {options}")
+    own = slug(" ".join([Path(args.what).name, *options]))
     if args.case == "portable-cost":  # is another on each kind of CPU
         own += f"-{slug(kind())}"
     rows = [row(*item) for item in values.items()]

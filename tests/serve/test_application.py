@@ -81,6 +81,12 @@ def like(classifier, **changed):
     return SimpleNamespace(**{name: getattr(classifier, name) for name in names} | changed)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 with IPv4 here")
+def test_every_address_is_that_of_ipv4_too():
+    with application.listen("::", 0) as listening:
+        socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
+
+
 @contextlib.contextmanager
 def serving(classifier, name="digits", seen=None):
     """Serve in a thread. Yield the port. The list `seen` receives the server."""

@@ -26,7 +26,7 @@ from lockstep.classify.inputs import items
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.readers import load_digits as load
-from lockstep.errors import DATA, ENVIRONMENT
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.models import MODELS
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -43,6 +43,22 @@ def run(request):
 @pytest.fixture(scope="module")
 def classifier(run):
     return lockstep.load(run)
+
+
+def test_a_mirrored_array_is_an_image(classifier):
+    image = TEST.pixels(slice(1)).numpy()[0]
+    mirrored = classifier.predict(image[:, ::-1])
+    assert mirrored.probability == classifier.predict(image[:, ::-1].copy()).probability
+
+
+def test_too_little_memory_is_no_bad_picture(classifier, monkeypatch):
+    def pixels(*_):
+        raise LockstepError("too little memory", ENVIRONMENT)
+
+    monkeypatch.setattr(type(classifier), "pixels", pixels)
+    with lockstep_error("too little memory") as raised:
+        [*classifier.predict([TEST.pixels(slice(1)).numpy()[0]])]
+    assert raised.value.code == ENVIRONMENT
 
 
 @pytest.fixture

@@ -175,6 +175,8 @@ class Classifier:
                     raise image
                 pixels = self.pixels(image)
             except LockstepError as error:
+                if error.code != DATA:  # too little memory
+                    raise
                 return Prediction(name, error=str(error))
             return self.predict_pixels(pixels, top, name, evidence)
 
@@ -241,9 +243,9 @@ class Classifier:
         source = image_of(image)
         if isinstance(source, np.ndarray) and source.dtype == np.uint8:
             if source.shape == self.image_shape:
-                return source
+                return np.array(source)  # torch takes no negative strides
             if source.shape == (height, width) and channels == 1:
-                return source[..., None]
+                return np.array(source)[..., None]
         if height != width or channels not in (1, 3):
             raise LockstepError(
                 f"the network takes images of {height} x {width} pixels and {channels} channels, "

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from lockstep import numerics
 from lockstep.classify.decoder import Decoder
 from lockstep.classify.predict import Classifier
-from lockstep.errors import DATA, ENVIRONMENT, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.files import Record
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, template
@@ -271,13 +271,13 @@ class _Service:
         )
         try:
             form = await parser.parse()
-        except MultiPartException as error:
+        except (MultiPartException, UnicodeError) as error:
             raise HTTPException(
-                400, f"the form cannot be read ({error.message.rstrip('.')}): {_TYPE}"
+                400, f"the form cannot be read ({str(error).rstrip('.')}): {_TYPE}"
             ) from None
         try:
             files = [file for file in form.getlist("image") if isinstance(file, UploadFile)]
-            return [(file.filename or "picture", await file.read()) for file in files]
+            return [(printable(file.filename or "picture"), await file.read()) for file in files]
         finally:
             await form.close()
 
@@ -404,7 +404,10 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=CONNECTION_LIMIT)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            address[:2], family=family, backlog=CONNECTION_LIMIT, dualstack_ipv6=both
+        )
     except OSError as error:
         cause = str(error.strerror).partition(" (")[0]
         raise LockstepError(

@@ -88,7 +88,8 @@ class WatchedRecord(EvaluationRecord):
 
     def __str__(self) -> str:
         subject = f"step {self.step}, {self.weights}, {self.examples} {self.split} images"
-        return f"{datetime.now()}: precision @ 1 = {self.accuracy:.3f}  ({subject})"
+        name = "exact matches" if self.f1 else "precision @ 1"
+        return f"{datetime.now()}: {name} = {self.accuracy:.3f}  ({subject})"
 
 
 def evaluate(

@@ -1,6 +1,7 @@
 """`lockstep serve`."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,6 @@ from lockstep.errors import SIGNAL_BASE
 from lockstep.messages import logger
 from lockstep.text import plural
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERY = ("0.0.0.0", "::")  # every address of this machine
 
 
@@ -56,7 +56,7 @@ def serve(
     ) as listening:  # A busy port is an error before the classifier is loaded.
         classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
         app = web.application(classifier, Path(str(source)).resolve().name, host)
-        if host not in _LOOPBACK:
+        if not ip_address(listening.getsockname()[0]).is_loopback:
             logger.warning(f"--host {host}: everyone on the network can use this server")
         yield f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"
         if host in _EVERY:

@@ -96,9 +96,11 @@ def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) ->
     model = Run(spec.path).model
     if not spec.is_of_model or not model.is_file():
         return None
-    tensors, classes = statefile.read(model).tensors, len(replica.splits["train"].classes)
+    file, classes = statefile.read(model), len(replica.splits["train"].classes)
+    if file.metadata["weights_sha256"] != replica.state.weights_sha256():
+        return None  # The newest checkpoint is gone, and an older one is evaluated.
     try:
-        return Confidence(tensors, spec.recipe, replica.backbone, classes, share)
+        return Confidence(file.tensors, spec.recipe, replica.backbone, classes, share)
     except ValueError as error:
         raise LockstepError(f"{model} is damaged: {error}", DATA) from None
 

@@ -178,9 +178,7 @@ class TensorBoard(Listener):
         if resumed is None:
             self._draw()
         else:  # Readers drop what earlier files have of later steps, which are done again.
-            self._events.write(
-                Event(step=resumed + 1, session_log=SessionLog(status=SessionLog.START))
-            )
+            self._events.write(Event(step=resumed, session_log=SessionLog(status=SessionLog.START)))
 
     def begin(self, step: int) -> None:
         """Record the next pass."""

@@ -40,7 +40,7 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
         notes.insert(
             0,
             f"This run is not complete: its newest checkpoint is after "
-            f"{plural(max(run.steps), 'step')}.",
+            f"{plural(record['step'] if record else max(run.steps), 'step')}.",
         )
     else:
         notes += result.get("warnings", [])
@@ -57,9 +57,8 @@ def headline(run: Run, record: Record | None) -> Headline:
     recipe, result = run.recipe(), run.result()
     details = [("Recipe", recipe.name), ("Model", recipe.model)]
     if result:
-        details.append(
-            ("Training", f"{plural(result['steps'], 'step')} in {duration(result['train_s'])}")
-        )
+        time = f" in {duration(result['train_s'])}" if len(run.sessions()) == 1 else ""
+        details.append(("Training", f"{plural(result['steps'], 'step')}{time}"))
     if recipe.left_out:
         details.append(("Left out", plural(len(recipe.left_out), "image")))
     if record is not None:
@@ -244,7 +243,8 @@ def provenance(run: Run) -> Section:
         },
     }
     rows = [[name, value] for name, value in details.items() if value]
-    same = "with the same weights, to the last bit" if recipe.exact else "with other low-order bits"
+    exact = recipe.exact and not (result or {}).get("mixed_arithmetic")
+    same = "with the same weights, to the last bit" if exact else "with other low-order bits"
     texts = [
         f"The first command trains it again, {same}. The second computes its last steps again and "
         f"compares them."
