@@ -54,13 +54,14 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_pa
 
 
 def test_a_resume_records_what_the_last_session_did(here, tmp_path):
-    given = ("--save-every", 4, "--eval-every", 6, "--keep", 9, "--timeout", 77)
+    given = ("--save-every", 4, "--eval-every", 6, "--keep", "all", "--timeout", 77)
     succeeded(here("train", "digits", "--steps", 12, "--name", "x", *given))
     as_stopped(tmp_path / "runs/x")
     succeeded(here("train", "runs/x", "--resume", "--eval-every", 3))
     first, second = (each["placement"] for each in read_json(tmp_path / "runs/x/environment.json"))
-    assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": 9}
+    assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": "all"}
     assert second == first | {"eval_every": 3}
+    assert "3 links of 3" in succeeded(here("verify", "runs/x", "--all")).stdout
 
 
 def test_one_process_of_torchrun_continues_its_run(here):

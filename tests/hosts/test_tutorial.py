@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 from tests.documents import ROOT, blocks
@@ -29,7 +30,10 @@ def test_the_tutorial_on_two_hosts_runs_as_printed(hosts, tmp_path):
                 hosts.start(number, "sh", "-c", command, cwd=tmp_path / f"h{number}", PATH=PATH)
             )
         if "`kill -9`" in section:
-            next(text for text in programs[0].stdout if re.search("step [7-9]0,", text))
+            log = tmp_path / "h0/runs/killed/log.txt"
+            while not (log.exists() and re.search(": step [7-9]0,", log.read_text())):
+                assert programs[0].poll() is None
+                time.sleep(0.05)
             for process in hosts.processes(1):
                 os.kill(process, signal.SIGKILL)
         out, err = programs[0].communicate(timeout=240)

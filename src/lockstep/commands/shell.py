@@ -164,6 +164,8 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
         if not no_room(error):
             raise
         discard(sys.stdout)
+        if isinstance(result, Generator):
+            result.close()
         raise LockstepError(f"stdout cannot be written: {error.strerror}", ENVIRONMENT) from None
 
 

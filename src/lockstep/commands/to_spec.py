@@ -22,6 +22,7 @@ from lockstep.runs.run import Run
 from lockstep.runs.run_folder import fresh_path, is_begun, refuse_existing
 from lockstep.schema import validated
 
+_KEPT = ("timeout", "eval_every", "save_every", "keep")  # of the last session, by a resume
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -119,10 +120,12 @@ def train_spec(
                 f"({'; '.join(differences)}): leave out what differs, or start a new run with "
                 f"another {option('name')}"
             )
-    if stated is not None:  # What is not given is as in the last session.
+    # What is not given is as in the last session. An outer launcher repeats its command, and not
+    # every host has the run's folder.
+    if stated is not None and not world.launcher:
         last = (Run(path).sessions() or [{}])[-1].get("placement", {})
-        given = placement.model_dump(exclude_unset=True)
-        placement = validated(Placement, {**last, **given})
+        kept = {name: last[name] for name in _KEPT if name in last}
+        placement = validated(Placement, kept | placement.model_dump(exclude_unset=True))
     placement = placement.replace(init=weights.path if weights else None)
     if stated is None or Run(path).result() is None:  # A complete run needs no data.
         data, parent = subject.data, subject.run

@@ -66,7 +66,8 @@ def train(
             wrote; or of such a file at https://...#sha256=HEX, which is downloaded once.
         name: Name of the run. Default: the recipe's name and a number.
         runs: Folder that contains the runs.
-        resume: Continue from the last checkpoint. A finished run is left unchanged.
+        resume: Continue from the last checkpoint. Unless given, keep, eval_every, save_every and
+            timeout are those of the last session. A finished run is left unchanged.
         skip_damaged: Leave out the images of a folder that cannot be read. The run's result and log
             list them.
         trust_code: Execute the model and dataset of your own that a file or a run names.
@@ -75,7 +76,7 @@ def train(
         quiet: Print only errors, and the record of --json. log.txt still has everything.
         **options: The other options of `lockstep train`, with underscores: processes, device,
             epochs, steps, lr, seed, towers, model, dataset, precision, eval_every and so on. None
-            stands for the default. A model of your own is "package.module:function", or the
+            is as if it were not given. A model of your own is "package.module:function", or the
             function itself if it is in a file.
 
     In Python:

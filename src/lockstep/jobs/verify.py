@@ -25,6 +25,9 @@ from lockstep.runs.provenance import compare, texts
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import FROZEN, SHA256, StateFile, contents_sha256, file_name
 
+# of result.json, where they are known
+_SCORES = ("accuracy_one_view", "sure", "mean_average_precision", "f1", "classes")
+
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     """Replay the parts of a run that `spec` names, by default the one of `replayed`, and compare.
@@ -50,7 +53,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
             raise LockstepError(
                 f"the recorded state after {end} steps cannot be read, so it was not compared", DATA
             )
-        compared += rows
+        compared += [row for row in rows if row not in compared]
     if not ctx.first:
         return None
     differences = [row for row in compared if row["recorded"] != row["replayed"]]
@@ -220,7 +223,8 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -
     yield {"step": step, "what": "weights_sha256", **stated}
     found = scores(*judged(replica, evaluations, tensors), replica.splits["train"].classes)
     found = json.loads(json.dumps(found))
-    names = [name for name in found if result.get(name) != found[name]] or ["accuracy"]
+    every = {*found, *_SCORES}
+    names = sorted(name for name in every if result.get(name) != found.get(name)) or ["accuracy"]
     recorded, replayed = ({name: row.get(name) for name in names} for row in (result, found))
     yield {"step": step, "what": "accuracy", "recorded": recorded, "replayed": replayed}
     saved = _compared(statefile.read(run.model), tensors, metadata)

@@ -91,8 +91,9 @@ class RunWriter:
         session = {
             "processes": replica.group.processes,
             **placement.model_dump(mode="json", include={"data", "init"}),
-            "placement": placement.model_dump(include={"timeout", "eval_every", "save_every"})
-            | {"keep": self.folder.saver.keep},
+            "placement": placement.model_dump(
+                include={"timeout", "eval_every", "save_every", "keep"}
+            ),
             **self.identity,
         }
         self.folder.begin(step, session, evaluation=self.policy.should_evaluate(step))

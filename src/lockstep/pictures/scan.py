@@ -371,7 +371,7 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             except OSError as error:  # A link to nowhere is listed, so that its cause is shown.
                 mode = stat.S_IFREG
-                if not image:  # perhaps a class
+                if not (image or class_name):  # perhaps a class
                     remedy = "correct the link, or remove it"
                     scan.problems.append(f"{file} cannot be read, {error.strerror}: {remedy}")
             if stat.S_ISDIR(mode):

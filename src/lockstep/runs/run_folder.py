@@ -115,8 +115,6 @@ class RunFolder(Run):
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
             folder.earlier = folder.sessions()
-            if any(one.get("placement", {}).get("keep") == "all" for one in folder.earlier):
-                folder.saver.keep = "all"  # A chain stays one.
         return folder
 
     @contextlib.contextmanager
