@@ -65,7 +65,8 @@ def test_a_recipe_learns_alike_on_1_and_2_processes(
     one, losses = trained(recipe, dataset, *small, "--processes", 1, "--name", "one")
     two, again = trained(recipe, dataset, *small, "--processes", 2, "--name", "two")
     assert first is None or losses[0] == pytest.approx(first, abs=0.03)
-    assert sum(losses[-3:]) / 3 < losses[0] - drop
+    # The losses of small batches differ by more than the drop.
+    assert sum(losses[-5:]) / 5 < losses[0] - drop
     weights = "raw" if one["accuracy"].get("ema") is None else "ema"
     accuracy = one["accuracy"][weights]
     assert accuracy > 0.5
