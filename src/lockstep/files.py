@@ -113,7 +113,8 @@ def require_own(path: Path) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        # 0 if another program removes it at this moment
+        plain = stat.S_ISREG(status.st_mode) and status.st_nlink < 2
         if not plain and not stat.S_ISDIR(status.st_mode):
             problem = (
                 f"{path.name} is a link, has a second name, or is no file: put the file or "

@@ -5,6 +5,8 @@ permissions.
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,3 +120,10 @@ def test_no_file_gets_the_descriptor_of_a_closed_stream(tmp_path, closed):
     shown = ["" if mark in closed.split() else "lost\n" for mark in (">&-", "2>&-")]
     assert (done.returncode, done.stdout, done.stderr) == (0, *shown)
     assert (tmp_path / "file").read_text() == "True"
+
+
+def test_a_file_that_is_being_removed_is_no_strange_one(tmp_path, monkeypatch):
+    (tmp_path / "lock").touch()
+    gone = SimpleNamespace(st_mode=(tmp_path / "lock").stat().st_mode, st_nlink=0)
+    monkeypatch.setattr(Path, "lstat", lambda _: gone)
+    files.require_own(tmp_path / "lock")
