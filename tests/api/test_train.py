@@ -6,6 +6,7 @@ without a start.
 """
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.helpers import lockstep_error, succeeded
 import lockstep
 from lockstep.data.readers import load_digits as load
 from lockstep.errors import DATA, LockstepError
+from lockstep.launch.supervisor import Supervisor
 from lockstep.recipes import get_recipe
 from lockstep.runs.run_folder import RunFolder
 
@@ -128,6 +130,19 @@ def test_sigterm_saves_and_then_ends_the_program_as_usual(tmp_path):
     # that of the start, and the last
     assert len(list((tmp_path / "runs/long/checkpoints").glob("step-*"))) == 2
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_signal_that_comes_before_an_error_is_not_lost(tmp_path, monkeypatch):
+    def run(supervisor):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise LockstepError("no room")
+
+    raised = []
+    monkeypatch.setattr(Supervisor, "run", run)
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    with lockstep_error("no room"):
+        lockstep.train("digits", name="x", runs=tmp_path, quiet=True)
+    assert raised == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize(

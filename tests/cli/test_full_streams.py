@@ -1,12 +1,19 @@
-"""A stdout or stderr that takes no more, as on a full disk, ends no run and hides no exit code."""
+"""A stdout or stderr that takes no more, as on a full disk, ends no run and hides no exit code; what
+else ends a program.
+"""
 
+import errno
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.conftest import _outside
-from tests.helpers import read_json
+from tests.helpers import lockstep_error, read_json, refused
 
+import lockstep
 from lockstep.errors import CRASH, ENVIRONMENT, USAGE
 
 
@@ -41,10 +48,20 @@ def test_an_exit_code_is_kept(tmp_path, stream, words, code, said):
     assert "Traceback" not in (done.stderr or "")
 
 
-def test_a_model_that_ends_the_program_is_named(tmp_path, program):
-    (tmp_path / "net.py").write_text(
-        "import sys\nfrom torch import nn\n\n\ndef net(shape, classes):\n    sys.exit('bye')\n"
-    )
+def test_a_model_that_ends_the_program_is_named(tmp_path, program, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("import sys\n\n\ndef net(shape, classes):\n    sys.exit('bye')\n")
     done = program("train", "digits", "--model", "net:net", "--steps", 2)
     assert done.returncode == CRASH
-    assert "the model or dataset called sys.exit('bye')" in done.stderr
+    sentence = "the model or dataset called sys.exit('bye')"
+    assert sentence in done.stderr
+    with lockstep_error(re.escape(sentence)):
+        lockstep.train("digits", model="net:net", steps=2, inline=True, quiet=True)
+
+
+def test_a_system_that_opens_no_more_files_is_named(here, monkeypatch):
+    def app(prog_name):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.png")
+
+    monkeypatch.setattr("lockstep.commands.program.app", app)
+    refused(here("recipes"), ENVIRONMENT, "the system refuses: ", "Too many open files: 'a.png'")

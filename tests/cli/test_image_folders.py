@@ -192,6 +192,10 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     (photos / "dark/4.png").write_bytes(whole["dark/4.png"])
     done = here(*train[:-1], "b", "--skip-damaged", "--set", "fit=squash")
     assert read_json(tmp_path / "runs/b/result.json")["left_out"] == []
+    (photos / "dark/6.png").write_text("")
+    left_out = ("--set", 'left_out=["dark/7.png"]')
+    succeeded(here(*train[:-1], "c", "--skip-damaged", *left_out))
+    assert read_json(tmp_path / "runs/c/result.json")["left_out"] == ["dark/6.png", "dark/7.png"]
     # Prediction has the pixels of training.
     own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
     assert np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32, fit="squash")))

@@ -349,6 +349,12 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
         (400, "Too many files", form(*[("a.png", b"x")] * 17), FORM),
         (400, "Missing boundary", b"text", {"Content-Type": "multipart/form-data"}),
         (
+            400,
+            "the form cannot be read",
+            form(("ä.png", b"x")),
+            {"Content-Type": FORM["Content-Type"] + "; charset=undefined"},
+        ),
+        (
             415,
             "Content-Type is text/plain: send a picture",
             b"text",

@@ -2,8 +2,10 @@
 derives from them.
 """
 
+import csv
 import hashlib
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,11 +16,15 @@ from tests.images import bright_and_dark, noise
 from tests.runs import fit_here, state_path
 
 import lockstep
+from lockstep.commands.of_run import fields_of_run
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.network import persistent_buffers
 from lockstep.data.dataset import Dataset
 from lockstep.head.outliers import Outliers, divided, outlier_tensors
+from lockstep.jobs.context import Context
+from lockstep.jobs.evaluate import evaluate
+from lockstep.jobs.specs import EvaluateSpec
 from lockstep.jobs.weights import load_initial_weights
 from lockstep.recipes import get_recipe
 from lockstep.runs import statefile
@@ -108,6 +114,19 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
     assert [p.answer for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
+
+
+def test_an_older_checkpoint_has_no_answers_of_the_model_file(head_run, tmp_path):
+    """Its newest one is gone, and the model file is of the weights of that one."""
+    older = shutil.copytree(head_run / "run", tmp_path / "run")
+    answers = []
+    for run in (head_run / "run", older):
+        state_path(older, 4).unlink(missing_ok=True)
+        table = tmp_path / f"{len(answers)}.csv"
+        evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
+        answers.append({row["answer"] for row in csv.DictReader(table.read_text().splitlines())})
+    assert answers[0] >= {"sure"}
+    assert answers[1] == {""}
 
 
 def test_predict_prints_the_mark_as_text_and_json(head_run, here):

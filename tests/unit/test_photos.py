@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.helpers import lockstep_error
-from tests.images import encoded, load_folder, noise, write
+from tests.images import encoded, lay, load_folder, noise, write
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.pictures import photos as module
@@ -474,6 +474,18 @@ def test_groups_stay_on_one_side(photos, by):
     assert not {*kept.groups.tolist()} & {*held.groups.tolist()}
     with lockstep_error("takes all groups"):
         whole.held_out(len(whole) - 1)
+
+
+def test_groups_are_the_same_in_each_form_of_unicode(tmp_path):
+    keys = []
+    for form in ("NFC", "NFD"):  # as Linux and macOS write a name
+        names = [f"{label}/Käse_{n}.png" for n, label in enumerate("aabb")]
+        names += [f"{label}/Öl_{n}.png" for n, label in enumerate("aabb")]
+        contents = {unicodedata.normalize(form, name): n for n, name in enumerate(names)}
+        lay(tmp_path / form, contents)
+        keys.append(survey_folder(tmp_path / form, 0.5, "[ab]/(.*)_").group_keys)
+    assert keys[0] == keys[1]
+    assert len({*keys[0].values()}) == 2
 
 
 @pytest.mark.parametrize(

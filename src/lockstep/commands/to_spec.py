@@ -100,7 +100,7 @@ def train_spec(
         causes = {photo.path: photo.cause for photo in photos if photo.cause}
         subject = subject_of(
             what,
-            {**changes, "left_out": [*subject.recipe.left_out, *causes]},
+            {**changes, "left_out": sorted({*subject.recipe.left_out, *causes})},
             placement.data,
             trust_code,
             weights,

@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep import errors, files, hardware, numerics
 from lockstep.config.placement import Placement, gpus_here
 from lockstep.core.monitor import SLOW, Monitor
-from lockstep.errors import (
-    CRASH,
-    ENVIRONMENT,
-    SIGNAL_BASE,
-    LockstepError,
-    PeerLostError,
-    option,
-)
+from lockstep.errors import CRASH, ENVIRONMENT, SIGNAL_BASE, LockstepError, PeerLostError, option
 from lockstep.files import Record
 from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
@@ -74,6 +67,11 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None,
             if world.processes == 1:
                 raise
             raise PeerLostError(f"lost the other processes: {error}") from error
+        except SystemExit as left:
+            if request.received is not None:
+                raise
+            message = f"the model or dataset called sys.exit({left.code!r})"
+            raise LockstepError(message, CRASH) from None
         if ctx.first and record is not None:
             ctx.send("record", record)
         ctx.group.close()
@@ -160,9 +158,7 @@ def main() -> None:
 
         end = End(run_worker(spec, world, Context(output, monitor, send))[1])
     except SystemExit as stopped:
-        end = End(CRASH, f"the model or dataset called sys.exit({stopped.code!r})")
-        if isinstance(stopped.code, int) and stopped.code > SIGNAL_BASE:
-            end = End(stopped.code)
+        end = End(int(stopped.code or 0))  # of a signal
     except LockstepError as error:
         lost = isinstance(error, PeerLostError)
         damaged = str(error.path) if isinstance(error, DamagedFileError) else ""
