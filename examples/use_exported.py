@@ -13,21 +13,7 @@ import stat
 from pathlib import Path
 
 
-"""Errors that a user can fix, the exit codes of the program, and the words of messages."""
-
-from collections.abc import Iterable
-from signal import SIGHUP, SIGINT, SIGTERM
-
-CRASH = 1
-USAGE = 2
-DATA = 3
-ENVIRONMENT = 4
-SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
-STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
-
-# Whether a Python program reads the messages of this process, from all its threads. The command
-# line sets it to False, and every worker process to what the launcher has.
-in_python = True
+USAGE, DATA, ENVIRONMENT = 2, 3, 4
 
 
 class LockstepError(Exception):
@@ -43,34 +29,6 @@ class LockstepError(Exception):
         self.code = code
 
 
-class PeerLostError(LockstepError):
-    """The connection to another process broke. It is never the first cause, so other errors are
-    reported first.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, ENVIRONMENT)
-
-
-def option(name: str, value: object = None) -> str:
-    """Return an option as the reader of a message gives it: `--data DIR` in a shell, `data="DIR"`
-    in Python.
-
-    `name` is the argument's name in Python: that of --set is `settings`, and its `value` is
-    NAME=VALUE. Without a value, only the option is named. True and False are for switches:
-    `--resume` and `resume=True`, `--no-portable` and `portable=False`.
-    """
-    if in_python:
-        if value is None:
-            return f"{name}="
-        given = str(value) if isinstance(value, int | float) else f'"{value}"'
-        return f"{name}=[{given}]" if name == "settings" else f"{name}={given}"
-    flag = "set" if name == "settings" else name.replace("_", "-")
-    if value is False:
-        return f"--no-{flag}"
-    return f"--{flag}" if value is None or value is True else f"--{flag} {value}"
-
-
 def printable(text: str, keep: str = "") -> str:
     """Return `text` with characters that do not print escaped, as Python escapes them, except those
     in `keep`.
@@ -81,31 +39,14 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
-def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """Return the error message for a name that is not in `allowed`. The nearest names come first.
-
-    `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is
-    nearest to `got`.
-    """
-    from difflib import get_close_matches  # not before the program handles signals
-
-    got, allowed = got[:300], sorted(allowed)
-    near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(
-        got, allowed, n=3, cutoff=0.5
-    )
-    listed = allowed if shown is None else sorted(shown)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"
-    return f"unknown {what} {got!r}: {hint}{rest}".strip()
-
-
 def open_to_read(path: Path) -> io.BufferedReader:
     """Open a regular file. Raises: OSError, also for a pipe, which may wait for ever, and a device,
     which may not end.
 
     Folders of runs come from strangers.
     """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # Windows, where exported files are used, has none.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | no_wait))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -414,8 +355,11 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
     if not data:
         raise UnreadableImageError("empty")
-    with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        yield image
+    with _one_error_type(data):
+        # Pillow may be built without some, and the script of `lockstep export` do without HEIF.
+        formats = [name for name in FORMATS if name in Image.OPEN]
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            yield image
 
 
 @cache
@@ -464,6 +408,10 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
 
 def _what(head: bytes) -> str:
     """Return what a file is that Pillow does not know, by its first bytes."""
+    from PIL import Image
+
+    if "HEIF" not in Image.OPEN and re.match(rb"....ftyp(mif1|he[iv])", head, re.DOTALL):
+        return "an HEIC image: pip install pillow-heif"
     for begins, words in _OTHERS.items():
         if re.match(begins, head, re.DOTALL | re.IGNORECASE):
             return words
@@ -573,9 +521,14 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
 import json
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
+
+
+Picture: TypeAlias = Path | bytes | NDArray[np.uint8]
 
 
 class Exported:
@@ -591,8 +544,9 @@ class Exported:
         self._session = onnxruntime.InferenceSession(file)
         self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
-    def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
-        """Return the most probable class of an image file, its probability, and "sure", "unsure" or
+    def predict(self, image: Picture) -> tuple[str, float, str | None]:
+        """Return the most probable class of an image (a file, its bytes, or its pixels uint8
+        [H, W, C] at the network's size), its probability, and "sure", "unsure" or
         "unlike"; None if not known. With several labels it is "no", or "no, unlike", for a class
         that is not found.
 
@@ -600,13 +554,19 @@ class Exported:
         """
         return self.predict_labels(image)[0]
 
-    def predict_labels(self, image: Path | bytes) -> list[tuple[str, float, str | None]]:
+    def predict_labels(self, image: Picture) -> list[tuple[str, float, str | None]]:
         """Return what `predict` does of each label that is found, the most probable first; of the
         most probable class, if none is found or an image has one label.
 
         Raises: LockstepError if it cannot be read.
         """
-        pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
+        height, width, channels = self.metadata["image_shape"]
+        if isinstance(image, np.ndarray):
+            pixels = image
+        elif height != width or channels not in (1, 3):
+            raise LockstepError(f"give pixels uint8 [{height}, {width}, {channels}]", DATA)
+        else:
+            pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)

@@ -81,7 +81,8 @@ def open_to_read(path: Path) -> io.BufferedReader:
 
     Folders of runs come from strangers.
     """
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # Windows, where exported files are used, has none.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | no_wait))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", str(path))

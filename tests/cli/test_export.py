@@ -4,9 +4,11 @@ refused.
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -244,6 +246,31 @@ def test_the_script_needs_no_lockstep_and_survives_a_bad_file(written, picture, 
     first, second = done.stderr.splitlines()
     assert "bad\\x1b.png: not a JPEG" in first
     assert second.endswith("none.png: no such file or directory")
+
+
+def test_the_script_lacks_what_windows_and_few_packages_lack(example, monkeypatch):
+    monkeypatch.delattr(os, "O_NONBLOCK")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    monkeypatch.setattr("PIL.Image.init", lambda: None)
+    decoding = example["Decoding"](32)
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), (9, 8, 7)).save(file, "PPM")
+    assert example["decode_image"](file.getvalue(), decoding)[0, 0].tolist() == [9, 8, 7]
+    for data, words in ((b"<html>", "an HTML page"), (b"0000ftypheic", "install pillow-heif")):
+        with pytest.raises(example["LockstepError"], match=words):
+            example["decode_image"](data, decoding)
+
+
+def test_the_script_takes_pixels_of_a_network_that_takes_no_squares(example):
+    exported = object.__new__(example["Exported"])
+    rows = [np.array([[0.25, 0.75]], np.float32)]
+    exported._session = SimpleNamespace(run=lambda names, inputs: rows)
+    nothing = {"thresholds": None, "sure_from": None, "like_from": None}
+    exported.metadata = {"image_shape": [8, 12, 1], "classes": ["a", "b"], **nothing}
+    assert exported.predict(np.zeros((8, 12, 1), np.uint8)) == ("b", 0.75, None)
+    with pytest.raises(example["LockstepError"], match="give pixels uint8"):
+        exported.predict(next(odd_pictures()))
 
 
 def test_the_script_says_what_it_is_given_wrongly(example, picture, tmp_path, capsys):

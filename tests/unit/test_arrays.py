@@ -59,6 +59,7 @@ FORMS = {
     "list of labels": lambda part: (part[0], part[1].tolist()),
     "pairs": pairs,
     "a generator": lambda part: (pair for pair in pairs(part)),
+    "one buffer": lambda part: in_one_buffer(*part),
     "pairs of arrays": lambda part: list(zip(*part, strict=True)),
     "pairs of tensors": lambda part: [
         [torch.from_numpy(i), torch.tensor(lab)] for i, lab in zip(*part, strict=True)
@@ -78,6 +79,14 @@ def test_every_form_gives_the_same_images(form):
     again = {name: FORMS[form](part) for name, part in arrays().items()}
     stored = module.store({**again, "classes": ["x", "y", "z"]}, None)
     assert stored == module.store(arrays(classes=("x", "y", "z")), None)
+
+
+def in_one_buffer(images, labels):
+    """Yield the pairs as a program does that has one array for all of its images."""
+    buffer = np.empty_like(images[0])
+    for image, label in zip(images, labels, strict=True):
+        buffer[:] = image
+        yield buffer, label
 
 
 def test_equal_data_is_written_once(cache):
@@ -158,6 +167,8 @@ def test_images_of_any_size_are_brought_to_image_px():
 
 
 BROKEN = Image.open(io.BytesIO(encoded(1)[:-40]))
+TRANSPARENT = Image.fromarray(PIXELS[0])
+TRANSPARENT.info["transparency"] = (0, 0, 0)
 WRONG = {
     "no mapping": ([1, 2], None, "data: got a list, expected a dict"),
     "no train": ({"test": (PIXELS, LABELS)}, None, "has no split train, only test"),
@@ -168,6 +179,17 @@ WRONG = {
         None,
         "^test, example 0: got float32.*leave out ToTensor",
     ),
+    "half floats": (
+        arrays(test=(torch.zeros(3, 6, 5, 3, dtype=torch.bfloat16), [0, 1, 2])),
+        None,
+        "^test: got bfloat16, expected uint8",
+    ),
+    "lists of labels": (
+        arrays(train=(PIXELS[:2], [[0, 1], [1, 0]])),
+        None,
+        "^train, example 0: the label is a list, which may be read in two ways",
+    ),
+    "transparent": (arrays(train=[(TRANSPARENT, 0)]), None, "transparent in places: set image_px"),
     "channels first": (
         arrays(train=(PIXELS.transpose(0, 3, 1, 2), LABELS)),
         None,
@@ -251,6 +273,16 @@ def test_splits_that_state_other_classes_are_refused(cache):
             assert error.value.code == DATA
     parts["test"].classes = ("ant", "bee", "cat")
     assert read(parts)["test"].classes == ("ant", "bee", "cat")
+    whole = parts["train"]  # of which training has a part, as of torch's random_split
+    parts["train"] = torch.utils.data.Subset(whole, [3, 0, 1])
+    assert read(parts)["train"].classes == ("ant", "bee", "cat")
+    parts["train"] = pairs((PIXELS[:2], LABELS[:2]))  # which state none
+    assert read(parts)["train"].classes == ("ant", "bee", "cat")
+    with lockstep_error("^test: label 0 is 'ant', and in classes it is 'bee'"):
+        read({**parts, "classes": ["bee", "ant", "cat"]})
+    with lockstep_error("^validation: label 0 is 'bee', and in test it is 'ant'"):
+        whole.classes = ["bee", "ant", "cat"]
+        read({**parts, "validation": whole})
 
 
 # ---- the stored dataset

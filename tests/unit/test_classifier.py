@@ -51,6 +51,21 @@ def test_a_mirrored_array_is_an_image(classifier):
     assert mirrored.probability == classifier.predict(image[:, ::-1].copy()).probability
 
 
+def test_images_in_one_buffer_are_each_classified(classifier):
+    images = TEST.pixels(slice(20)).numpy()
+
+    def in_one_buffer(kind):
+        buffer = np.empty_like(images[0])
+        for image in images:
+            buffer[:] = image
+            yield kind(buffer)
+
+    expected = [p.probability for p in classifier.predict(images)]
+    for kind in (np.asarray, torch.from_numpy):
+        found = classifier.predict(in_one_buffer(kind))
+        assert [p.probability for p in found] == expected
+
+
 def test_too_little_memory_is_no_bad_picture(classifier, monkeypatch):
     def pixels(*_):
         raise LockstepError("too little memory", ENVIRONMENT)
@@ -410,6 +425,16 @@ def test_a_prediction_takes_one_images_memory_for_any_file(model_file, monkeypat
     assert len(classifier.predict(TEST.images[:3])) == 3
     assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
     assert sizes == [1, 1, 1, 3]
+    # The number of moved images is that of an evaluation's batch.
+    views = {"eval_batch": 40, "test_views": "flip-translate-unsure"}
+    classifier = lockstep.load(model_file(stated=views))
+    sizes.clear()
+    network = classifier._network
+    monkeypatch.setattr(
+        classifier, "_network", lambda inputs: sizes.append(len(inputs)) or network(inputs)
+    )
+    assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
+    assert {*sizes} == {40, 10}
 
     def allocate(*_):
         torch.empty(1 << 60)

@@ -13,7 +13,7 @@ from tests.helpers import lockstep_error
 from tests.serving import TOY, Server, archive, listing, packed, refused, toy
 
 from lockstep.data import catalog, fetch
-from lockstep.data.catalog import SOURCES, Source
+from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.errors import DATA, ENVIRONMENT
 from lockstep.text import size
 
@@ -72,6 +72,26 @@ def test_a_gz_file_is_kept_even_if_declared_as_an_encoding(server, destination):
     assert fetch.fetch(source, destination)
     assert {path.name: path.read_bytes() for path in destination.glob("*.gz")} == bodies
     assert (destination / "one.gz").stat().st_mode & 0o044
+
+
+def test_a_server_may_compress_for_those_who_ask(server, tmp_path):
+    body = b"weights" * 100
+
+    def answer(handler):
+        asked = "gzip" in handler.headers["Accept-Encoding"]
+        handler.send(gzip.compress(body) if asked else body)
+
+    server.files["w.pt"] = answer
+    fetch.fetch_file(archive("w.pt", body, server.url), tmp_path / "w.pt")
+    assert (tmp_path / "w.pt").read_bytes() == body
+
+    def unstated(handler):
+        handler.send_response(200)
+        handler.end_headers()
+
+    server.files["x.pt"] = unstated
+    with lockstep_error("the server states no size, and 8.6 GB is the most"):
+        fetch.fetch_file(Archive("x.pt", (server.url,), 0, "0" * 64), tmp_path / "x.pt")
 
 
 def test_https_comes_first_and_every_file_has_its_sha256():

@@ -20,7 +20,7 @@ from torch.nn import functional
 import lockstep
 from lockstep.commands.network import slow_layers
 from lockstep.commands.subject import subject_of
-from lockstep.commands.to_placement import path_of, placed
+from lockstep.commands.to_placement import placed
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.backbone import Backbone
@@ -379,18 +379,28 @@ def test_weights_of_a_url_are_downloaded_once_and_verified(server, monkeypatch):
     server.files["w.safetensors"] = body
     url = f"{server.url}w.safetensors#sha256={sha256}"
     for _ in range(2):
-        path = path_of(url)
+        path = kept.downloaded(url)
     assert (path.read_bytes(), path.name) == (body, f"{sha256}.safetensors")
     assert server.requests == ["w.safetensors"]
     assert kept.kept(sha256) == path
+    # By an address of another suffix, or of none, it is the same file.
+    for name in ("w.pt", "w"):
+        assert kept.downloaded(url.replace("w.safetensors", name)) == path
+    path.unlink()
+    server.files["w"] = body
+    bare = kept.downloaded(url.replace("w.safetensors", "w"))
+    bare.write_bytes(b"damaged")
+    assert kept.downloaded(url.replace("w.safetensors", "w")).read_bytes() == body
+    bare.unlink()
+    path = kept.downloaded(url)
 
     other = url.replace(sha256, "0" * 64)
     with lockstep_error("SHA256 hash of downloaded file") as raised:
-        path_of(other)
+        kept.downloaded(other)
     assert raised.value.code == DATA
     monkeypatch.setattr(fetch, "_MOST_BYTES", 100)
     with lockstep_error("and 1 kB is the most"):
-        path_of(other)
+        kept.downloaded(other)
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -405,4 +415,4 @@ def test_weights_of_a_url_are_downloaded_once_and_verified(server, monkeypatch):
 )
 def test_a_url_without_encryption_or_checksum_is_refused(url):
     with lockstep_error("give https://.../FILE#sha256=HEX"):
-        path_of(url)
+        kept.downloaded(url)

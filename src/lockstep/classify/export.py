@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lockstep import errors
 from lockstep.classify.predict import Classifier
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
-from lockstep.errors import DATA, LockstepError
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, printable
 from lockstep.files import Record, finite, open_to_read, read_bytes
 from lockstep.head.outliers import NEIGHBOUR, Outliers
 from lockstep.pictures import decode
@@ -84,9 +83,10 @@ def script() -> str:
     file.
     """
     documentation, code = Path(__file__).with_name("standalone.py").read_text().split('"""\n', 1)
-    own: list[Any] = [errors, open_to_read, read_bytes, decode]
+    own: list[Any] = [LockstepError, printable, open_to_read, read_bytes, decode]
     parts = [
         "import errno\nimport io\nimport os\nimport stat\nfrom pathlib import Path\n",
+        f"USAGE, DATA, ENVIRONMENT = {USAGE}, {DATA}, {ENVIRONMENT}",
         *map(inspect.getsource, own),
         code,
     ]

@@ -63,6 +63,9 @@ def items(sources: Sources) -> Iterator[Item]:
             images = _below(path)
             yield next(images, Item(path, LockstepError("no images in this folder", DATA)))
             yield from images
+        elif isinstance(source, np.ndarray | Tensor):
+            # A copy, as an iterator may give the next image in the same memory.
+            yield Item(number, source.clone() if isinstance(source, Tensor) else np.array(source))
         else:
             yield Item(number, source)
 

@@ -214,10 +214,15 @@ class Classifier:
         """
         with numerics.own_flags(self.recipe.exact):
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
-            return self._probabilities(inputs).numpy()
+            # How many images are moved depends on the size of the batch.
+            whole = self.recipe.eval_batch if "unsure" in self.recipe.test_views else len(images)
+            rows = torch.arange(max(len(images), whole))
+            counted = rows < len(images)
+            inputs = inputs[rows.clamp(max=len(images) - 1)]
+            return self._probabilities(inputs, counted.to(self.device))[: len(images)].numpy()
 
-    def _probabilities(self, inputs: Tensor) -> Tensor:
-        logits, _ = classify(self.recipe, self._network, inputs.to(self.device))
+    def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:
+        logits, _ = classify(self.recipe, self._network, inputs.to(self.device), counted)
         return probabilities_of(logits, self.recipe.several).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:

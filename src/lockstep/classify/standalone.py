@@ -8,12 +8,16 @@ script next to the file. It reads images by Lockstep's own code, so it sees the 
 import json
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.pictures.decode import Decoding, decode_image
+
+Picture: TypeAlias = Path | bytes | NDArray[np.uint8]
 
 
 class Exported:
@@ -29,8 +33,9 @@ class Exported:
         self._session = onnxruntime.InferenceSession(file)
         self.metadata = json.loads(self._session.get_modelmeta().custom_metadata_map["lockstep"])
 
-    def predict(self, image: Path | bytes) -> tuple[str, float, str | None]:
-        """Return the most probable class of an image file, its probability, and "sure", "unsure" or
+    def predict(self, image: Picture) -> tuple[str, float, str | None]:
+        """Return the most probable class of an image (a file, its bytes, or its pixels uint8
+        [H, W, C] at the network's size), its probability, and "sure", "unsure" or
         "unlike"; None if not known. With several labels it is "no", or "no, unlike", for a class
         that is not found.
 
@@ -38,13 +43,19 @@ class Exported:
         """
         return self.predict_labels(image)[0]
 
-    def predict_labels(self, image: Path | bytes) -> list[tuple[str, float, str | None]]:
+    def predict_labels(self, image: Picture) -> list[tuple[str, float, str | None]]:
         """Return what `predict` does of each label that is found, the most probable first; of the
         most probable class, if none is found or an image has one label.
 
         Raises: LockstepError if it cannot be read.
         """
-        pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
+        height, width, channels = self.metadata["image_shape"]
+        if isinstance(image, np.ndarray):
+            pixels = image
+        elif height != width or channels not in (1, 3):
+            raise LockstepError(f"give pixels uint8 [{height}, {width}, {channels}]", DATA)
+        else:
+            pixels = decode_image(image, Decoding(**self.metadata["decoding"]))
         (row,), *similarity = self._session.run(None, {"images": pixels[None]})
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)

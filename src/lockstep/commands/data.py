@@ -19,7 +19,8 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
     """Download a dataset, verify it and unpack it. If it is there already, print its folder.
 
     If several programs need the dataset, one downloads it and the others wait. A download that
-    fails or is stopped leaves nothing behind. A folder that holds anything else is never touched.
+    fails or is stopped leaves only what has come, and the next try goes on there. A folder that
+    holds anything else is never touched.
 
     Examples:
       lockstep data fetch cifar10
@@ -36,7 +37,7 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
         raise LockstepError(
             f"{unknown('dataset', name, catalog.SOURCES)}; folders of images need no download"
         )
-    source, data = catalog.SOURCES[name], data.absolute() if data else None
+    source, data = catalog.SOURCES[name], data and given(data).absolute()
     if not source.archives:
         yield {"dataset": name, "folder": None, "downloaded": False}
         yield f"{name} comes with lockstep: nothing to download"

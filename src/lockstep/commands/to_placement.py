@@ -20,13 +20,9 @@ What: TypeAlias = str | Path | Recipe | Run | None  # an argument that names wha
 
 
 def path_of(given: str | Path | Run | None) -> Path | None:
-    """Return the absolute path of a folder or run that the user names, or of the file of weights
-    that a URL names.
-    """
+    """Return the absolute path of a folder, file or run that the user names."""
     if given is None:
         return None
-    if isinstance(given, str) and "://" in given:
-        return downloaded(given)
     return given.path if isinstance(given, Run) else files.given(given).absolute()
 
 
@@ -37,11 +33,17 @@ def placement_of(options: Fields) -> Placement:
     return validated(
         Placement,
         {
-            name: path_of(value) if name in ("data", "init") else value
+            name: _place(name, value) if name in ("data", "init") else value
             for name, value in options.items()
             if name in Placement.model_fields and value is not None
         },
     )
+
+
+def _place(name: str, given: str | Path | Run) -> Path | None:
+    if name == "init" and isinstance(given, str) and "://" in given:
+        return downloaded(given)
+    return path_of(given)
 
 
 def placed(recipe: Recipe, placement: Placement, run: Path | None = None) -> Placement:

@@ -3,7 +3,7 @@ images, and which weights the run starts from.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def _importable(name: str, value: Any) -> Any:
 
 
 def with_stored_data(
-    data: Mapping[str, Any],
+    data: Any,
     what: What,
     changes: dict[str, Any],
     init: Path | None,

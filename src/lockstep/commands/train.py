@@ -103,9 +103,9 @@ def train(
     """
     world = outer_world()
     changes = changes_of(settings, options)
-    folder = None if isinstance(data, Mapping) else data
+    folder = data if isinstance(data, str | Path) else None
     placement = placement_of({**options, "init": init, "data": folder})
-    if isinstance(data, Mapping):
+    if data is not None and folder is None:
         changes = with_stored_data(data, what, changes, placement.init)
     with muted(quiet or world.process != 0):
         spec = train_spec(

@@ -109,7 +109,7 @@ def store(data: object, image_px: int | None) -> str:
         labels = labels_of[name]
         examples = _examples(name, data[name], image_px, widths)
         while chunk := list(islice(examples, 1 + _CHUNK_BYTES // prod(shape) if shape else 1)):
-            images = [np.ascontiguousarray(image) for image, _ in chunk]
+            images = [image for image, _ in chunk]
             shape = shape or images[0].shape
             for row, image in enumerate(images, len(labels)):
                 if image.shape != shape:
@@ -132,7 +132,7 @@ def store(data: object, image_px: int | None) -> str:
     }
     sha256 = _sha256(metadata)
     if not _path(sha256).exists():
-        files.replace(_path(sha256), json.dumps(metadata).encode())
+        files.deliver(_path(sha256), json.dumps(metadata).encode())
     return sha256
 
 
@@ -199,14 +199,14 @@ def _sha256(metadata: object) -> str:
 def _classes(
     data: Mapping[str, Any], labels: Mapping[str, Sequence[Label]], widths: Widths
 ) -> list[str]:
-    """Return the names of the classes: those that `data` or its training examples state, or
-    numbers.
+    """Return the names of the classes: those that `data` or its splits state, or numbers.
 
-    Raises: LockstepError if a label has no class, or a split states other classes than the training
-    examples.
+    Raises: LockstepError if a label has no class, or two splits state other classes.
     """
-    stated = {split: getattr(data[split], _CLASSES, None) for split in labels}
-    names = data.get(_CLASSES, stated["train"])
+    stated = {split: _stated(data[split]) for split in labels}
+    stated = {split: found for split, found in stated.items() if found is not None}
+    first = "train" if "train" in stated else next(iter(stated), "")
+    names = data.get(_CLASSES, stated.get(first))
     if names is None:
         numbers = [number + 1 for label in labels["train"] for number in _numbers(label)]
         most = max([0, *widths, *numbers])
@@ -225,17 +225,17 @@ def _classes(
             _CLASSES, f"got {list(names)!r:.100}, expected at least two names, each of them once"
         )
     for split, split_names in stated.items():
-        if split_names is None or stated["train"] is None:
-            continue
         # A dataset of folders numbers the classes that it has itself. So a label has another
         # meaning in a split that lacks a class, and no label shows it.
-        other = first_other_class(split_names, stated["train"])
-        if other:
+        where, others = first, stated[first]
+        if "train" not in stated and _CLASSES in data and {*split_names} == {*names}:
+            where, others = _CLASSES, names
+        if other := first_other_class(split_names, others):
             _refuse(
                 split,
-                f"label {other[0]} is {other[1]}, and in train it is {other[2]}: give every split "
-                f"the classes of train in the same order, or pairs (image, label) with the labels "
-                f"of train",
+                f"label {other[0]} is {other[1]}, and in {where} it is {other[2]}: give every "
+                f"split the same classes in the same order, or pairs (image, label) with the "
+                f"labels of train",
             )
     for width, where in widths.items():
         if width != len(names):
@@ -265,6 +265,14 @@ def _classes(
     return list(names)
 
 
+def _stated(examples: Any) -> Any:
+    """Return the names of the classes that a dataset states, or a part of it, as torch's
+    `random_split` makes one; None if it does not.
+    """
+    whole = getattr(examples, "dataset", None)
+    return getattr(examples, _CLASSES, getattr(whole, _CLASSES, None))
+
+
 def _examples(
     name: str, examples: Any, image_px: int | None, widths: Widths
 ) -> Iterator[tuple[Bytes, Label]]:
@@ -272,21 +280,23 @@ def _examples(
     wrong one.
     """
     if isinstance(examples, tuple | list) and len(examples) == 2 and _is_array(examples[0]):
-        images, labels = map(_array, examples)
+        _require_bytes(name, examples[0])
+        images = _array(examples[0])
+        labels = _array(examples[1]) if _is_array(examples[1]) else [*examples[1]]
         if images.ndim not in (3, 4):
             _refuse(
                 name,
                 f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for "
                 f"grey images",
             )
-        several = labels.ndim == 2
-        count = len(labels) if several else labels.size
-        if len(images) != count:
+        if isinstance(labels, np.ndarray) and labels.ndim != 2:
+            labels = labels.ravel().tolist()
+        if len(images) != len(labels):
             _refuse(
                 name,
-                f"has {len(images)} images and {count} labels: give one label for each image",
+                f"has {len(images)} images and {len(labels)} labels: give one label for each image",
             )
-        examples = zip(images, labels if several else labels.tolist(), strict=True)
+        examples = zip(images, labels, strict=True)
     iterable = hasattr(examples, "__iter__") or hasattr(examples, "__getitem__")
     if isinstance(examples, Mapping | str | bytes) or not iterable:
         _refuse(
@@ -302,7 +312,8 @@ def _examples(
             if not isinstance(example, tuple | list) or len(example) != 2:
                 _refuse(where, f"got a {type(example).__name__}, expected a pair (image, label)")
             image, label = example
-            yield _pixels(where, image, image_px), _label(where, label, widths)
+            # A copy, as an iterator may give the next image in the same memory.
+            yield np.array(_pixels(where, image, image_px), order="C"), _label(where, label, widths)
     except OSError as error:
         _refuse(name, f"an example cannot be read: {error}")
 
@@ -342,13 +353,8 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
     from PIL import Image
 
     if _is_array(image):
+        _require_bytes(where, image)
         image = _array(image)
-        if image.dtype != np.uint8:
-            _refuse(
-                where,
-                f"got {image.dtype}, expected uint8, 0 to 255: leave out ToTensor and the "
-                f"normalisation, which belongs to the recipe's augmentation",
-            )
     elif not isinstance(image, Image.Image):
         _refuse(
             where,
@@ -364,6 +370,8 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
             _refuse(
                 where, f"the image has Pillow's mode {image.mode}, allowed are L, RGB: set image_px"
             )
+        if image.has_transparency_data:  # which prediction lays on white
+            _refuse(where, "the image is transparent in places: set image_px, or fill them")
         # Prediction turns images upright too. So the network must be trained on upright ones.
         image = np.array(upright(image, image))
     array: Bytes = image[..., None] if image.ndim == 2 else image
@@ -374,6 +382,15 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
             f"grey",
         )
     return array
+
+
+def _require_bytes(where: str, images: Any) -> None:
+    if images.dtype not in (np.uint8, torch.uint8):
+        _refuse(
+            where,
+            f"got {str(images.dtype).removeprefix('torch.')}, expected uint8, 0 to 255: leave out "
+            f"ToTensor and the normalisation, which belongs to the recipe's augmentation",
+        )
 
 
 def _is_array(value: object) -> bool:

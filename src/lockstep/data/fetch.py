@@ -188,7 +188,8 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             url,
             stream=True,
             timeout=_TIMEOUT_S,
-            headers={"Range": f"bytes={there}-"} if there else {},
+            headers={"Accept-Encoding": "identity"}
+            | ({"Range": f"bytes={there}-"} if there else {}),
             # requests alone does not look at the variable that most programs know
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
@@ -199,13 +200,13 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             begun.unlink(missing_ok=True)
             there = 0
         response.raise_for_status()
-        # Some servers call the compression of a .gz file an encoding, which requests would undo.
-        response.raw.headers.pop("Content-Encoding", None)
+        if archive.name.endswith("gz"):
+            # Some servers call its compression an encoding, which requests would undo.
+            response.raw.headers.pop("Content-Encoding", None)
         total = archive.size_bytes or there + int(response.headers.get("Content-Length", 0))
         if not 0 < total <= _MOST_BYTES:
-            raise ValueError(
-                f"the server states {size(total)}, and {size(_MOST_BYTES)} is the most"
-            )
+            stated = size(total) if total else "no size"
+            raise ValueError(f"the server states {stated}, and {size(_MOST_BYTES)} is the most")
         with (
             # In a folder of others, no link to a file elsewhere is followed.
             open(open_to_write(begun), "ab") as file,

@@ -23,6 +23,8 @@ from lockstep.runs.statefile import SUFFIX
 # folder, file and SHA-256
 _URL = re.compile(r"(https://[^\s#]+/)([^/\s#]+(?<!\.tar\.gz))#sha256=([0-9a-f]{64})")
 
+_SUFFIX = ".pt"  # of a kept file whose URL has none: `kept` looks for one
+
 
 def folder() -> Path:
     """Return the folder of kept weights."""
@@ -44,17 +46,18 @@ def downloaded(url: str) -> Path:
 
     Raises: LockstepError if the URL has another form, or the download fails.
     """
-    found = _URL.fullmatch(url)
-    if found is None:
+    parts = _URL.fullmatch(url)
+    if parts is None:
         raise LockstepError(
             f"{option('init', url)}: give https://.../FILE#sha256=HEX, with the 64 digits of the "
             f"file's SHA-256, or download the file and give its path"
         )
-    base, name, sha256 = found.groups()
-    suffix = Path(name.partition("?")[0]).suffix
+    base, name, sha256 = parts.groups()
+    if found := kept(sha256):
+        return found
+    suffix = Path(name.partition("?")[0]).suffix or _SUFFIX
     path = folder() / f"{sha256}{suffix}"
-    if not kept(sha256):
-        fetch_file(Archive(name, (base,), 0, sha256), path)
+    fetch_file(Archive(name, (base,), 0, sha256), path)
     return path
 
 

@@ -292,8 +292,11 @@ def _opened(data: bytes) -> "Iterator[Image]":
 
     if not data:
         raise UnreadableImageError("empty")
-    with _one_error_type(data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        yield image
+    with _one_error_type(data):
+        # Pillow may be built without some, and the script of `lockstep export` do without HEIF.
+        formats = [name for name in FORMATS if name in Image.OPEN]
+        with Image.open(io.BytesIO(data), formats=formats) as image:
+            yield image
 
 
 @cache
@@ -342,6 +345,10 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
 
 def _what(head: bytes) -> str:
     """Return what a file is that Pillow does not know, by its first bytes."""
+    from PIL import Image
+
+    if "HEIF" not in Image.OPEN and re.match(rb"....ftyp(mif1|he[iv])", head, re.DOTALL):
+        return "an HEIC image: pip install pillow-heif"
     for begins, words in _OTHERS.items():
         if re.match(begins, head, re.DOTALL | re.IGNORECASE):
             return words
