@@ -87,6 +87,11 @@ def test_every_address_is_that_of_ipv4_too():
         socket.create_connection(("127.0.0.1", listening.getsockname()[1])).close()
 
 
+def test_a_name_that_no_host_can_have_is_refused():
+    with lockstep_error("cannot listen at --host a..b --port 0: no such name"):
+        application.listen("a..b", 0)
+
+
 @contextlib.contextmanager
 def serving(classifier, name="digits", seen=None):
     """Serve in a thread. Yield the port. The list `seen` receives the server."""

@@ -178,6 +178,7 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
     file.metadata = {
         "classes": CLASSES,
         "decoding": {"image_px": 8},
+        "image_shape": [8, 8, 1],
         "thresholds": THRESHOLDS.tolist(),
         "sure_from": [0.3, 0.9, None],
         "like_from": 0.5,

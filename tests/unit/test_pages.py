@@ -1,11 +1,14 @@
 """Pages: what a report states of a run, and that they are safe to open."""
 
+import base64
+import io
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.conftest import NATIVE
 
 from lockstep.config.placement import Placement
@@ -103,11 +106,12 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_numbers(judged, html, monk
     assert "Which answers are sure is known only of a complete run of a linear head" in page.text
     lit = {"evidence": {"1": "data:image/png;base64,"}}
     explained = [one | lit for one in record["mistakes"]]
-    sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9]}]
+    sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9], "never": 1}]
     monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
     page = Page(runs.page(Run(path), {**record, "mistakes": explained, "sure": sure}))
-    assert f"95% 80.0% to 90.0% {50 / record['examples']:.1%} (50) 98.0%" in " ".join(
-        page.text.split()
+    assert (
+        f"95% 80.0% to 90.0%; 1 class never {50 / record['examples']:.1%} (50) 98.0%"
+        in " ".join(page.text.split())
     )
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
@@ -154,6 +158,46 @@ def test_a_heat_map_has_numbers_up_to_24_classes(count):
     assert ("class 1<" in svg) == (count == 2)
     assert "currentColor" in svg
     assert "#010203" not in svg
+
+
+def test_each_cell_of_a_thousand_classes_is_drawn():
+    counts = np.eye(1000, dtype=int) * 7 + np.eye(1000, k=1, dtype=int)
+    svg = figures.heat_map(counts.tolist(), [f"class {i}" for i in range(1000)])
+    (png,) = re.findall(r'base64,\s*([^"]+)"', svg)
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(png))))
+    drawn = pixels[pixels[..., 3] > 0]
+    assert [int((drawn[:, 0] > drawn[:, 2]).sum()), len(drawn)] == [999, 1999]
+
+
+def test_a_curve_ends_at_its_last_step(judged, monkeypatch):
+    path, record = judged
+    run, rows = Run(path), [{"kind": "step", "step": n, "loss": float(n)} for n in range(1001)]
+    monkeypatch.setattr(run, "metrics", lambda: rows)
+    assert "batches 0 to 1000" in Page(runs.page(run, record)).text
+
+
+def test_the_page_says_on_what_and_where_its_statements_hold(judged, monkeypatch):
+    path, record = judged
+    run = Run(path)
+    monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
+
+    def text(record=record, **changes):
+        recipe = Run(path).recipe().replace(**changes)
+        monkeypatch.setattr(run, "recipe", lambda: recipe)
+        return Page(runs.page(run, record)).text
+
+    bits = "the same weights{}, to the last bit"
+    assert bits.format(" on the same kind of CPU or GPU") in text()
+    assert bits.format("") in text(arithmetic="portable")
+    assert f"train {path} --init FILE --name" in text(init_sha256="0" * 64)
+    assert "the data differ" in text({**record, "notes": ["the data differ"]})
+    monkeypatch.setattr(run, "result", lambda: None)
+    monkeypatch.setattr(run, "judged", lambda: {5: {"step": 5, "split": "test", "accuracy": 0.5}})
+    unfinished = text(None)
+    assert "50.00%" in unfinished
+    assert "of the test images after 5 steps" in unfinished
+    assert f"train {path} --resume" in unfinished
+    assert "to the last bit" not in unfinished
 
 
 def test_a_line_leaves_out_what_is_not_known():

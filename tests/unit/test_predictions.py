@@ -54,6 +54,15 @@ def test_a_row_is_one_line_that_programs_read():
     }
 
 
+def test_each_column_has_its_own_name_and_each_label_its_place():
+    head = prediction_table.head(["file", "class file", "label"], several=True)
+    names = next(csv.reader([head]))
+    assert len({*names}) == len(names)
+    labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
+    found = Prediction.of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
+    assert r"x,a\|b|c,a\|b|c," in prediction_table.row(found, labels, labels)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run on 20 bright and 20 dark images, of which six and their copies are held out."""

@@ -92,7 +92,7 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
             f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
         )
     service = _Service(classifier, name, host)
-    return Starlette(
+    served = Starlette(
         routes=[
             Route("/", service.page),
             Route("/health", service.health),
@@ -103,6 +103,8 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
         ),
         lifespan=service.running,
     )
+    served.router.redirect_slashes = False  # to an address that the client states
+    return served
 
 
 class _Service:
@@ -187,7 +189,8 @@ class _Service:
                 raise _busy(_LARGEST) from None
             raise HTTPException(
                 504,
-                f"no answer within {REQUEST_LIMIT_S:g} s: send fewer pictures at a time",
+                f"no answer within {REQUEST_LIMIT_S:g} s, or not the whole request: send fewer "
+                f"pictures at a time",
                 {"Connection": "close"},
             ) from None
         finally:
@@ -259,7 +262,9 @@ class _Service:
         else:
             raise HTTPException(415, f"Content-Type is {media_type or 'missing'}: {_TYPE}")
         if not pictures:
-            raise HTTPException(422, f"the form has no file in the field image: {_TYPE}")
+            raise HTTPException(
+                422, f"the form has no file in the field image, or not its end: {_TYPE}"
+            )
         return pictures
 
     async def _files(self, request: Request) -> list[tuple[str, bytes]]:
@@ -408,8 +413,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(
             address[:2], family=family, backlog=CONNECTION_LIMIT, dualstack_ipv6=both
         )
-    except OSError as error:
-        cause = str(error.strerror).partition(" (")[0]
+    except (OSError, UnicodeError) as error:  # that of a name that no host can have
+        cause = str(getattr(error, "strerror", "no such name")).partition(" (")[0]
         raise LockstepError(
             f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any "
             f"that is free",

@@ -40,6 +40,7 @@ class EvaluationRecord:
         confusion: a list of lists of counts; the row is the label, the column the prediction.
         accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several;
             else None.
+        notes: what differs from training, one sentence each.
         mean_average_precision, f1: if an image has any number of labels: the "macro" mean over the
             classes that have examples, and the "micro" value of all labels together; else None.
 
@@ -63,6 +64,7 @@ class EvaluationRecord:
     accuracy_one_view: float | None = None
     mean_average_precision: dict[str, float | None] | None = None
     f1: dict[str, float | None] | None = None
+    notes: list[str] = field(default_factory=list, repr=False)
 
     def __str__(self) -> str:
         """Return a line with the checkpoint, the weights, the accuracy and the loss, and a table of

@@ -72,7 +72,8 @@ def report(
 
     Args:
         run: A run's folder.
-        output: The page. Default: report.html in the run's folder.
+        output: The page. Default: report.html in the run's folder. A page on other images does not
+            take the place of one that is there.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
@@ -95,7 +96,8 @@ def report(
     require_alone("report")
     opened = existing(run)
     path = opened.path / "report.html" if output is None else Path(output)
-    require_writable(path, force or output is None)
+    if output is not None:
+        require_writable(path, force)
     if not opened.steps:
         raise opened.no_checkpoint()
     record, lacking = None, None
@@ -104,7 +106,10 @@ def report(
             fields = fields_of_run(
                 opened, trust_code, data=data, processes=processes, device=device
             )
-            record = record_of(ReportSpec(**fields, split=evaluated_split(**fields)), quiet)
+            split = evaluated_split(**fields)
+            if split != opened.recipe().evaluated_split:  # The run's own page stays.
+                require_writable(path, force)
+            record = record_of(ReportSpec(**fields, split=split), quiet)
     except LockstepError as error:
         if error.code != DATA:
             raise

@@ -58,10 +58,12 @@ def judge(
     """
     replica = replica_of(spec, ctx)
     dataset = replica.split(spec.split, spec.examples)
-    run, checkpoint = Run(spec.path), None
+    run, checkpoint, notes = Run(spec.path), None, list[str]()
     if ctx.first:
         checkpoint = run.load(spec.checkpoint)
-        _check(spec, replica, checkpoint)
+        notes = _differences(spec, replica, checkpoint)
+        for note in notes:
+            logger.warning(note)
         # An evaluation makes no update, so it needs no optimizer.
         for name in [name for name in checkpoint.tensors if name.startswith("optimizer/")]:
             del checkpoint.tensors[name]
@@ -82,6 +84,7 @@ def judge(
         "split": spec.split,
         "weights": weights,
         **record_of(result, dataset.classes),
+        "notes": notes,
     }
     return replica, dataset, record, result
 
@@ -123,17 +126,19 @@ def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     }
 
 
-def _check(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) -> None:
-    """Raise a LockstepError if the data has other classes than the run's. Note other source, and
-    another split.
+def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) -> list[str]:
+    """Return a sentence for each difference from training: other source, and another split. Raises:
+    LockstepError if the data has other classes than the run's.
     """
+    notes = []
     if changed := compare(checkpoint.metadata, {"model_source": replica.model_source}):
         code = describe_custom_code(replica.recipe)
-        logger.warning(
+        notes.append(
             f"the source of {code} is not the one it was trained with "
             f"({'; '.join(map(str, changed))})"
         )
     replica.require_same_classes(spec.path, checkpoint.metadata["classes"])
     whole = replica.splits[spec.split].sha256
     if checkpoint.metadata["data_sha256"].get(spec.split, whole) != whole:
-        logger.warning(f"the {spec.split} data is not what it was in training (its sha256 differs)")
+        notes.append(f"the {spec.split} data is not what it was in training (its sha256 differs)")
+    return notes

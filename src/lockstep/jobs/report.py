@@ -15,6 +15,7 @@ from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
+from lockstep.pictures.photos import ALL
 
 _SHOWN = 24  # of the worst mistakes
 _SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
@@ -85,8 +86,11 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
             },
         }
 
+    place = spec.placement.data
+    other = [f"These are all images of {place}, which is not the data of training."]
     return {
         **record,
+        "notes": record["notes"] + other * (spec.split == ALL),
         "calibration": calibration(judged, right),
         "sure": sure,
         "mistakes": [*map(shown, mistakes[:_SHOWN].tolist())],

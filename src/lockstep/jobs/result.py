@@ -180,7 +180,7 @@ class Result:
         if best.several:
             lines.append(("labels", scores_text(best.several.summary())))
         if self.sure is not None:
-            share, images, right, _ = self.sure.values()
+            share, images, right, *_ = self.sure.values()
             of = f"{images} of {best.examples} {recipe.evaluated_split} images"
             if best.several:
                 of = f"{images} of {plural(sum(best.several.found), 'label')} that were found"
@@ -251,7 +251,8 @@ def sure_answers(
     """Return how many answers on `dataset` are sure and right; None if the model file cannot tell.
     With several labels, each label that is found is an answer.
 
-    "least" are the least probabilities of sure answers.
+    "least" are the least probabilities of sure answers, and "never" is the number of classes of
+    which none is sure.
     """
     if confidence.sure_from is None:
         return None
@@ -269,4 +270,5 @@ def sure_answers(
         "labels" if dataset.several else "images": int(sure.sum()),
         "right": int(right.sum()),
         "least": sorted({least for least in confidence.sure_from.tolist() if least <= 1}),
+        "never": int((confidence.sure_from > 1).sum()),
     }

@@ -104,7 +104,7 @@ def heat_map(counts: Sequence[Sequence[int]], names: Sequence[str]) -> str:
         pixels = np.empty((*shares.shape, 4))
         pixels[..., :3], pixels[..., 3] = to_rgb(COLOURS[1]), alpha
         pixels[np.arange(len(names)), np.arange(len(names)), :3] = to_rgb(COLOURS[0])
-        axes.imshow(pixels, interpolation="nearest")
+        axes.imshow(pixels, interpolation="none")  # Each cell is there, of any number of classes.
         axes.set(xlabel="classified as", ylabel="label")
         axes.grid(visible=False)
         if named:

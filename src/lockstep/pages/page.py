@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _PIXELATED = 64  # pixels a side up to which a picture is shown enlarged, pixel by pixel
+# Joiners and spaces of ordinary names, in Persian, Japanese and emoji: no control codes.
+_KEPT = "\u200c\u200d\u00a0\u3000"
 _DARK = 0.2  # what is left of the light where nothing speaks for a class
 
 
@@ -97,7 +99,7 @@ def template(package: str) -> "Template":
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=lambda value: printable(value, _KEPT) if type(value) is str else value,
     ).get_template("page.html.jinja")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from lockstep.errors import printable
 from lockstep.pages.prediction import Prediction
 
-_BETWEEN = "|"  # several labels of an image in one field
+_BETWEEN = "|"  # several labels of an image in one field; in the name of one it is \|
 
 
 def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> str:
@@ -20,12 +20,16 @@ def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> 
     `classes`.
 
     `several` says whether an image has any number of labels; `with_truth` adds the column of its
-    true ones. A class with the name of another column is called "class NAME".
+    true ones. A class with the name of a column before it is called "class NAME".
     """
     ending = "s" if several else ""
     true = [f"true_label{ending}"] if with_truth else []
-    first = ["file", *true, f"label{ending}", "probability", f"answer{ending}", "error"]
-    return _line([*first, *(f"class {name}" if name in first else name for name in classes)])
+    names = ["file", *true, f"label{ending}", "probability", f"answer{ending}", "error"]
+    for name in classes:
+        while name in names:
+            name = f"class {name}"
+        names.append(name)
+    return _line(names)
 
 
 def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> str:
@@ -40,11 +44,17 @@ def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | N
     label: str | None = prediction.label
     answer: str | None = prediction.answer
     if prediction.labels is not None:
-        label = _BETWEEN.join(prediction.labels)
+        label = _joined(prediction.labels)
         answer = _BETWEEN.join((prediction.answers or {}).values()) or answer
-    true = [] if truth is None else [_BETWEEN.join(truth)]
+    true = [] if truth is None else [_joined(truth)]
     first = [prediction.source, *true, label, prediction.probability, answer, prediction.error]
     return _line([*first, *probabilities])
+
+
+def _joined(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return _BETWEEN.join(name.replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
 
 
 def _line(values: Sequence[object]) -> str:

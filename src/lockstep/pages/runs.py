@@ -4,6 +4,7 @@ from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
+from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs.run import Run
 from lockstep.schema import dotted
 from lockstep.text import duration, gpu_text, label_rows, loss_text, plural, scores_text
@@ -46,6 +47,7 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
         notes += result.get("warnings", [])
     judged = []
     if record is not None:
+        notes += record["notes"]
         found = labels(record) if record.get("f1") else confusion(record)
         judged = [found, calibration(record), *pictures(record)]
     sections = [training(run), *judged, provenance(run)]
@@ -68,6 +70,10 @@ def headline(run: Run, record: Record | None) -> Headline:
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
+    elif tested := [*run.judged().values()]:
+        last = tested[-1]
+        text = f"of the {last['split']} images after {plural(last['step'], 'step')}"
+        return Headline(f"{last['accuracy']:.2%}", text, details)
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
@@ -86,14 +92,10 @@ def training(run: Run) -> Section:
     """Return the curves of loss and accuracy over the steps."""
     rows = [row for row in run.metrics() if row["kind"] == "step"]
     tested = [*run.judged().values()]
-    drawn = []
+    drawn, seen = [], rows[:: len(rows) // _POINTS + 1]
+    seen += rows[-1:] if seen[-1:] != rows[-1:] else []
     for key in ("loss", "accuracy"):
-        lines = [
-            Line(
-                "batches",
-                [(row["step"], row.get(key)) for row in rows[:: len(rows) // _POINTS + 1]],
-            )
-        ]
+        lines = [Line("batches", [(row["step"], row.get(key)) for row in seen])]
         if key == "accuracy" and tested:
             lines.append(
                 Line(
@@ -139,7 +141,7 @@ def confusion(record: Record) -> Section:
     )
     texts = [
         f"{names[y]} is taken for {names[x]}: {plural(count, 'image')}, "
-        f"{count / sum(counts[y]):.1%} of its class."
+        f"{count / record['classes'][y]['examples']:.1%} of its class."
         for count, y, x in pairs[:_PAIRS]
     ]
     if lost := record["examples"] - sum(map(sum, counts)):
@@ -151,10 +153,16 @@ def confusion(record: Record) -> Section:
         f"Confusion matrix: a row for each label, a column for each prediction, "
         f"{plural(len(names), 'class')}"
     )
+    head, rows = ["number", "class", "images", "right"], []
+    for number, each in enumerate(record["classes"]):
+        right = "-" if each["accuracy"] is None else f"{each['accuracy']:.1%}"
+        rows.append([str(number), each["name"], f"{each['examples']:,}", right])
     return Section(
         "Confusion",
         texts or ["No image is misclassified."],
         [Figure(figures.heat_map(counts, names), text)],
+        Table(head, rows),
+        "Each class",
     )
 
 
@@ -173,8 +181,10 @@ def calibration(record: Record) -> Section:
     answers, every = f"{record['split']} images", record["examples"]
     if record.get("f1"):
         answers, every = "labels that are found", sum(one["found"] for one in record["classes"])
-    for share, count, right, bounds in map(dict.values, record["sure"]):
+    for share, count, right, bounds, never in map(dict.values, record["sure"]):
         least = " to ".join(f"{bound:.1%}" for bound in bounds[:1] + bounds[1:][-1:]) or "-"
+        if bounds and never:
+            least += f"; {plural(never, 'class')} never"
         correct = f"{right / count:.1%}" if count else "-"
         sure = f"{count / max(1, every):.1%} ({count:,})"
         rows.append([f"{share:.0%}", least, sure, correct])
@@ -243,16 +253,24 @@ def provenance(run: Run) -> Section:
         },
     }
     rows = [[name, value] for name, value in details.items() if value]
-    exact = recipe.exact and not (result or {}).get("mixed_arithmetic")
-    same = "with the same weights, to the last bit" if exact else "with other low-order bits"
-    texts = [
-        f"The first command trains it again, {same}. The second computes its last steps again and "
-        f"compares them."
-    ]
-    commands = [
-        recipe.command("train", folder, "--name", f"{folder.name}-again"),
-        recipe.command("verify", folder),
-    ]
+    texts = ["The command continues it."]
+    commands = [recipe.command("train", folder, "--resume")]
+    if result:
+        same = "with other low-order bits"
+        if recipe.exact and not result["mixed_arithmetic"]:
+            kinds = "" if recipe.arithmetic == "portable" else " on the same kind of CPU or GPU"
+            same = f"with the same weights{kinds}, to the last bit"
+        texts = [
+            f"The first command trains it again, {same}. The second computes its last steps again "
+            f"and compares them."
+        ]
+        packaged = {settings["init_sha256"] for settings in PACKAGED_NETWORKS.values()}
+        given = recipe.init_sha256 and recipe.init_sha256 not in packaged
+        init = ("--init", session.get("init") or "FILE") if given else ()
+        commands = [
+            recipe.command("train", folder, *init, "--name", f"{folder.name}-again"),
+            recipe.command("verify", folder),
+        ]
     return Section(
         "How it was made",
         texts,
