@@ -21,6 +21,7 @@ from lockstep.recipes.fitting import PHOTOS
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import fresh_path, is_begun, refuse_existing
 from lockstep.schema import validated
+from lockstep.text import few
 
 _KEPT = ("timeout", "eval_every", "save_every", "keep")  # of the last session, by a resume
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
@@ -93,6 +94,9 @@ def train_spec(
     the name, the folder of runs and whether to resume.
     """
     weights = find_weights(placement.init) if placement.init else None
+    if what is None and folder.get("resume") and folder.get("name") and not world.launcher:
+        begun = folder["runs"] / str(folder["name"])
+        what = begun if is_begun(begun) else None
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
     if skip_damaged and stated is None:
@@ -117,8 +121,8 @@ def train_spec(
         if differences:
             raise LockstepError(
                 f"{path} was started with another recipe, so it cannot be resumed with this one "
-                f"({'; '.join(differences)}): leave out what differs, or start a new run with "
-                f"another {option('name')}"
+                f"({few(differences)}): give {path} as what is trained, without other "
+                f"settings, or start a new run with another {option('name')}"
             )
     # What is not given is as in the last session. An outer launcher repeats its command, and not
     # every host has the run's folder.
