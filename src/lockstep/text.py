@@ -47,8 +47,7 @@ def counted(correct: int, examples: int, what: str = "") -> str:
     text = f"{correct} of {examples} {what}".rstrip()
     if examples >= _FEW:
         return text
-    low, high = wilson_interval(correct, examples)
-    return f"{text}; 95% interval {100 * low:.1f} to {high:.1%}"
+    return f"{text}; 95% interval {cell_text(wilson_interval(correct, examples))}"
 
 
 def loss_text(loss: float | None) -> str:
