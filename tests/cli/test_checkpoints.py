@@ -57,7 +57,8 @@ def test_a_resume_records_what_the_last_session_did(here, tmp_path):
     given = ("--save-every", 4, "--eval-every", 6, "--keep", "all", "--timeout", 77)
     succeeded(here("train", "digits", "--steps", 12, "--name", "x", *given))
     as_stopped(tmp_path / "runs/x")
-    succeeded(here("train", "runs/x", "--resume", "--eval-every", 3))
+    done = succeeded(here("train", "runs/x", "--resume", "--eval-every", 3))
+    assert " s in all, since the last of 2 starts\n" in done.stdout
     first, second = (each["placement"] for each in read_json(tmp_path / "runs/x/environment.json"))
     assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": "all"}
     assert second == first | {"eval_every": 3}

@@ -142,6 +142,7 @@ class Result:
             "total_s": round(time.time() - started, 3),
             "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
             "steps_per_s": round(steps_per_s, 3),
+            "sessions": len(run.earlier) + 1,
             "peak_memory_bytes": self.memory,
             "processes": replica.group.processes,
             "device": replica.device.type,
@@ -174,6 +175,8 @@ class Result:
         if recipe.dataset == IMAGE_FOLDER:
             use = recipe.command("predict", run, "IMAGE.jpg")
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
+        if record["sessions"] > 1:
+            seconds += f", since the last of {record['sessions']} starts"
         scope = _scope_of_bits(recipe, record["mixed_arithmetic"])
         left_out = noted(recipe.left_out, "image", "that could not be read")
         lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
