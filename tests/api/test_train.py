@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from tests.conftest import NATIVE, SHORT, finished, popen
 from tests.helpers import lockstep_error, succeeded
 
@@ -217,7 +218,9 @@ def test_data_in_memory_trains_as_the_dataset_it_came_from(tmp_path, monkeypatch
     digits = {name: (part.images.numpy(), part.labels.numpy()) for name, part in load(None).items()}
     digits["classes"] = list("abcdefghij")
     small = {"portable": False, "towers": 2, "batch": 48, "steps": 30}  # as NATIVE
-    own = lockstep.train("digits", data=digits, name="memory", inline=True, quiet=True, **small)
+    # The program's modes of torch do not count.
+    with torch.inference_mode(), torch.autocast("cpu"), torch.no_grad():
+        own = lockstep.train("digits", data=digits, name="memory", inline=True, quiet=True, **small)
     assert own.classes == tuple("abcdefghij")
     assert own.recipe().dataset == "memory"
     _, record = trained_once(*NATIVE)

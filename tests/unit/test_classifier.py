@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.conftest import NATIVE
+from tests.documents import ROOT
 from tests.helpers import lockstep_error
 from tests.images import noise
 
@@ -468,9 +469,15 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     expected = lockstep.load(path).predict(image, 10)
     torch.set_default_dtype(torch.float64)
     try:
-        assert lockstep.load(path).predict(image, 10) == expected
+        with torch.inference_mode(), torch.autocast("cpu"):
+            classifier = lockstep.load(path)
+            assert classifier.predict(image, 10) == expected
+            found = classifier.probabilities(image[None])[0]
+            portable = lockstep.load(ROOT / "examples/verified-digits/model.safetensors")
+            assert portable.predict(TEST.images[0]).probability > 0
     finally:
         torch.set_default_dtype(torch.float32)
+    assert (found == lockstep.load(path).probabilities(image[None])[0]).all()
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)
 
 

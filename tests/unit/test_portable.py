@@ -490,6 +490,76 @@ def test_the_page_lists_exactly_the_operations_that_are_tested():
     assert {name for row in rows for name in row.split(", ")} - {""} == (OPERATIONS | DRAWS).keys()
 
 
+def both(compute):
+    """Return what `compute` returns natively and portably."""
+    expected = compute()
+    with Portable():
+        return expected, compute()
+
+
+@pytest.mark.parametrize("scale", [0.37, (0.5, 0.3), 2.3])
+def test_a_stated_scale_is_the_step_of_resizing(scale):
+    def resized():
+        x = seeded(1, 2, 40, 40).requires_grad_()
+        y = functional.interpolate(x, scale_factor=scale, mode="bilinear", antialias=True)
+        return y.detach(), *torch.autograd.grad(y.square().sum(), x)
+
+    for expected, found in zip(*both(resized), strict=True):
+        assert relative(found, expected.double()) < 1e-5
+
+
+def test_what_is_not_read_does_not_count():
+    nothing, ones = torch.full((2, 3, 3), torch.nan), torch.ones(2, 3, 3)
+    for x, a in ((nothing, ones), (nothing[0], ones[0])):
+        product = torch.baddbmm if x.ndim == 3 else torch.addmm
+        expected, found = both(lambda p=product, x=x, a=a: p(x, a, a, beta=0))
+        assert torch.equal(found, expected)
+    logarithms, labels = torch.tensor([[-torch.inf, 0.0], [1.0, 2.0]]), torch.tensor([-100, 1])
+    expected, found = both(lambda: functional.nll_loss(logarithms, labels))
+    assert (found, expected) == (-2.0, -2.0)
+
+
+def test_the_sign_of_a_zero_does_not_depend_on_its_place():
+    plus, minus = torch.zeros(1003), -torch.zeros(1003)
+    with Portable():
+        found = [
+            torch.maximum(plus, minus),
+            torch.minimum(minus, plus),
+            torch.clamp(minus, minus, plus),
+            minus.clamp_min(plus),
+            plus.clone().clamp_(max=minus),
+        ]
+    assert not any(x.signbit().any() for x in found)
+    x, least = seeded(9), seeded(9, seed=1)
+    for compute in (
+        lambda: torch.clamp(x, least, least + 1),
+        lambda: torch.clamp(x, max=least),
+        lambda: x.clamp(-0.5, 0.5),
+        lambda: torch.maximum(torch.tensor([1, 2]), torch.tensor([2, 1])),
+    ):
+        assert torch.equal(*both(compute))
+
+
+def test_a_product_beyond_float32_is_infinite_in_a_sum_too():
+    with Portable():
+        assert torch.add(torch.tensor(-3e38), torch.tensor(3e38), alpha=2) == torch.inf
+
+
+def test_an_image_of_many_positions_has_a_gradient(on_each_backend):
+    x, weight = seeded(1, 1, 600, 600).clamp(-1, 1), seeded(2, 1, 3, 3, seed=1)
+
+    def gradient():
+        own = weight.clone().requires_grad_()
+        y = functional.conv2d(x, own, padding=1)
+        return torch.autograd.grad(y, own, x.expand_as(y))[0]
+
+    def portably():
+        with Portable():
+            return gradient()
+
+    assert relative(on_each_backend(portably), gradient().double()) < 2e-3
+
+
 def test_what_is_not_covered_is_refused_with_its_name():
     with pytest.raises(NotPortableError, match=r"aten\.erf\.default"), Portable():
         torch.erf(torch.ones(2))

@@ -4,7 +4,7 @@ evaluation does.
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -182,7 +182,6 @@ class Classifier:
 
         return in_order(items(sources), work)
 
-    @torch.no_grad()
     def predict_pixels(
         self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0, evidence: bool = False
     ) -> Prediction:
@@ -191,7 +190,7 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with numerics.own_flags(self.recipe.exact), self._turn, hardware.memory_named(_END_OTHERS):
+        with self._computing(), self._turn, hardware.memory_named(_END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
             prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
@@ -205,14 +204,13 @@ class Classifier:
                 )
         return prediction.judged(self.confidence, inputs, self.classes)
 
-    @torch.no_grad()
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if
         they are not finite.
 
         They are classified together, as a batch of an evaluation.
         """
-        with numerics.own_flags(self.recipe.exact):
+        with self._computing():
             inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
             # How many images are moved depends on the size of the batch.
             whole = self.recipe.eval_batch if "unsure" in self.recipe.test_views else len(images)
@@ -220,6 +218,17 @@ class Classifier:
             counted = rows < len(images)
             inputs = inputs[rows.clamp(max=len(images) - 1)]
             return self._probabilities(inputs, counted.to(self.device))[: len(images)].numpy()
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute as an evaluation does, whatever flags and modes of torch the program has."""
+        with (
+            numerics.own_flags(self.recipe.exact),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(self.device.type, enabled=False),
+        ):
+            yield
 
     def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:
         logits, _ = classify(self.recipe, self._network, inputs.to(self.device), counted)

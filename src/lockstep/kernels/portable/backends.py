@@ -102,7 +102,7 @@ class Int8:
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product of the int8 matrices `a` [M, K] and `b` [K, N], as exact integers."""
-        assert a.shape[1] <= MOST_INT32_TERMS
+        _require(a.shape[1], MOST_INT32_TERMS)
         return torch._int_mm(_dense(a), _dense(b))
 
     def convolution(
@@ -116,7 +116,7 @@ class Int8:
         2**power.
         """
         terms = math.prod(weight.parts.shape[2:])
-        assert terms <= MOST_CONVOLUTION_TERMS
+        _require(terms, MOST_CONVOLUTION_TERMS)
         inside = power if power in _INSIDE else 0
         # It serves all products, and keeps what is made of it.
         weight = weight.once("int8", lambda signed: signed)
@@ -180,10 +180,16 @@ class Int8OnGpu:
         """
         rows, terms = a.shape
         columns = b.shape[1]
-        assert terms <= MOST_INT32_TERMS
+        _require(terms, MOST_INT32_TERMS)
         a = functional.pad(a, (0, -terms % 8, 0, max(0, _LEAST_ROWS - rows)))
         b = functional.pad(b.mT, (0, -terms % 8, 0, -columns % 8)).mT
         return torch._int_mm(a.contiguous(), b.mT.contiguous().mT)[:rows, :columns]
+
+
+def _require(terms: int, most: int) -> None:
+    """Refuse a sum of so many `terms` that it could leave the integers of its type."""
+    if terms > most:
+        raise NotImplementedError
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -222,7 +228,7 @@ class Float32:
         2**power.
         """
         terms = math.prod(weight.parts.shape[2:])
-        assert terms <= MOST_CONVOLUTION_TERMS
+        _require(terms, MOST_CONVOLUTION_TERMS)
         x_high, x_low = x.signed().parts.float()
         w_high, w_low = weight.once("float32", lambda signed: signed.parts.float())
 

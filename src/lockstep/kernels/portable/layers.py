@@ -206,7 +206,8 @@ def nll_loss(
     counted = labels != ignored
     known = labels.where(counted, 0)
     weights = counted.to(x.dtype) if weight is None else weight[known] * counted
-    losses = -x.gather(1, known[:, None])[:, 0] * weights
+    # An ignored row may have an infinite element.
+    losses = (-x.gather(1, known[:, None])[:, 0] * weights).masked_fill(~counted, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
     loss = total(losses)

@@ -13,7 +13,6 @@ These functions run on a GPU too. A GPU kernel for one of them goes into the fun
 `Int8OnGpu` in backends.py.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,9 +34,11 @@ def _has_exact_factor(
     alpha: Any = 1,
     **others: Any,
 ) -> bool:
-    """Return whether y * alpha is exact: a power of two may be fused with the addition or not."""
+    """Return whether y * alpha is exact, so that it may be fused with the addition or not. A power
+    of two may overflow.
+    """
     _refuse_numbers(x, y)
-    return isinstance(alpha, int | float) and abs(math.frexp(alpha)[0]) == 0.5
+    return alpha in (1, -1)
 
 
 def _refuse_numbers(*operands: Any) -> None:
@@ -219,6 +220,8 @@ def _added_product(
     product = products.matmul(a, b)
     if alpha != 1:
         product = product * alpha
+    if beta == 0:  # Then `x` may hold anything.
+        return product.to(a.dtype)
     if beta != 1:
         x = x.to(product.dtype) * beta
     return (product + x).to(a.dtype)
@@ -245,6 +248,40 @@ def _convolution_backward(
 ) -> tuple[Tensor | None, ...]:
     *geometry, needed = numbers
     return products.convolution_backward(gradient, x, weight, Geometry.of(x, *geometry), needed)
+
+
+@portable("maximum", NUMBERS)
+def _maximum(x: Tensor, y: Tensor) -> Tensor:
+    return _without_negative_zeros(torch.maximum(x, y))
+
+
+@portable("minimum", NUMBERS)
+def _minimum(x: Tensor, y: Tensor) -> Tensor:
+    return _without_negative_zeros(torch.minimum(x, y))
+
+
+def _by_numbers(x: Tensor, *bounds: Any, min: Any = None, max: Any = None, **out: Any) -> bool:
+    """Return whether no bound is a tensor: of a number and a zero, the choice is the same
+    everywhere.
+    """
+    return not any(isinstance(bound, Tensor) for bound in (*bounds, min, max))
+
+
+@portable("clamp", NUMBERS, exact_if=_by_numbers)
+def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    x = x if min is None else _maximum(x, min)
+    return x if max is None else _minimum(x, max)
+
+
+portable("clamp_min", NUMBERS, exact_if=_by_numbers)(_maximum)
+portable("clamp_max", NUMBERS, exact_if=_by_numbers)(_minimum)
+
+
+def _without_negative_zeros(x: Tensor) -> Tensor:
+    """Return `x` with +0 in place of -0: which of two zeros is larger depends on the place in a
+    vector.
+    """
+    return x.add_(0.0) if x.is_floating_point() else x
 
 
 @portable("sort", NUMBERS)
@@ -282,11 +319,12 @@ def _upsample(
     align_corners: bool,
     *scales: float | None,
 ) -> Tensor:
-    """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing."""
+    """Return `x` [n, c, H, W] resized to (h, w), bilinear with antialiasing. The step between
+    pixels is that of the `scales` if they are given.
+    """
     if align_corners:
         raise NotImplementedError
-    rows = _resizing(x.shape[2], size[0])
-    columns = _resizing(x.shape[3], size[1])
+    rows, columns = map(_resizing, x.shape[2:], size, (*scales, None, None))
     return _between(rows, columns, x)
 
 
@@ -299,8 +337,7 @@ def _upsample_backward(
     *scales: float | None,
 ) -> Tensor:
     """Return the gradient of the argument of `_upsample`, which has the `shape` [n, c, H, W]."""
-    rows = _resizing(shape[2], size[0])
-    columns = _resizing(shape[3], size[1])
+    rows, columns = map(_resizing, shape[2:], size, (*scales, None, None))
     return _between(rows.t(), columns.t(), gradient)
 
 
@@ -316,11 +353,11 @@ def _between(rows: Tensor, columns: Tensor, x: Tensor) -> Tensor:
     return y.view(n, c, len(rows), len(columns))
 
 
-def _resizing(old: int, new: int) -> Tensor:
+def _resizing(old: int, new: int, scale: float | None) -> Tensor:
     """Return float32 [new, old], the weights of the old pixels in each new one: a triangle about
     its centre.
     """
-    step = old / new
+    step = 1.0 / scale if scale else old / new
     reach = max(step, 1.0)
     centres = (torch.arange(new).double() + 0.5) * step
     distance = (torch.arange(old).double() + 0.5 - centres[:, None]).abs() / reach

@@ -4,7 +4,7 @@ Why: a library adds the terms of a dot product in an order that depends on the C
 rounds otherwise. Here the factors are integers, so all orders give one result.
 Gain: the fast integer and float32 products of libraries compute them (backends.py): a portable step
 takes 1.5 to 2.4 times as long as a native one (docs/portable.md).
-Exact: no sum of products leaves the integers of its type; `assert` checks the shapes.
+Exact: no sum of products leaves the integers of its type. One that would is an error.
 """
 
 import itertools
@@ -336,7 +336,6 @@ def _group_gradient(
     moved_bytes = rows * (h * outputs + w * inputs)
     direct = direct_bytes <= moved_bytes
     positions = width * max(height, rows)
-    assert positions <= MOST_INT32_TERMS, f"an image of {positions} positions"
     in_chunk = _CHUNK_BYTES // (2 * width * min(direct_bytes, moved_bytes))
     count = max(1, min(in_chunk, MOST_INT32_TERMS // positions))
     is_long = upstream.shape[1] * positions > MOST_INT32_TERMS
@@ -350,13 +349,16 @@ def _group_gradient(
         else:
             left = _moved_down(gradient, h, rows, at)
             right = _columns(x, (1, w), (rows, width), along_rows)
-        if right.mT.is_contiguous():  # The product of matrices by rows takes less time.
-            products = [part.mT for part in _product(right.mT, left)]
-        else:
-            products = list(_product(left.mT, right))
-        if is_long:
-            products = [part.double() for part in products]
-        sums = [a.add_(b) for a, b in zip(sums, products, strict=True)] if sums else products
+        # An image of many positions is divided, too.
+        parts = (torch.split(factor, MOST_INT32_TERMS, 1) for factor in (left, right))
+        for left, right in zip(*parts, strict=True):
+            if right.mT.is_contiguous():  # The product of matrices by rows takes less time.
+                products = [part.mT for part in _product(right.mT, left)]
+            else:
+                products = list(_product(left.mT, right))
+            if is_long:
+                products = [part.double() for part in products]
+            sums = [a.add_(b) for a, b in zip(sums, products, strict=True)] if sums else products
     result = assembled(sums[0], sums[1], power)
     if direct:
         return result.view(outputs, h, w, inputs).permute(0, 3, 1, 2)
