@@ -189,7 +189,7 @@ def networks(call: Call) -> Figures:
     figures: Figures = {}
     for model in ("efficientnet-lite0", "efficientnet-lite2"):
         cache = str(call.folder / f"cache-{model}")
-        options = ("--model", model, "--seed", call.number)
+        options = ("--model", model, "--seed", call.number, *call.options)
         result = train(call, call.what, *options, XDG_CACHE_HOME=cache)
         name = f"{Path(call.what).name}, {model.removeprefix('efficientnet-')}"
         figures |= of_photos(name, call, result, cache)
