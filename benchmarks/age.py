@@ -24,7 +24,8 @@ _NOT = {
     "head/": "cifar10 folder links loss mnist overhead peers portable-configurations portable-cost "
     "portable-digits seeds split versions",
     # of native arithmetic
-    "kernels/portable/": "cifar10-tutorial-10000-float32 cifar10-tutorial-100000 cifar10-tutorial-4 "
+    "kernels/portable/": "cifar10-tutorial-10000-float32 cifar10-tutorial-100000 "
+    "cifar10-tutorial-4 "
     "fit folder labels links loss million networks overhead peers photos seeds-cifar10 "
     "seeds-mnist-precision several split unequal unlike",
 }

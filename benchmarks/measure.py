@@ -191,7 +191,8 @@ def networks(call: Call) -> Figures:
         cache = str(call.folder / f"cache-{model}")
         options = ("--model", model, "--seed", call.number, *call.options)
         result = train(call, call.what, *options, XDG_CACHE_HOME=cache)
-        name = f"{Path(call.what).name}, {model.removeprefix('efficientnet-')}"
+        short = model.removeprefix("efficientnet-")
+        name = " ".join([f"{Path(call.what).name}, {short}", *call.options])
         figures |= of_photos(name, call, result, cache)
     return figures
 

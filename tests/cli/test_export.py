@@ -262,7 +262,7 @@ def test_the_script_lacks_what_windows_and_few_packages_lack(example, monkeypatc
             example["decode_image"](data, decoding)
 
 
-def test_the_script_takes_pixels_of_a_network_that_takes_no_squares(example):
+def test_the_script_takes_pixels_where_images_are_no_squares(example):
     exported = object.__new__(example["Exported"])
     rows = [np.array([[0.25, 0.75]], np.float32)]
     exported._session = SimpleNamespace(run=lambda names, inputs: rows)

@@ -40,6 +40,7 @@ EXCEPTIONS = {
     "errors.py": {"--", "--no-"},  # `option` itself
     "jobs/verify.py": {"--from"},
     "pages/doubtful.py": {"--json"},
+    "pages/runs.py": {"--init"},
 }
 
 

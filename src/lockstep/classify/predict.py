@@ -29,6 +29,7 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
+from lockstep.launch.modes import without_modes
 from lockstep.messages import logger
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.decode import Decoding, decode_image
@@ -224,9 +225,8 @@ class Classifier:
         """Compute as an evaluation does, whatever flags and modes of torch the program has."""
         with (
             numerics.own_flags(self.recipe.exact),
-            torch.inference_mode(False),
+            without_modes(),
             torch.no_grad(),
-            torch.autocast(self.device.type, enabled=False),
         ):
             yield
 

@@ -108,11 +108,13 @@ def submit(
 def _inline(spec: Spec, output: Output) -> Outcome:
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
     from lockstep.jobs.context import Context
+    from lockstep.launch.modes import plain
     from lockstep.launch.worker import run_worker
 
     received: Record = {}
     try:
-        record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
+        with plain():
+            record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
     except SystemExit as left:
         code = int(left.code or 0)
     if code:

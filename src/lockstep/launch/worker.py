@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from socket import gethostname
@@ -61,8 +60,7 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None,
             ):
                 _join(spec, world, ctx)
                 job = getattr(import_module(f"lockstep.jobs.{spec.job}"), spec.job)
-                with _plain(ctx.device):
-                    record, code = job(spec, ctx), 0
+                record, code = job(spec, ctx), 0
         except StoppedError as stopped:
             record, code = None, stopped.code
         except LOST_PEER as error:
@@ -80,23 +78,6 @@ def run_worker(spec: Spec, world: World, ctx: "Context") -> tuple[Record | None,
     if request.received is not None:
         code = SIGNAL_BASE + request.received
     return record, code
-
-
-@contextlib.contextmanager
-def _plain(device: "torch.device") -> Iterator[None]:
-    """Compute without the modes of torch that a program has entered which calls with
-    `inline=True`.
-    """
-    import torch
-
-    dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        # The first one also computes gradients, within torch.no_grad() too.
-        with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 def device_of(placement: Placement, world: World) -> "torch.device":
