@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -19,6 +19,8 @@ from lockstep.errors import LockstepError, unknown
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 9  # errors that a message lists
+_MAX_DEPTH = 20  # of brackets
+_MOST_NUMBER = 1e300
 
 
 class Settings(BaseModel):
@@ -35,7 +37,11 @@ class Settings(BaseModel):
         read it as 1.
         """
         annotation = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+        inner, values = get_args(annotation), [value]
+        if get_origin(annotation) in (dict, list, tuple) and Any not in inner:
+            values += value.values() if isinstance(value, Mapping) else ()
+            values += value if isinstance(value, list | tuple) else ()
+        if any(isinstance(each, bool) for each in values) and bool not in (annotation, *inner):
             raise ValueError("true and false are for switches: give a value")
         return value
 
@@ -85,15 +91,36 @@ def registry_of(union: Any) -> dict[str, type[Any]]:
 
 
 def dotted(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one mapping with dotted names."""
+    """Return nested settings as one mapping with dotted names. An option of a model stays whole.
+
+    Raises: LockstepError for two of one name.
+    """
     flat: dict[str, Any] = {}
     for key, value in fields.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            flat |= dotted(value, f"{name}.")
-        else:
-            flat[name] = value
+        whole = not isinstance(value, Mapping) or not value or prefix == "model_options."
+        for inside, one in ({name: value} if whole else dotted(value, f"{name}.")).items():
+            if inside in flat:
+                raise LockstepError(f"setting {inside} is given twice: {flat[inside]} and {one}")
+            flat[inside] = one
     return flat
+
+
+def plain_values(value: Any, depth: int = _MAX_DEPTH) -> Any:
+    """Return `value` as recipe.json gives it to a resumed run. Raises: ValueError if it would
+    change there, or if lists and mappings in it nest more deeply than `depth`.
+    """
+    if depth == 0:
+        raise ValueError("the brackets nest too deeply: give plain values and lists")
+    if isinstance(value, Mapping):
+        return {str(name): plain_values(part, depth - 1) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(part, depth - 1) for part in value]
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float) and abs(value) < _MOST_NUMBER:
+        return value
+    raise ValueError("give finite numbers, texts, lists and mappings")
 
 
 def validated(settings: type[S], fields: Mapping[str, Any]) -> S:
@@ -114,15 +141,17 @@ def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) ->
     title = settings.__name__.lower()
     if item["type"] == "extra_forbidden":
         allowed = _allowed_names(settings, fields, item["loc"])
-        inner = (inside for inside in dotted(fields) if "." in inside and inside != name)
+        inner = (inside for inside in dotted(fields) if inside.partition(".")[0] in allowed)
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
     # Our own validators raise ValueErrors; the other sentences are pydantic's.
     problem = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
-    return (
-        f"{title} setting {name:.300}: got {item['input']!r:.300}: {problem}" if name else problem
-    )
+    try:
+        got = f"{item['input']!r:.300}"
+    except (ValueError, RecursionError):  # a number of thousands of digits, or deep brackets
+        got = "a value that is too long"
+    return f"{title} setting {name:.300}: got {got}: {problem}" if name else problem
 
 
 def _allowed_names(

@@ -105,6 +105,8 @@ def rate_text(result: Mapping[str, Any]) -> str:
     """Return the speed of a run by its `result`: images a second, or for a head steps, which
     compute no images.
     """
+    if not result["steps_per_s"]:
+        return "no step"
     if result["images_per_s"] is None:
         return f"{result['steps_per_s']:,.0f} steps/s"
     return f"{result['images_per_s']:,.0f} images/s"

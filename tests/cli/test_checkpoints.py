@@ -63,6 +63,7 @@ def test_a_resume_records_what_the_last_session_did(here, tmp_path):
     assert first == {"timeout": 77, "eval_every": 6, "save_every": 4, "keep": "all"}
     assert second == first | {"eval_every": 3}
     assert "runs/x is complete" in here("train", "--resume", "--name", "x").stderr
+    refused(here("train", "runs/x", "--resume", "--name", "y"), USAGE, "name y are two runs")
     other = here("train", "mnist", "--resume", "--name", "x")
     refused(other, USAGE, "name: digits -> mnist", " more): give runs/x as what is trained")
     assert "3 links of 3" in succeeded(here("verify", "runs/x", "--all")).stdout

@@ -200,9 +200,7 @@ def test_damaged_files_are_skipped_if_asked_and_stay_so(here, tmp_path):
     own = load(tmp_path / "runs/b").pixels(photos / "dark/4.png")
     assert np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32, fit="squash")))
     assert not np.array_equal(own, decode_image(photos / "dark/4.png", Decoding(32)))
-    refused(
-        here("train", "digits", "--skip-damaged"), DATA, "give the folder of images as --data DIR"
-    )
+    refused(here("train", "digits", "--skip-damaged"), USAGE, "is for folders of images")
 
 
 def test_train_and_data_check_say_the_same(here, tmp_path):

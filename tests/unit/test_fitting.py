@@ -164,8 +164,13 @@ def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
     assert made(str(folder), {"augmentation": "plain"}).augmentation.kind == "plain"
     assert not made(str(folder), {"model": "digits"}).grey
     assert made("folder") == get_recipe("folder")
-    (tmp_path / "mine.toml").write_text('recipe = "folder"\nseed = 3\n')
-    assert made(str(tmp_path / "mine.toml"), data=folder) == get_recipe("folder").replace(seed=3)
+    # A file that names a recipe is as that recipe with its settings on the command line.
+    (tmp_path / "mine.toml").write_text('recipe = "folder"\nname = "mine"\nepochs = 3\n')
+    for options in ({}, {"steps": 7, "lr": 0.5}, {"image_px": 64}):
+        given = {"name": "mine", **({} if "steps" in options else {"epochs": 3}), **options}
+        named = made(str(tmp_path / "mine.toml"), options, folder)
+        assert named == made("folder", given, folder)
+        assert named.grey
     with lockstep_error("grey is for folders"):
         subject_of("cifar10", {"dataset": "cifar10", "grey": True})
     on = made(str(bright_and_dark(tmp_path / "colour", 3)), {"grey": True})

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 from tests.helpers import lockstep_error
 
-from lockstep.config.overrides import make, parse
+from lockstep.config.overrides import make, parse, read_file
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
 from lockstep.errors import USAGE, LockstepError, printable
@@ -104,6 +104,15 @@ def test_false_means_false(text):
         (["lr=1"], {"lr": 2.0}),
         ([], {"steps": 1, "epochs": 2}),
         (["optimizer.nesterov=flase"], {}),
+        (["optimizer=sgd", "optimizer.kind=adamw"], {}),
+        (["towers=2.0"], {}),
+        (['towers="2"'], {}),
+        (["weight_decay.default=true"], {}),
+        (["lr_factors.conv1=false"], {}),
+        (['progressive={"sizes_px":[true],"shares":[true]}'], {}),
+        (["model_options.f=NaN"], {}),
+        ([f"model_options.n=1{'0' * 400}"], {}),
+        (['schedule={"kind":"staircase","every_epochs":1e308}'], {}),
     ],
 )
 def test_ambiguous_settings_are_rejected(settings, options):
@@ -116,6 +125,13 @@ def test_epochs_replace_steps_and_a_new_kind_drops_old_settings():
     assert make(TUTORIAL, {"epochs": 2}).bind(50_000).steps == 781
     # in any order
     assert make(TUTORIAL, {"optimizer.beta1": 0.8, "optimizer.kind": "adam"}).optimizer.beta1 == 0.8
+    for names in (("optimizer.momentum", "optimizer"), ("optimizer", "optimizer.momentum")):
+        changes = dict(zip(names, (0.5, "sgd") if "." in names[0] else ("sgd", 0.5), strict=True))
+        assert make(DIGITS, changes).optimizer.momentum == 0.5
+    assert make(TUTORIAL, {"weight_decay.a": 1, "weight_decay": {}}).weight_decay == {"a": 1}
+    options = {**TUTORIAL, "model_options": {"kind": "a", "width": 6}}
+    changed = make(options, {"model_options.kind": "b"})
+    assert changed.model_options == {"kind": "b", "width": 6}  # no setting of Lockstep's
     digits = make(DIGITS, {"optimizer.momentum": 0.8, "optimizer.kind": "sgd"})
     # The kind is the same, so no setting is dropped.
     assert (digits.optimizer.momentum, digits.optimizer.nesterov) == (0.8, True)
@@ -160,6 +176,27 @@ def test_a_recipe_is_equal_after_toml_which_can_be_printed():
     )
     assert validated(Recipe, tomllib.loads(recipe.toml())) == recipe
     assert printable(recipe.toml(), keep="\n") == recipe.toml()
+
+
+def test_a_file_gives_the_recipe_that_it_was_written_from(tmp_path):
+    nested = {"block": {"w": 3, "each": (1, 2)}, "kind": "a"}
+    changes = {"model": "a:b", "model_options": nested, "weight_decay": {"conv1.weight": 0.5}}
+    recipe = make(TUTORIAL, changes)
+    (file := tmp_path / "r.toml").write_bytes(b"\xef\xbb\xbf" + recipe.toml().encode())
+    assert make({}, read_file(file)) == recipe
+    assert recipe.model_options["block"] == {"w": 3, "each": [1, 2]}  # as a resume reads it
+    for text, words in (
+        ('"optimizer.momentum"=0.5\n[optimizer]\nmomentum=0.7', "momentum is given twice: 0.5"),
+        (f"model_options{'.a' * 3000}=1", "nest too deeply"),
+        ("model_options.d=2020-01-01", "give finite numbers, texts, lists and mappings"),
+        (f"seed=0x{'f' * 4000}", "seed: got a value that is too long"),
+    ):
+        file.write_text(text)
+        with lockstep_error(words):
+            make(TUTORIAL, read_file(file))
+    file.write_text('weight_decay={a="x"}')
+    with lockstep_error("weight_decay.a: got 'x'"):
+        make({**TUTORIAL}, read_file(file), {"model": "mnist"})
 
 
 def test_differences_are_listed_by_setting():

@@ -168,7 +168,7 @@ def frames(text):
     ]
 
 
-def test_a_terminal_gets_one_redrawn_line_and_others_plain_lines():
+def test_a_terminal_gets_one_redrawn_line_and_others_plain_lines(monkeypatch):
     """As the object that an IDE or a test tool puts in place of sys.stdout."""
     stream = Terminal()
     run([live(stream, 120)])
@@ -177,6 +177,8 @@ def test_a_terminal_gets_one_redrawn_line_and_others_plain_lines():
     assert not re.search(LINE, text, re.M)
     assert text.rstrip().endswith("accuracy  90%")
     assert type(console.listener_on(SimpleNamespace(write=print, flush=print))) is console.Plain
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a build system
+    assert type(console.listener_on(io.StringIO())) is console.Plain
     assert isinstance(console.listener_on(Terminal()), console.Live)
 
 

@@ -1,6 +1,7 @@
 """What the user named: a recipe, a recipe file, a run, or a folder of images."""
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,10 +18,11 @@ from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run
-from lockstep.schema import dotted
 
 if TYPE_CHECKING:
     from lockstep.pictures.examples import Examples
+
+_OF_USER = ("model", "dataset")  # which may be a function
 
 Kind = Literal["recipe", "file", "run", "images"]
 
@@ -40,7 +42,8 @@ class Subject:
         data: the folder of the dataset, or of the images that are named; None for the usual places.
         changes: the command's changes if the recipe is still to be fitted to the images in `data`,
             else None.
-        named: True if the recipe is named, and not only the images.
+        settings: those of a recipe file that names the recipe, which come before the changes.
+        named: the name of the recipe that is named; None if only the images are.
         notes: messages about the recipe, for the user and the run's log.
         details: what was chosen for the user, for the log.
         surveyed: the examples of the folder of images, if fitting the recipe has surveyed it.
@@ -50,7 +53,8 @@ class Subject:
     run: Run | None
     data: Path | None
     changes: Fields | None
-    named: bool
+    settings: Fields
+    named: str | None
     notes: list[str]
     details: list[str] = field(default_factory=list)
     surveyed: "Examples | None" = None
@@ -79,10 +83,11 @@ def subject_of(
             base = what if isinstance(what, Recipe) else get_recipe(str(what or "digits"))
             fits = what in (FOLDER, PHOTOS)
         case "file":
-            source, settings = path, dotted(read_file(path))
+            source, settings = path, with_importable(read_file(path))
             # A file may name a recipe, and contain only what differs from it.
             start = settings.pop("recipe", None)
-            base = get_recipe(str(start)) if start else None
+            base = None if start is None else get_recipe(str(start))
+            fits = start in (FOLDER, PHOTOS)
         case "run":
             source, run = path, Run.open(path)
             base = run.recipe()
@@ -102,7 +107,14 @@ def subject_of(
                 )
     notes = list[str]()
     if base is not None:
-        changes, notes = with_network(base, changes, weights)
+        stated = {**settings, **changes}
+        settled, notes = with_network(base, stated, weights)
+        own = {name: settled[name] for name in settled if name == "model" or name not in stated}
+        # They belong to the model, and so to what names it.
+        if "model" in settings and "model" not in changes:
+            settings |= own
+        else:
+            changes = {**changes, **own}
     fields = base.model_dump(mode="json") if base else {}
     recipe = make(fields, settings, changes, note=notes.append)
     if source is not None:
@@ -111,8 +123,8 @@ def subject_of(
         stated = {"model": recipe.model, **fields, **settings}
         code = [name for name in ("model", "dataset") if stated.get(name) == getattr(recipe, name)]
         recipe.require_trust(source, trust_code, code)
-    named = kind != "images" or is_pretrained(changes)
-    return Subject(recipe, run, data, changes if fits else None, named, notes, details)
+    named = base.name if base and (kind != "images" or is_pretrained(changes)) else None
+    return Subject(recipe, run, data, changes if fits else None, settings, named, notes, details)
 
 
 def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]:
@@ -147,6 +159,39 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     if not by_name and ("runs" / path).is_dir():
         Run.open(path)  # raises an error that names the run
     return "recipe", path
+
+
+def with_importable(settings: Fields) -> dict[str, Any]:
+    """Return `settings` with a model and dataset of the user as package.module:function."""
+    own = {name: _importable(name, settings[name]) for name in _OF_USER if name in settings}
+    return {**settings, **own}
+
+
+def _importable(name: str, value: Any) -> Any:
+    """Return the model or dataset `value` as package.module:function if it is the user's own."""
+    if callable(value):
+        module = getattr(value, "__module__", "")
+        function = getattr(value, "__qualname__", "")
+        if not function or getattr(sys.modules.get(module), function, None) is not value:
+            raise LockstepError(
+                f"{name}={value!r} cannot be imported by its name: give a function of a module"
+            )
+        value = f"{module}:{function}"
+    if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
+        if str(value).startswith(("/", "..")):
+            raise LockstepError(
+                f"{name}={value}: give the path from the current folder down, as in "
+                f"nets/mynet.py:Net"
+            )
+        value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
+    module, _, function = str(value).partition(":")
+    if module == "__main__":
+        raise LockstepError(
+            f"{name}: {function} is defined in a notebook or in the script that is running, and "
+            f"the processes that train cannot import it from there: put it in a file, for example "
+            f"mynet.py, and give {name}='mynet:{function}'"
+        )
+    return value
 
 
 def _images(path: Path, data: Path | None) -> Path:

@@ -2,13 +2,12 @@
 images, and which weights the run starts from.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.commands.network import is_pretrained, scaled
-from lockstep.commands.subject import Subject, subject_of
+from lockstep.commands.subject import Subject, subject_of, with_importable
 from lockstep.commands.to_placement import Fields, What
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
@@ -43,32 +42,7 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict
     changes = parse(
         settings or (), {name: options[name] for name in options if name in Recipe.options}
     )
-    for name in ("model", "dataset"):
-        if name in changes:
-            changes[name] = _importable(name, changes[name])
-    return changes
-
-
-def _importable(name: str, value: Any) -> Any:
-    """Return the model or dataset `value` as package.module:function if it is the user's own."""
-    if callable(value):
-        module = getattr(value, "__module__", "")
-        function = getattr(value, "__qualname__", "")
-        if not function or getattr(sys.modules.get(module), function, None) is not value:
-            raise LockstepError(
-                f"{name}={value!r} cannot be imported by its name: give a function of a module"
-            )
-        value = f"{module}:{function}"
-    if ".py:" in str(value):  # the path of a file, as in nets/mynet.py:Net
-        value = str(value).removeprefix("./").replace(".py:", ":").replace("/", ".")
-    module, _, function = str(value).partition(":")
-    if module == "__main__":
-        raise LockstepError(
-            f"{name}: {function} is defined in a notebook or in the script that is running, and "
-            f"the processes that train cannot import it from there: put it in a file, for example "
-            f"mynet.py, and give {name}='mynet:{function}'"
-        )
-    return value
+    return with_importable(changes)
 
 
 def with_stored_data(
@@ -110,15 +84,18 @@ def fitted(
         return recipe
     if stated:
         same = stated.get("name") in ([recipe.name] if subject.named else [FOLDER, PHOTOS])
-        return make(stated, changes) if same else recipe
-    known = {**changes, "grey": recipe.grey} if "grey" in changes else changes
+        return make(stated, subject.settings, changes) if same else recipe
+    known = {**subject.settings, **changes}
+    if "grey" in known:
+        known["grey"] = recipe.grey
     survey = recipe.survey(subject.data).require_sound()
-    fit = fitting(survey, known, recipe.name if subject.named else None)
+    fit = fitting(survey, known, subject.named)
     subject.details.append(fit.note())
-    recipe = make(get_recipe(fit.recipe).model_dump(mode="json"), fit.settings, changes)
+    fields = get_recipe(fit.recipe).model_dump(mode="json")
+    recipe = make(fields, fit.settings, subject.settings, changes)
     path = weights.path if weights else known_weights(recipe)
-    measured = is_pretrained(changes) and recipe.model != get_recipe(PHOTOS).model
-    if measured and recipe.head and path and not _RATES & changes.keys():
+    measured = is_pretrained(known) and recipe.model != get_recipe(PHOTOS).model
+    if measured and recipe.head and path and not _RATES & known.keys():
         settings = scaled(recipe, survey, path)
         chosen = [f"{name}={value:g}" for name, value in settings.items()]
         subject.details.append(f"{listed(chosen)}, for the size of the network's features")

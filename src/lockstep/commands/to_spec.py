@@ -48,6 +48,10 @@ def folder_for(
                 f"{option('name')} {name!r} is not allowed: {error}; {option('runs')} sets the "
                 f"parent folder"
             ) from None
+        if resume and subject.run and subject.run.path.resolve() != path.resolve():
+            raise LockstepError(
+                f"{subject.run.path} and {option('name', name)} are two runs: give one to continue"
+            )
         # An outer launcher restarts failed processes with the same command, so it resumes without
         # --resume. A scheduler may always pass --resume, so it starts a run that does not exist.
         restarted = world.launcher or "TORCHELASTIC_RUN_ID" in os.environ  # also of one process
@@ -99,6 +103,11 @@ def train_spec(
         what = begun if is_begun(begun) else None
     subject = subject_of(what, changes, placement.data, trust_code, weights)
     path, stated = folder_for(subject, world, **folder)
+    if skip_damaged and subject.recipe.dataset != IMAGE_FOLDER:
+        raise LockstepError(
+            f"{option('skip_damaged', True)} is for folders of images, and dataset "
+            f"{subject.recipe.dataset} is not one: leave it out"
+        )
     if skip_damaged and stated is None:
         photos = subject.recipe.survey(subject.data).scan.photos
         causes = {photo.path: photo.cause for photo in photos if photo.cause}

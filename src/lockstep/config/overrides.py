@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
-from lockstep.schema import validated
+from lockstep.schema import dotted, validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
@@ -26,6 +26,7 @@ _ONE_SETTING = (
 )
 # With several labels, each class has a threshold of its own in place of these.
 _OF_ONE_LABEL = ("balanced", "label_smoothing")
+_OF_KINDS = ("augmentation", "optimizer", "schedule")  # groups whose settings follow their kind
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
@@ -71,9 +72,11 @@ def _value(text: str) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file. Raises: LockstepError if it cannot be read."""
+    """Return the settings in a TOML file, with dotted names. Raises: LockstepError if it cannot be
+    read.
+    """
     try:
-        return tomllib.loads(read_bytes(path, _MAX_BYTES).decode())
+        return dotted(tomllib.loads(read_bytes(path, _MAX_BYTES).decode("utf-8-sig")))
     except (
         OSError,
         ValueError,
@@ -130,6 +133,8 @@ def _drop_settings_of_another_model(
             texts.append(f"{name} is dropped")
         elif values.keys() == {_EVERY_MATRIX}:
             fields[name] = values
+        elif not all(isinstance(value, int | float) for value in values.values()):
+            fields[name] = values  # Validation reports it.
         else:
             coefficient = values.get(_EVERY_MATRIX, max(values.values()))
             fields[name] = {_EVERY_MATRIX: coefficient}
@@ -147,8 +152,11 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
     if "steps" in source or "epochs" in source:
         for name in ("steps", "epochs", "min_steps"):
             fields.pop(name, None)
-    # A new kind comes first, as it drops the settings of the old kind.
-    for name in sorted(source, key=lambda name: not name.endswith(".kind")):
+    for name in _OF_KINDS:
+        if name in source and f"{name}.kind" in source:
+            raise LockstepError(f"{name} and {name}.kind are one setting: give one of them")
+    # A whole group comes first, then a new kind, as it drops the settings of the old kind.
+    for name in sorted(source, key=lambda name: ("." in name) + (not name.endswith(".kind"))):
         if name in _SWITCHES:
             setting, *values = _SWITCHES[name]
             value = source[name]
@@ -159,15 +167,17 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
         for name in _OF_ONE_LABEL:
             if name not in source:
                 fields.pop(name, None)
+    for name in ("tower_batch", "towers"):
+        if name in source and not _is_count(source[name]):
+            raise LockstepError(
+                f"recipe setting {name}: got {source[name]!r}: a whole number, 1 or more, is "
+                f"allowed"
+            )
     if "tower_batch" in source:
         before = source["tower_batch"]
-        if not _is_count(before):
-            raise LockstepError(
-                f"recipe setting tower_batch: got {before!r}: a whole number, 1 or more, is allowed"
-            )
     elif "batch" in source or "towers" not in source:
         return
-    # Otherwise validation reports `towers`.
+    # Otherwise validation reports the towers before.
     if before is not None and _is_count(fields.get("towers", 1)):
         fields["batch"] = before * fields.get("towers", 1)
 
@@ -197,5 +207,5 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
         raise LockstepError(
             f"recipe setting {group} is one value ({inner!r}) and has no {rest!r} inside"
         )
-    another = rest == "kind" and inner.get("kind") != value
+    another = name in [f"{each}.kind" for each in _OF_KINDS] and inner.get("kind") != value
     fields[group] = {"kind": value} if another else {**inner, rest: value}

@@ -7,7 +7,7 @@ All other settings are in `placement.py`.
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -23,7 +23,7 @@ from lockstep.messages import command
 from lockstep.models import MODELS, TIMM
 from lockstep.optim import EMA, OPTIMIZERS, Optimizer
 from lockstep.pictures.table import SOURCES, LabelSource
-from lockstep.schema import Settings, choose, dotted
+from lockstep.schema import Settings, choose, dotted, plain_values
 from lockstep.text import listed
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 # A recipe may come from somebody else: a single number in it must not take all memory or all
 # threads of the host.
 MAX_TOWERS, MAX_BATCH, MAX_EVAL_BATCH, MAX_THREADS = 1 << 16, 1 << 24, 1 << 16, 1024
-_MAX_DEPTH = 20
 MAX_STEPS = 1 << 53  # Larger numbers are not exact as a float.
 MIN_IMAGE_PX, MAX_IMAGE_PX = 32, 640  # the sides of the images of a folder
 NAME_RULE = "give letters, digits, dots, dashes and underscores, and no dot first"
@@ -50,19 +49,6 @@ def plain_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(NAME_RULE)
     return name
-
-
-def _shallow(value: Any, depth: int = _MAX_DEPTH) -> Any:
-    """Return `value`. Raises: ValueError if lists and mappings in it nest more deeply than
-    `depth`.
-    """
-    if depth == 0:
-        raise ValueError("the brackets nest too deeply: give plain values and lists")
-    for part in (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    ):
-        _shallow(part, depth - 1)
-    return value
 
 
 class Recipe(Settings):
@@ -194,7 +180,7 @@ class Recipe(Settings):
     labels: Literal["one", "several"] = "one"
     held_out: int = Field(0, ge=0)
     model: str
-    model_options: Annotated[dict[str, Any], AfterValidator(_shallow)] = Field({})
+    model_options: Annotated[dict[str, Any], AfterValidator(plain_values)] = Field({})
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None

@@ -41,7 +41,7 @@ class Staircase(Settings):
 
     kind: Literal["staircase"] = "staircase"
     decay: float = Field(0.1, gt=0, le=1)
-    every_epochs: float = Field(350.0, gt=0)
+    every_epochs: float = Field(350.0, gt=0, le=1e9)
     per_tower: bool = False
 
     def factor(self, step: int, bound: "BoundRecipe") -> float:

@@ -31,7 +31,9 @@ def listener_on(stream: IO[str], every: int | None = None, *, verbose: bool = Fa
     its cursor.
     """
     console = Console(file=stream)
-    live = console.is_terminal and not console.is_dumb_terminal
+    # FORCE_COLOR makes any file a terminal for `Console`.
+    terminal = getattr(stream, "isatty", bool)() and console.is_terminal
+    live = terminal and not console.is_dumb_terminal
     return Live(console, verbose=verbose) if live else Plain(stream, every, verbose=verbose)
 
 
