@@ -96,6 +96,8 @@ def test_a_page_on_other_images_leaves_the_runs_own(run, tmp_path):
     other = bright_and_dark(tmp_path / "more", 30)
     with lockstep_error("this file exists already: give a new one"):
         lockstep.report(run, data=other, quiet=True)
+    html = lockstep.report(run, tmp_path / "more.html", other, quiet=True).html
+    assert "of 60 other images are classified correctly" in html
     assert page.path.read_text() == page.html
 
 

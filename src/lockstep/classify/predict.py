@@ -203,7 +203,8 @@ class Classifier:
                 prediction = prediction.with_evidence(
                     class_activation_map(self._backbone, self._network, image, shown)
                 )
-        return prediction.judged(self.confidence, inputs, self.classes)
+        with self._computing():
+            return prediction.judged(self.confidence, inputs, self.classes)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if

@@ -4,6 +4,7 @@ from lockstep.files import Record
 from lockstep.pages import figures
 from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
+from lockstep.pictures.photos import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs.run import Run
 from lockstep.schema import dotted
@@ -67,6 +68,8 @@ def headline(run: Run, record: Record | None) -> Headline:
         details.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
         images = f"of {record['examples']:,} {record['split']} images"
+        if record["split"] == ALL:
+            images = f"of {record['examples']:,} other images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, as result.json states,"
