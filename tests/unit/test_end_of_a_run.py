@@ -126,6 +126,7 @@ class Remains(NamedTuple):
 
 def remains(path):
     times = ("train_s", "total_s", "images_per_s", "steps_per_s", "peak_memory_bytes", "run")
+    times += ("sessions",)
     result = {name: value for name, value in Run(path).result().items() if name not in times}
     rows = rows_of(path, "evaluation")
     evaluated = [{name: value for name, value in row.items() if name != "time"} for row in rows]

@@ -104,6 +104,7 @@ KEYS = {
     "run",
     "link",
     "left_out",
+    "sessions",
 }
 
 

@@ -117,7 +117,7 @@ class EvaluationLog:
         kept = {
             name: value
             for name, value in record.items()
-            if name not in ("run", "classes", "confusion")
+            if name not in ("run", "classes", "confusion", "notes")
         }
         correct = [one.get("correct", one.get("right")) for one in record["classes"]]
         self._rows.append(

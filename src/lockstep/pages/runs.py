@@ -261,8 +261,9 @@ def provenance(run: Run) -> Section:
     if result:
         same = "with other low-order bits"
         if recipe.exact and not result["mixed_arithmetic"]:
-            kinds = "" if recipe.arithmetic == "portable" else " on the same kind of CPU or GPU"
-            same = f"with the same weights{kinds}, to the last bit"
+            where = " on the same kind of " + ("GPU" if result["device"] == "cuda" else "CPU")
+            where = "" if recipe.arithmetic == "portable" else where
+            same = f"with the same weights{where}, to the last bit"
         texts = [
             f"The first command trains it again, {same}. The second computes its last steps again "
             f"and compares them."
