@@ -519,27 +519,6 @@ def test_what_is_not_read_does_not_count():
     assert (found, expected) == (-2.0, -2.0)
 
 
-def test_the_sign_of_a_zero_does_not_depend_on_its_place():
-    plus, minus = torch.zeros(1003), -torch.zeros(1003)
-    with Portable():
-        found = [
-            torch.maximum(plus, minus),
-            torch.minimum(minus, plus),
-            torch.clamp(minus, minus, plus),
-            minus.clamp_min(plus),
-            plus.clone().clamp_(max=minus),
-        ]
-    assert not any(x.signbit().any() for x in found)
-    x, least = seeded(9), seeded(9, seed=1)
-    for compute in (
-        lambda: torch.clamp(x, least, least + 1),
-        lambda: torch.clamp(x, max=least),
-        lambda: x.clamp(-0.5, 0.5),
-        lambda: torch.maximum(torch.tensor([1, 2]), torch.tensor([2, 1])),
-    ):
-        assert torch.equal(*both(compute))
-
-
 def test_a_product_beyond_float32_is_infinite_in_a_sum_too():
     with Portable():
         assert torch.add(torch.tensor(-3e38), torch.tensor(3e38), alpha=2) == torch.inf

@@ -5,6 +5,7 @@ A closed pipe or a full disk loses a line of the report, and does not end the ru
 """
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,10 +31,11 @@ def listener_on(stream: IO[str], every: int | None = None, *, verbose: bool = Fa
     """Return the listener for `stream`: a line that is redrawn, if it is a terminal that can move
     its cursor.
     """
-    console = Console(file=stream)
-    # FORCE_COLOR makes any file a terminal for `Console`.
-    terminal = getattr(stream, "isatty", bool)() and console.is_terminal
-    live = terminal and not console.is_dumb_terminal
+    known = dict(os.environ)
+    if "JPY_PARENT_PID" not in known:  # In a notebook it says that the line can be redrawn.
+        known.pop("FORCE_COLOR", None)  # By it, as build systems set it, any file is a terminal.
+    console = Console(file=stream, _environ=known)
+    live = console.is_terminal and not console.is_dumb_terminal
     return Live(console, verbose=verbose) if live else Plain(stream, every, verbose=verbose)
 
 

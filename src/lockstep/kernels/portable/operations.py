@@ -250,40 +250,6 @@ def _convolution_backward(
     return products.convolution_backward(gradient, x, weight, Geometry.of(x, *geometry), needed)
 
 
-@portable("maximum", NUMBERS)
-def _maximum(x: Tensor, y: Tensor) -> Tensor:
-    return _without_negative_zeros(torch.maximum(x, y))
-
-
-@portable("minimum", NUMBERS)
-def _minimum(x: Tensor, y: Tensor) -> Tensor:
-    return _without_negative_zeros(torch.minimum(x, y))
-
-
-def _by_numbers(x: Tensor, *bounds: Any, min: Any = None, max: Any = None, **out: Any) -> bool:
-    """Return whether no bound is a tensor: of a number and a zero, the choice is the same
-    everywhere.
-    """
-    return not any(isinstance(bound, Tensor) for bound in (*bounds, min, max))
-
-
-@portable("clamp", NUMBERS, exact_if=_by_numbers)
-def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    x = x if min is None else _maximum(x, min)
-    return x if max is None else _minimum(x, max)
-
-
-portable("clamp_min", NUMBERS, exact_if=_by_numbers)(_maximum)
-portable("clamp_max", NUMBERS, exact_if=_by_numbers)(_minimum)
-
-
-def _without_negative_zeros(x: Tensor) -> Tensor:
-    """Return `x` with +0 in place of -0: which of two zeros is larger depends on the place in a
-    vector.
-    """
-    return x.add_(0.0) if x.is_floating_point() else x
-
-
 @portable("sort", NUMBERS)
 def _sort(
     x: Tensor,

@@ -40,10 +40,11 @@ _COPIES = """
 _COMPUTED = """
     __and__ __lshift__ __or__ __rshift__ __xor__ adaptive_max_pool2d adaptive_max_pool2d_backward
     all amax amin aminmax any argmax argmin argsort bincount bitwise_and bitwise_left_shift
-    bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil count_nonzero eq equal floor
-    floor_divide ge gt hardtanh hardtanh_backward isfinite isinf isnan le logical_and logical_not
-    logical_or lt max max_pool2d_with_indices max_pool2d_with_indices_backward min ne relu round
-    sgn sign threshold threshold_backward tril triu trunc where
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min
+    count_nonzero eq equal floor floor_divide ge gt hardtanh hardtanh_backward isfinite isinf
+    isnan le logical_and logical_not logical_or lt max max_pool2d_with_indices
+    max_pool2d_with_indices_backward maximum min minimum ne relu round sgn sign threshold
+    threshold_backward tril triu trunc where
 
     _foreach_mul abs avg_pool2d avg_pool2d_backward leaky_relu leaky_relu_backward mul neg
     nll_loss_backward reciprocal
