@@ -3,6 +3,7 @@ name.
 """
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,10 @@ def test_each_column_has_its_own_name_and_each_label_its_place():
     labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
     found = Prediction.of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
     assert r"x,a\|b|c,a\|b|c," in prediction_table.row(found, labels, labels)
+    found = replace(found, labels=("a|b",))
+    assert r"x,a\|b,a\|b," in prediction_table.row(found, labels, ["a|b"])
+    alone = Prediction.of("x", probabilities, labels, 1)
+    assert r"x,a|b,a|b," in prediction_table.row(alone, labels, ["a|b"])
 
 
 @pytest.fixture(scope="module")

@@ -47,13 +47,14 @@ def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | N
         label = _joined(prediction.labels)
         answer = _BETWEEN.join((prediction.answers or {}).values()) or answer
     true = [] if truth is None else [_joined(truth)]
+    if truth is not None and prediction.labels is None and len(truth) == 1:
+        true = [*truth]  # the one label of an image, which is its own field
     first = [prediction.source, *true, label, prediction.probability, answer, prediction.error]
     return _line([*first, *probabilities])
 
 
 def _joined(names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return names[0]
+    """Return several labels as one field, from which each can be read back."""
     return _BETWEEN.join(name.replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
 
 

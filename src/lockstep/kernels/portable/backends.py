@@ -187,7 +187,7 @@ class Int8OnGpu:
 
 
 def _require(terms: int, most: int) -> None:
-    """Refuse a sum of so many `terms` that it could leave the integers of its type."""
+    """Raise a NotImplementedError if a sum of so many `terms` could overflow its integers."""
     if terms > most:
         raise NotImplementedError
 
