@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -299,7 +300,8 @@ def main() -> None:
         _, _, _, name, folder, number = sys.argv
         GPU.set_as_cuda(True)
         member(int(number), name, Path(folder))
-        return
+        # As Lockstep's workers end. The clean-up of an interpreter can abort beside torch's threads.
+        os._exit(0)
     every = [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL, RESUMED]
     for name in sys.argv[2:] or [name for name in every if name not in BY_NAME]:
         GPU.set_as_cuda(PORTABLE in name)
