@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import platform
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.age import RESULTS, code
+from benchmarks.kinds import kind
 from lockstep import hardware, numerics
 
 
@@ -119,7 +122,8 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
 
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
     """Write `record`, with the code, the machine and the versions, to <name>.json in
-    benchmarks/results/, or in another folder.
+    benchmarks/results/, or in another folder. If it has fewer rounds or rows than the record that
+    is there, write it to the current folder instead.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
@@ -136,13 +140,21 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
         Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parent).with_suffix("")
     )
     # a folder of this machine says nothing
-    words = ["DIR" if word.startswith("/") else word for word in sys.argv[1:]]
-    command = " ".join([f"python -m benchmarks.{'.'.join(program.parts)}", *words])
+    words = [re.sub(r"(?<![^=])/.*", "DIR", word) for word in sys.argv[1:]]
+    command = f"python -m benchmarks.{'.'.join(program.parts)} {shlex.join(words)}".rstrip()
+    made = {"command": command, **commit(), "code": code(name), "kind": kind()}
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"command": command, **commit(), "code": code(name)}
+    path = folder / f"{name}.json"
+    known = json.loads(path.read_text()) if path.exists() else record
+    if any(new < old for new, old in zip(_extent(record), _extent(known), strict=True)):
+        path = Path(f"{name}.json")
+        print(f"{name}: less than its record has, so it is in {path.absolute()}")
     head = {**made, "machine": machine, "versions": versions}
-    text = json.dumps({**head, **record}, indent=1)
-    (folder / f"{name}.json").write_text(text + "\n")
+    path.write_text(json.dumps({**head, **record}, indent=1) + "\n")
+
+
+def _extent(record: dict[str, Any]) -> tuple[int, int]:
+    return len(record.get("rounds", ())), len(record["table"]["rows"])
 
 
 def commit() -> dict[str, str]:

@@ -56,22 +56,35 @@ def commands() -> Iterator[str]:
     setting of a recipe.
     """
     users: dict[Row, list[str]] = {}
+    settings_of_recipe = {*Recipe.model_fields} & {*Recipe.options}
     for words, command in every_command():
         arguments = [
             p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"
         ]
+        # The seed of `verify` is its own.
+        same = [p for p in command.params if p.name in settings_of_recipe and words != "verify"]
+        also = ", ".join(f"`{p.opts[0]}`" for p in same if words != "train")
         yield (
-            f"- **{words}** {' '.join(arguments)}".rstrip() + f": {command.get_short_help_str(120)}"
+            f"- **{words}** {' '.join(arguments)}".rstrip()
+            + f": {command.get_short_help_str(120)}"
+            + f" Also {also}, as `train`." * bool(also)
         )
-        settings_of_recipe = {parameter.name for parameter in command.params} & {*Recipe.options}
-        if settings_of_recipe == {"seed"}:
-            settings_of_recipe = set()  # that of `verify` is its own
         for parameter in command.params:
-            if parameter.param_type_name == "option" and parameter.name not in settings_of_recipe:
+            if parameter.param_type_name == "option" and parameter not in same:
                 users.setdefault(option(parameter), []).append(words)
+    own = [row for row, who in users.items() if who == ["train"]]
+    yield from [
+        "",
+        "Of `train` alone:",
+        "",
+        "| option | default | meaning |",
+        "|---|---|---|",
+        *rows(own),
+    ]
     yield from ["", "| option | of | default | meaning |", "|---|---|---|---|"]
     for (name, standard, meaning), who in users.items():
-        yield from rows([(name, ", ".join(who), standard, meaning)])
+        if who != ["train"]:
+            yield from rows([(name, ", ".join(who), standard, meaning)])
 
 
 def rows(cells: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -4,8 +4,9 @@ DIR] [--into DIR] [-- OPTION ...]`.
 A case is a function that runs its variants once, in turn, and returns their figures. It runs for
 several rounds; the record in benchmarks/results/ has each figure's median (of accuracies the mean),
 n and range, as the table that docs show. The name of a figure decides its unit. In a case over
-seeds, round n trains seed n, with the options after `--`. With --into, its runs stay there, and
-started again it continues them: their times are then not recorded.
+seeds, round n trains seed n; `seeds`, `photos`, `networks` and `folder` take the options after
+`--`. With --into, the runs of `seeds` stay there, and started again it continues them: their times
+are then not recorded. `million` keeps its files there.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def start(call: Call) -> Figures:
 
 def seeds(call: Call) -> Figures:
     """Accuracy and time of the recipe WHAT, a seed a round."""
-    run = call.folder / f"seed-{call.number}"
+    run = call.folder / slug(" ".join([call.what, *call.options, f"seed {call.number}"]))
     first = (call.what, "--seed", call.number, "--name", run.name, *call.options)
     words = (run, "--resume") if run.exists() else first
     result = train(call, *words, *data_option(call.data))
@@ -413,11 +414,11 @@ def portable_start(call: Call) -> Figures:
 
 
 def million(call: Call) -> Figures:
-    """Starts, memory, steps and stops with WHAT pictures, in the folder `--data` if it is given."""
+    """Starts, memory, steps and stops with WHAT pictures."""
     count = int(call.what or 1_000_000)
     return {
         f"{name}, {count:,} pictures": value
-        for name, value in of_pictures(call.data or call.folder, count).items()
+        for name, value in of_pictures(call.folder, count).items()
     }
 
 
@@ -437,7 +438,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "labels": (labels, 5),
     "several": (several, 5),
     "unlike": (unlike, 1),
-    "folder": (folder, 1),
+    "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
     "portable-cost": (portable_cost, 5),
     "portable-start": (portable_start, 5),
@@ -462,13 +463,15 @@ def trains(folder: Path) -> dict[str, Any]:
 def row(name: str, values: list[float]) -> list[str]:
     """Return the row of a figure: its name, median or mean, n and range."""
     form, unit = "{:.2f}", " s"
-    if "accuracy" in name or "marks" in name:
+    # Before it, there may be the name of a folder of the user.
+    quantity = name.rpartition(": ")[2]
+    if "accuracy" in quantity or " marks, of " in name:
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
-    elif "/" in name:
+    elif " / " in quantity:
         unit = " times"
-    elif "memory" in name:
+    elif "memory" in quantity:
         form, unit = "{:,.0f}", " MB"
     middle = statistics.mean(values) if unit == " %" else statistics.median(values)
     span = (
@@ -494,9 +497,13 @@ def main() -> None:
         "--data", type=Path, default=os.environ.get("LOCKSTEP_DATA"), help="default: LOCKSTEP_DATA"
     )
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--into", type=Path, help="a folder for the runs, which stay")
+    parser.add_argument("--into", type=Path, help="a folder for files that stay")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    if options and args.case not in ("seeds", "photos", "networks", "folder"):
+        parser.error(f"{args.case} takes no options after --")
+    if args.into and args.case not in ("seeds", "million"):
+        parser.error(f"{args.case} takes no --into: it begins anew")
     measured, count = CASES[args.case]
     rounds: list[Figures] = []
     # digits come with Lockstep
@@ -523,10 +530,13 @@ def main() -> None:
         "rounds": rounds,
     }
     facts |= of_recipe
-    save(
-        "-".join(filter(None, [args.case, own])),
-        {"table": {"head": ["what", "result", "n", "range"], "rows": rows}, **facts},
-    )
+    table: dict[str, Any] = {"head": ["what", "result", "n", "range"], "rows": rows}
+    precision = of_recipe.get("trains", {}).get("changes", {}).get("precision")
+    if args.case in ("overhead", "start"):
+        precision = PRECISION
+    if precision and not args.case.startswith("portable"):  # native runs have another one
+        table["precision"] = precision
+    save("-".join(filter(None, [args.case, own])), {"table": table, **facts})
     print(*map("  ".join, rows), sep="\n")
 
 

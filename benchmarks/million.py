@@ -20,6 +20,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -71,7 +72,10 @@ class Program:
     Attributes:
         process: its launcher.
         launcher_mb, worker_mb: the most memory that the launcher and each worker held.
+        begun: all of them.
     """
+
+    begun: ClassVar[list["Program"]] = []
 
     def __init__(self, place: Path, *words: object) -> None:
         self.launcher_mb = self.worker_mb = 0.0
@@ -85,6 +89,7 @@ class Program:
             env=environment,
             start_new_session=True,
         )
+        self.begun.append(self)
         self.began = time.perf_counter()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -122,6 +127,11 @@ class Program:
         self.process.communicate()
         return time.perf_counter() - began
 
+    def kill(self) -> None:
+        """Kill its processes, if it still runs."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
 
 def _own_mb(number: int) -> float:
     text = Path(f"/proc/{number}/smaps_rollup").read_text()
@@ -132,6 +142,14 @@ def measured(place: Path, count: int) -> dict[str, float]:
     """Return the figures of `count` pictures. They and all other files are in the folder
     `place`. Where it has the cache of an earlier measurement, first starts are not measured.
     """
+    try:
+        return _figures(place, count)
+    finally:  # Ctrl-C does not reach them, as each is in a session of its own.
+        for program in Program.begun:
+            program.kill()
+
+
+def _figures(place: Path, count: int) -> dict[str, float]:
     folder, few = place / "pictures", place / "few"
     make(folder, count)
     make(few, FEW)

@@ -176,7 +176,8 @@ def main() -> None:
         print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)
     head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
     table = {"head": head, "rows": rows, "precision": args.precision}
-    save(f"split-{slug(kind())}", {"kind": kind(), "models": record, "table": table})
+    own = kind() if args.precision == "bfloat16" else f"{kind()} {args.precision}"
+    save(f"split-{slug(own)}", {"kind": kind(), "models": record, "table": table})
 
 
 if __name__ == "__main__":

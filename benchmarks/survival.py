@@ -361,9 +361,10 @@ def main() -> None:
 
         def attempt(case: Case) -> None:
             try:
-                found[case], seconds = outcome(case, parent, expected)
+                survived, seconds = outcome(case, parent, expected)
                 if case.fault in STOPS:
                     ended_s.append(seconds)
+                problem = ""
             except (
                 MissError,
                 OSError,
@@ -371,10 +372,12 @@ def main() -> None:
                 psutil.Error,
                 IndexError,
             ) as error:
-                found[case] = "MISS"
-                misses[str(case)] = f"{type(error).__name__}: {error}"
-            print(f"{case}: {found[case]} {misses.get(str(case), '')}", flush=True)
+                survived, problem = "MISS", f"{type(error).__name__}: {error}"
+            print(f"{case}: {survived} {problem}", flush=True)
             with lock:
+                found[case] = survived
+                if problem:
+                    misses[str(case)] = problem
                 save("survival", record(found, misses, ended_s))
 
         with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -402,7 +405,7 @@ def record(
     return {
         "cases": len(found),
         "of": len(every),
-        "survived": len(found) - len(misses),
+        "survived": len([how for how in found.values() if how not in ("MISS", "-")]),
         "stops_s": [round(seconds, 2) for seconds in ended_s],
         "misses": misses,
         "outcomes": {str(case): how for case, how in found.items()},

@@ -9,6 +9,7 @@ page shows.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -43,10 +44,9 @@ def part(kind: str, *names: str) -> str:
     if kind in ("settings", "commands"):
         return manual.text(kind)
     found = [name for pattern in names for name in records(pattern)]
-    if kind == "joined":
-        return joined(found)
-    if kind == "crossed":
-        return crossed(found)
+    if kind in ("joined", "crossed"):
+        rows = joined(found) if kind == "joined" else crossed(found)
+        return f"{rows}\n\n{made(found)}"
     return "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
 
 
@@ -99,6 +99,28 @@ def crossed(names: list[str]) -> str:
     return "\n".join(lines(["what", *quantities], rows))
 
 
+def made(names: list[str]) -> str:
+    """Return the line below a table of several records: on which machines, and which of them by
+    older code or another recipe.
+    """
+    by = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
+    for name in names:
+        content = load(name)
+        about = ", by another recipe" * bool(changed(content))
+        about += ", by older code" * (not age.is_of_today(name, content))
+        by[machine(content).removesuffix(", 2 cores")][about].append(name)
+    found = {about for abouts in by.values() for about in abouts}
+    if len(by) > 1 and len(found) == 1:  # their rows name the machines
+        return f"All{found.pop().replace(',', '', 1)}." if any(found) else ""
+    texts = [
+        f"{', '.join(same)} on {cpu}{about}" if len(abouts) > 1 else f"on {cpu}{about}"
+        for cpu, abouts in by.items()
+        for about, same in abouts.items()
+    ]
+    text = "; ".join(texts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     """Yield the lines of a table."""
     yield f"| {' | '.join(head)} |"
@@ -112,10 +134,10 @@ def caption(record: str) -> str:
     code has changed since.
     """
     content = load(record)
-    made = f"`{content['command']}`" if "command" in content else "No command of this repository"
+    command = f"`{content['command']}`" if "command" in content else "No command of this repository"
     precision = f"; {content['table']['precision']}" if "precision" in content["table"] else ""
     since = changed(content) + ("" if age.is_of_today(record, content) else "; by older code")
-    return f"{made} on {machine(content)} ({link(record, record)}{precision}{since}):"
+    return f"{command} on {machine(content)} ({link(record, record)}{precision}{since}):"
 
 
 def machine(content: Any) -> str:

@@ -68,6 +68,14 @@ def pytest_sessionstart(session):
         numerics.configure(1, exact=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_modules(tmp_path_factory):
+    """Give the fixtures of modules a cache that no earlier code has filled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(request, tmp_path_factory, monkeypatch):
     """Give every test a cache of its own, in its folder. To make a folder takes milliseconds, so a

@@ -26,11 +26,13 @@ from typing import Any
 from benchmarks.age import RESULTS
 from benchmarks.common import record_of, save, spread, train
 from benchmarks.kinds import kind, slug
+from lockstep import hardware
 
 Record = dict[str, Any]
 Round = dict[str, float]  # program and precision -> images/s
-HEAD = ["recipe", "kind of CPU", "precision", "Lockstep, images/s", "program", "images/s", "ratio"]
 PEERS = {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}
+HEAD = ["recipe", "kind of CPU", "precision", "Lockstep, images/s"]
+HEAD += [f"over {name}" for name in PEERS.values()]
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
@@ -83,7 +85,7 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
         runs[f"tensorflow {precision}"] = peer(
             [args.tensorflow], tensorflow, "--towers", "2", *words, args=args
         )
-        words += ["--channels-last"] * (precision == "bfloat16")
+        words.append("--channels-last")
         words += ["--model", "mnist", "--batch", "1024"] * (args.model == "mnist")
         runs[f"pytorch ddp {precision}"] = peer(
             torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args
@@ -142,8 +144,7 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
     """Return a row for each peer: its throughput, Lockstep's in the same precision, and Lockstep's
     over the peer's.
 
-    A program is called "NAME PRECISION". The ratio is that of the medians. min and max are over
-    single rounds.
+    A program is called "NAME PRECISION". The ratio is the median of those of single rounds.
     """
     made = []
     for name in rounds[0]:
@@ -163,11 +164,10 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
             "program": program,
         }
         rates = {"lockstep_images_per_s": spread(ours), "images_per_s": spread(theirs)}
-        ratio = rates["lockstep_images_per_s"]["median"] / rates["images_per_s"]["median"]
         made.append(
             {
                 **fixed,
-                "ratio": ratio,
+                "ratio": of_rounds["median"],
                 **{key: of_rounds[key] for key in ("n", "min", "max")},
                 **rates,
             }
@@ -175,28 +175,23 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
     return made
 
 
-def cells(model: str, cpu: str, row: Record) -> list[str]:
-    """Return a row as docs show it, in bold where the peer is faster."""
-    ours, theirs = (
-        shown(row.get(key, {}), ",.0f", "median")
-        for key in ("lockstep_images_per_s", "images_per_s")
-    )
-    program, ratio = row.get("program", "not stated"), shown(row, ".2f", "ratio")
-    if program.endswith(".py"):
-        program = f"[{Path(program).stem}](../{program})"
-    peer = f"{row['peer']} {row['version']}: {program}" + (
-        f" ({row['source']})" if "source" in row else ""
-    )
-    slower = float(row["ratio"] if "ratio" in row else row["min"]) < 1
-    return [
-        f"`{model}`",
-        cpu,
-        row["precision"],
-        ours,
-        peer,
-        theirs,
-        f"**{ratio}**" if slower else ratio,
+def table(model: str, cpu: str, rows: list[Record]) -> Record:
+    """Return rows as docs show them, one for each precision, in bold where a peer is faster."""
+    by: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        ratio = shown(row, ".2f", "ratio")
+        if "source" in row:
+            ratio += f" ({row['source']})"
+        slower = float(row["ratio"] if "ratio" in row else row["min"]) < 1
+        ours = shown(row.get("lockstep_images_per_s", {}), ",.0f", "median")
+        found = by.setdefault(row["precision"], {"": [ours]})
+        found.setdefault(row["peer"], []).append(f"**{ratio}**" if slower else ratio)
+    columns = ["", *PEERS.values()]
+    texts = [
+        [f"`{model}`", cpu, precision, *("; ".join(found.get(name, [])) for name in columns)]
+        for precision, found in by.items()
     ]
+    return {"head": HEAD, "rows": texts}
 
 
 def shown(found: Record, form: str, key: str) -> str:
@@ -213,12 +208,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     refuse_without(args.tensorflow)
+    if hardware.cores() != 2:
+        raise SystemExit(f"give it two cores, not {hardware.cores()}: taskset -c 0,1 python -m ...")
     cpu, runs = kind(), programs(args)
     name = f"peers-{args.model}-{slug(cpu)}"
     before = earlier(RESULTS / f"{name}.json")
     rounds: list[Round] = []
     ran: dict[str, Record] = {}
-    sys.argv[1:] = [args.model, "--tensorflow", "PYTHON", "--rounds", str(args.rounds)]
+    sys.argv[1:] = [args.model, "--data", "DIR", "--tensorflow", "PYTHON"]
+    sys.argv += ["--rounds", str(args.rounds)]
     for _ in range(args.rounds):
         made = {}
         for program, run in runs.items():
@@ -228,10 +226,10 @@ def main() -> None:
         rounds.append(made)
         found = rows(rounds, ran)
         both = [*found, *of_other_programs(before, found)]
-        texts = [cells(args.model, cpu, each) for each in both]
-        table = {"head": HEAD, "rows": texts}
-        save(name, {"kind": cpu, "table": table, "rows": both, "rounds": rounds, "programs": ran})
-        print(*map("  ".join, texts), sep="\n")
+        found_table = table(args.model, cpu, both)
+        facts = {"rows": both, "rounds": rounds, "programs": ran}
+        save(name, {"kind": cpu, "table": found_table, **facts})
+        print(*map("  ".join, found_table["rows"]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def main() -> None:
             sep="\n",
             flush=True,
         )
-    sys.argv[1:] = ["--tensorflow", "PYTHON", "--seeds", str(args.seeds)]
+    sys.argv[1:] = ["--data", "DIR", "--tensorflow", "PYTHON", "--seeds", str(args.seeds)]
     save(NAME, {"digest": digest, "towers": 2, "runs": runs, "table": table(runs)})
 
 

@@ -177,6 +177,10 @@ def test_a_run_folder_runs_no_code(here, own):
         ["eval", "runs/b"],
         ["train", "--resume", "runs/b"],
         ["predict", "runs/b", "x.png"],
+        ["report", "runs/b"],
+        ["verify", "runs/b"],
+        ["export", "runs/b"],
+        ["serve", "runs/b", "--port", 0],
     ):
         refused = here(*command)
         assert (refused.returncode, "--trust-code" in refused.stderr) == (USAGE, True)

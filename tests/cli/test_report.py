@@ -124,6 +124,7 @@ def test_images_have_their_names_or_the_page_says_there_are_none(tmp_path, here)
     record = report(
         ReportSpec(recipe=run.recipe(), placement=placement, path=run.path, split="test"), Context()
     )
+    assert record["mistakes"]
     assert {one["name"].split("/")[-2] for one in record["mistakes"]} <= {"bright", "dark"}
     assert all((tmp_path / "photos" / one["name"]).is_file() for one in record["mistakes"])
     shutil.rmtree(tmp_path / "photos")

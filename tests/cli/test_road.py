@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers import replica, succeeded
 from tests.replicas import MemoryGroup, on_replicas
 
 from lockstep.config.placement import Placement
+from lockstep.jobs import agreement
 from lockstep.jobs.agreement import require_agreement
 
 ALONE = ("--steps", STEPS, "--processes", 1)
@@ -88,6 +90,20 @@ def test_hosts_with_other_intervals_are_told_the_options():
 
     for ended in on_replicas(2, agree):
         assert "do not have the same options --eval-every" in str(ended)
+
+
+def test_hosts_that_compute_differently_end_before_they_train(monkeypatch):
+    this = threading.local()
+    monkeypatch.setattr(agreement, "probe", lambda *_: f"on CPU {this.process}")
+
+    def agree(group: MemoryGroup) -> None:
+        this.process = group.process
+        built = replica({})
+        built.group = group
+        require_agreement(built)
+
+    for ended in on_replicas(2, agree):
+        assert "do not have the same arithmetic" in str(ended)
 
 
 def test_inline_computes_in_the_caller(here, tmp_path):

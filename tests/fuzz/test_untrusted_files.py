@@ -242,7 +242,7 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     look_at(copy)
     only_lockstep_errors(load_classifier, copy, 1)
     saver.prune(copy / "checkpoints", 1, None, set())
-    only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0))
+    only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0), resume=True)
     shutil.rmtree(copy)
     shutil.copytree(run, copy)
 

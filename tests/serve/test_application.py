@@ -22,6 +22,7 @@ import pytest
 from benchmarks import serve as load
 from PIL import Image
 from tests.conftest import NATIVE
+from tests.documents import ROOT
 from tests.helpers import lockstep_error
 
 import lockstep
@@ -573,3 +574,19 @@ def test_a_classifier_without_pictures_is_an_error_at_the_start(classifier):
     )
     with lockstep_error("cannot classify pictures: squares only"):
         application.application(other, "x", "127.0.0.1")
+
+
+def test_the_page_states_the_limits():
+    page = " ".join((ROOT / "docs/serve.md").read_text().split())
+    small, large = application._SMALL, application._LARGE
+    limits = (
+        f"most {application.BODY_LIMIT // 10**6} MB (413) and {application.REQUEST_LIMIT_S:g} s",
+        f"its head {application.HEAD_LIMIT_S:g} s",
+        f"are {application.CONNECTION_LIMIT} connections",
+        f"or {application.MEMORY_LIMIT // 10**6} MB of them",
+        f"up to {small['most_px'] // 10**6} million pixels, {small['memory'] // 10**6} MB of "
+        f"memory and {small['seconds']} s",
+        f"up to {large['most_px'] // 10**6} million pixels, {large['memory'] // 10**9} GB and "
+        f"{large['seconds']:g} s",
+    )
+    assert [limit for limit in limits if limit not in page] == []

@@ -14,7 +14,7 @@ from signal import SIGTERM
 
 import pytest
 from PIL import Image
-from tests.helpers import recipe_with
+from tests.helpers import DATA, recipe_with
 from tests.runs import fit_here, state_path
 
 from lockstep.config.placement import Placement
@@ -241,6 +241,8 @@ def test_a_complete_run_is_read_as_it_was_written_or_not_at_all(stopped, here, t
             done = here(*words)
             assert "Traceback" not in done.stderr
             assert done.returncode in (0, 2, 3, 4)
+            if words[0] == "predict" and name == "model.safetensors":
+                assert done.returncode == (DATA if share is not None else 0)
             if words[0] == "predict" and done.returncode == 0:
                 answers.add(done.stdout)
     assert len(answers) == 1  # a damaged model gives an error, and no other probabilities

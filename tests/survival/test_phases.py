@@ -7,7 +7,7 @@ import signal
 from unittest import mock
 
 import pytest
-from benchmarks import survival
+from benchmarks import survival, tables
 from benchmarks.survival import FAULTS, PHASES, Case, MissError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -66,6 +66,7 @@ def test_a_run_survives(parent, case):
     how, _ = survival.outcome(case, *parent)
     if how == "-":
         pytest.skip("only root can mount a small disk, and this machine may not allow it")
+    assert how == tables.load("survival")["outcomes"][str(case)]
 
 
 def test_a_stop_that_is_dropped_in_one_phase_is_noticed(parent):

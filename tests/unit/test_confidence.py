@@ -105,6 +105,14 @@ def test_a_threshold_counts_all_answers_of_its_probability():
     )
 
 
+def test_an_answer_at_the_threshold_is_sure_in_any_dtype():
+    answers = table((0, 0, 0.9, 50), (1, 1, 0.9, 50))
+    confidence = Confidence({ANSWERS: answers}, RECIPE, None, 2)
+    at = answers[:1, 2].double() - 1e-9  # the same number in float32, as training counted it
+    sure, _ = confidence(torch.empty(1, 0), torch.stack([at, 1 - at], 1))
+    assert sure.tolist() == [[True, False]]
+
+
 def test_an_answer_below_two_thirds_is_never_sure():
     assert least(table((0, 0, 0.7, 50), (1, 1, 0.66, 50)), 0.5) == pytest.approx([0.7] * 2)
 

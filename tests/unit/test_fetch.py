@@ -229,6 +229,10 @@ def test_first_use_downloads_into_the_cache_and_only_once(server, tmp_path, monk
     (tmp_path / "cache").rename(tmp_path / "elsewhere")
     fetch.ensure("toy", None)
     assert listing(tmp_path / "own/toy") == ["toy-files"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCKSTEP_DATA", "~/unread")  # as in a .env file, which no shell expands
+    fetch.ensure("toy", None)
+    assert listing(tmp_path / "unread/toy") == ["toy-files"]
 
 
 def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path, monkeypatch):

@@ -39,6 +39,9 @@ def random_graph(name):
     recipe = graph_recipe(recipe)
     torch.manual_seed(0)
     model = build_model(recipe, recipe.augmentation.shape(*shape), 10)
+    with torch.no_grad():  # As drawn, a deep network gives all images the same probabilities.
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
     return recipe, model, shape
 
 
@@ -52,6 +55,7 @@ def test_the_graph_classifies_as_an_evaluation_does(name):
         network.module.eval()
         logits, _ = classify(recipe, network, batch, torch.ones(3, dtype=torch.bool))
     assert torch.allclose(found, logits.softmax(1), atol=1e-4)
+    assert not torch.allclose(found[0], found[1], atol=1e-4)
 
 
 class Source:

@@ -290,6 +290,23 @@ def test_a_stop_is_repeated_and_kills_only_without_work_to_save(
     assert (signals, job.killed) == ([signal.SIGTERM] * sent, killed)
 
 
+def test_a_second_ctrl_c_kills_processes_that_would_save(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(supervisor, "_POLL_S", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 0.6) or now[-1])
+    looks = [[Beat(moves=look, step=7), Beat(moves=look, step=7)] for look in range(9)]
+    job = Still(*looks, [], world=World())
+    monkeypatch.setattr(job, "_send", lambda number: None)
+
+    def running():
+        job.request.remember(signal.SIGINT, None)
+        return Still._running(job)
+
+    monkeypatch.setattr(job, "_running", running)
+    assert job._wait() == ""
+    assert (job.request.received, job.killed) == (signal.SIGINT, True)
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_the_launcher_says_once_how_to_go_on(caplog, tmp_path, quiet):
     spec, sent = SPEC.replace(path=tmp_path / "x"), {}
@@ -347,6 +364,14 @@ def test_the_launcher_raises_a_workers_damaged_file_error(started):
     with pytest.raises(DamagedFileError, match=r"^x is damaged$") as error:
         started("pass")._prepare_restart(End(DATA, "x is damaged", known=True, damaged="x"))
     assert (error.value.path, error.value.code) == (Path("x"), DATA)
+
+
+def test_what_the_user_must_fix_and_an_evaluation_never_restart(started):
+    job = started("pass")
+    for job.spec, known in ((SPEC, True), (EVALUATION, False)):
+        with lockstep_error("^it failed$") as error:
+            job._prepare_restart(End(ENVIRONMENT, "it failed", known=known))
+        assert error.value.code == ENVIRONMENT
 
 
 def test_a_restart_needs_the_init_file_only_without_a_checkpoint(started, tmp_path):

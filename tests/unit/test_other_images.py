@@ -87,6 +87,7 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     assert counts(judged(run, flat)) == {"bright": 1, "dark": 5}
     assert f"{tmp_path / 'photos'} is not here to say which are known" in caplog.text
     shown = judged(run, flat, ReportSpec, report)
+    assert shown["mistakes"]
     assert {one["name"] for one in shown["mistakes"]} <= {f"{n}.png" for n in range(6)}
     assert f"all images of {flat}, which is not the data of training" in shown["notes"][0]
 

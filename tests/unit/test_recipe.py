@@ -233,6 +233,8 @@ def test_replace_keeps_other_settings_and_reads_new_like_a_file():
     with lockstep_error("give exactly one of steps and epochs") as error:
         get_recipe("digits").replace(steps=5)
     assert error.value.code == USAGE
+    with lockstep_error("min_steps is for a length in epochs"):
+        get_recipe("digits").replace(epochs=None, steps=5, min_steps=9)
 
 
 def test_the_current_folder_is_searched_last(tmp_path, monkeypatch):

@@ -3,11 +3,15 @@ figure is made up.
 """
 
 import inspect
+import json
 import re
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import age, kinds, pictures, tables
+from benchmarks import age, common, kinds, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
@@ -49,6 +53,48 @@ def test_the_code_of_a_record_is_that_which_decides_it():
     assert age.is_known("serve", {"code": "0", "older": {"code": age.code("serve")}})
     assert not age.is_known("serve", {"code": "0", "older": {"code": "0"}})
     assert not age.is_known("serve", {})
+    assert age.code("seeds-cifar10") != age.code("seeds-cifar10-portable")
+    assert age.code("seeds-mnist") != age.code("seeds-photos")
+
+
+def test_a_reason_is_added_to_those_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(age, "RESULTS", tmp_path)
+    record = tmp_path / "serve.json"
+    record.write_text(json.dumps({"code": "0", "older": {"code": "1", "why": ["first"]}}))
+    for why in ("second", "not said: today's code is known"):
+        monkeypatch.setattr(sys, "argv", ["age", why])
+        age.main()
+    older = json.loads(record.read_text())["older"]
+    assert older == {"code": age.code("serve"), "why": ["first", "second"]}
+
+
+def test_a_table_of_several_records_says_which_are_older():
+    ages = {name: age.is_of_today(name, tables.load(name)) for name in RECORDS}
+    for page in tables.PAGES:
+        for found in tables.PART.finditer(page.read_text()):
+            kind, *patterns = found[2].split()
+            names = [name for pattern in patterns for name in RECORDS if fnmatch(name, pattern)]
+            if kind in ("joined", "crossed"):
+                last = found[0].splitlines()[-3]
+                assert last.count("by older code") >= (not all(ages[name] for name in names))
+                assert names
+
+
+def test_a_record_gives_way_only_to_one_with_as_many_rounds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tables.ROOT / "benchmarks/measure.py"), "a b", "--d=/x"])
+    table = {"head": ["what"], "rows": [["it"]]}
+    results = tmp_path / "results"
+    for rounds in ([1, 2], [3], [4, 5]):
+        common.save("serve", {"table": table, "rounds": rounds}, results)
+    kept = json.loads((results / "serve.json").read_text())
+    assert kept["rounds"] == [4, 5]
+    assert json.loads(Path("serve.json").read_text())["rounds"] == [3]
+    assert kept["command"] == "python -m benchmarks.measure 'a b' --d=DIR"
+
+
+def numbers(text):
+    return {*NUMBER.findall(text)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -66,7 +112,7 @@ def test_the_docstring_of_a_recipe_states_figures_of_its_records(recipe):
     made |= {name for name in RECORDS if recipe == "photos-tuned" and name.startswith("photos-")}
     table = "\n".join(map(tables.table, sorted(made)))
     assert bool(made) == ("not yet" not in measured)
-    assert [number for number in NUMBER.findall(measured) if number not in table] == []
+    assert [number for number in NUMBER.findall(measured) if number not in numbers(table)] == []
 
 
 def test_every_figure_of_readme_stands_in_results():
@@ -79,7 +125,7 @@ def test_every_figure_of_readme_stands_in_results():
     page = (tables.ROOT / "docs/results.md").read_text()
     found = NUMBER.findall(text)
     assert len(found) > 10
-    assert [number for number in found if number not in page] == []
+    assert [number for number in found if number not in numbers(page)] == []
 
 
 def test_a_table_cell_of_readme_has_at_most_twelve_words():

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from tests.helpers import Weights, flip, lockstep_error, save, steps
 
-from lockstep.errors import DATA
+from lockstep.errors import DATA, ENVIRONMENT
 from lockstep.runs import saver, statefile
 from lockstep.runs.saver import Saver
 
@@ -183,8 +183,9 @@ def test_an_error_is_reported_once_and_the_next_save_is_tried(
         f"could not save a checkpoint in {tmp_path}: Read-only file system. Training continues"
     )
     save(saves, state)
-    with lockstep_error("could not save"):
+    with lockstep_error("could not save") as error:
         saves.require_saved()
+    assert error.value.code == ENVIRONMENT
     monkeypatch.undo()
     save(saves, state)
     saves.require_saved()

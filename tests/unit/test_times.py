@@ -111,6 +111,8 @@ def test_throughput_leaves_out_saving_and_evaluation(tmp_path, clock):
     rates = {step: 24 / seconds for step, seconds in windows.items()}
     assert {step: row["images_per_s"] for step, row in by_step.items()} == pytest.approx(rates)
     line = re.compile(r"step (\d+), .*\((\S+) examples/sec; (\S+) sec/batch\)")
-    for step, rate, seconds in line.findall((tmp_path / "run/log.txt").read_text()):
+    lines = line.findall((tmp_path / "run/log.txt").read_text())
+    assert {int(step) for step, *_ in lines} == {*windows}
+    for step, rate, seconds in lines:
         assert float(rate) == pytest.approx(rates[int(step)], abs=0.05)
         assert float(seconds) == pytest.approx(windows[int(step)], abs=0.0005)

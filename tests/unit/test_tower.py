@@ -133,6 +133,16 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
     assert not torch.equal(first, other_step)
 
 
+def test_a_tower_computes_with_the_state_that_it_gets():
+    recipe = tutorial_recipe("tests.helpers:smooth", 1)
+    tower, state, _ = parts(recipe)
+    other = parts(recipe.replace(seed=1)).state
+    shard = cifar_like().shard(plan(recipe, 0, 96), 0)
+    first, second, again = (tower(one, shard, 0).clone() for one in (state, other, state))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
 def test_bfloat16_keeps_weights_vector_and_norms_in_float32():
     recipe = get_recipe("digits").replace(precision="bfloat16", arithmetic="native")
     tower, state, _ = parts(recipe, (1, 8, 8))

@@ -64,7 +64,8 @@ def train(
         settings: Change any recipe setting; `lockstep show` lists them.
         init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save
             wrote; or of such a file at https://...#sha256=HEX, which is downloaded once.
-        name: Name of the run. Default: the recipe's name and a number.
+        name: Name of the run. Default: the recipe's name, or that of the folder of
+            images, and a number.
         runs: Folder that contains the runs.
         resume: Continue from the last checkpoint. Unless given, keep, eval_every, save_every and
             timeout are those of the last session. A finished run is left unchanged.
@@ -87,10 +88,10 @@ def train(
 
     The weights have the same bits as those of the command line. The caller may be a script, with or
     without `if __name__ == "__main__"`, a notebook or a thread. Ctrl-C, or the interrupt of a
-    notebook, saves the state and returns the run, whose `complete` is then False. A second Ctrl-C
-    ends at once. In a program that an outer launcher starts several times (Ray Train, torchrun,
-    srun, mpirun), all call this function with the same arguments. Each program then starts one
-    worker process, and these train one run together.
+    notebook, saves the state and returns the run, whose `complete` is then False. A second Ctrl-C,
+    a second or more later, ends without saving. In a program that an outer launcher starts several
+    times (Ray Train, torchrun, srun, mpirun), all call this function with the same arguments. Each
+    program then starts one worker process, and these train one run together.
 
     Returns:
         The run. In an outer launch, process 0 returns the run, and the others return None: only

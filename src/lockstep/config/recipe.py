@@ -254,6 +254,8 @@ class Recipe(Settings):
             raise ValueError(
                 f"give exactly one of steps and epochs (steps {self.steps}, epochs {self.epochs})"
             )
+        if self.steps is not None and self.min_steps > 1:
+            raise ValueError("min_steps is for a length in epochs: leave it out, or give epochs")
         if rest := self.batch % self.towers:
             below = self.batch - rest
             batches = f"{below} or {below + self.towers}" if below else self.towers

@@ -1,6 +1,7 @@
 """Evaluation: classify every example exactly once, in file order, on any number of processes."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -141,7 +142,7 @@ def evaluate(
         counts.view(-1).scatter_add_(0, cells, counted.long())
     # The chunks and rows of other processes are 0.
     losses = group.gather(losses).sum(0)
-    loss_sum = sum(losses.tolist())
+    loss_sum = math.fsum(losses.tolist())  # since Python 3.12, `sum` rounds in another way
     counts = group.gather(counts).sum(0).cpu()
     every = None
     if keep_logits:
@@ -189,8 +190,8 @@ def classify(
     bool [b], is False for the repeats that fill the last chunk up. The unmoved image has half the
     weight, the two moved ones the other half, and mirror images count equally. With "unsure" in the
     views, only the images whose two best classes are closest to each other (with several labels,
-    those with a label that is nearest to 0.5) are moved: a quarter of the `counted` ones, or a
-    single image.
+    those with a label that is nearest to 0.5) are moved: b // 4 of them, or a single image, the
+    `counted` ones first.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only,
     Hiverge 2025.
     """

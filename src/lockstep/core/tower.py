@@ -34,7 +34,8 @@ class Tower:
         self._float_buffers = {
             name: b for name, b in network.buffers.items() if b.is_floating_point()
         }
-        self._loaded_step: int | None = None
+        self._loaded: State | None = None
+        self._loaded_step = 0
         self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
         self._flags_and_tower: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
@@ -56,8 +57,10 @@ class Tower:
         """
         recipe = self.bound.recipe
         device = shard.images.device
-        if self._loaded_step != step:  # Later towers of the step use the same weights.
+        # Later towers of the step use the same weights.
+        if self._loaded is not state or self._loaded_step != step:
             self._network.load_parameters(state.parameters)
+            self._loaded = state
             self._loaded_step = step
         key = shard.tower, requests
         if key not in self._flags_and_tower:

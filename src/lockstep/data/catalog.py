@@ -147,12 +147,18 @@ def destination(source: Source, folder: Path | None) -> Path:
     """Return the folder of a download: NAME in `folder`, else in LOCKSTEP_DATA if it is set, else
     in the cache.
     """
-    path = _roots(source, folder)[1 if folder or os.environ.get("LOCKSTEP_DATA") else 0]
+    path = _roots(source, folder)[1 if _stated(folder) else 0]
     # a download replaces the folder that a link points to, not the link
     return Path(os.path.realpath(path))
 
 
 def _roots(source: Source, folder: Path | None) -> list[Path]:
-    data = folder or os.environ.get("LOCKSTEP_DATA")
-    roots = [Path(data), Path(data) / source.name] if data else []
+    data = _stated(folder)
+    roots = [data, data / source.name] if data else []
     return roots if folder else [*roots, platformdirs.user_cache_path("lockstep") / source.name]
+
+
+def _stated(folder: Path | None) -> Path | None:
+    """Return `folder`, else the one that LOCKSTEP_DATA names, in which no shell has read a "~"."""
+    named = os.path.expanduser(os.environ.get("LOCKSTEP_DATA", ""))
+    return folder or (Path(named) if named else None)

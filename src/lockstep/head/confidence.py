@@ -148,7 +148,7 @@ def least_sure(
     find a class count in place of its images.
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
-    most = torch.tensor([classes + several, classes, 1.001])
+    most = torch.tensor([classes + several, classes, 1.001], dtype=torch.float64)
     sound = (
         answers.dtype == torch.float32
         and answers.shape[1:] == (3,)
@@ -242,7 +242,8 @@ class Confidence:
         if self.outliers is not None:
             unlike = self.outliers(every_view(features)[:, 0])
         least = torch.inf if self.sure_from is None else self.sure_from
-        return (probabilities >= least) & ~unlike[:, None], unlike
+        # The answers of training, of which `least` is one, are float32.
+        return (probabilities.float() >= least) & ~unlike[:, None], unlike
 
 
 def _fold_of(train_set: Dataset) -> Tensor:

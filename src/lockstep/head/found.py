@@ -24,7 +24,7 @@ def thresholds_of(tensors: Mapping[str, Tensor], classes: int) -> Tensor:
     """
     thresholds = tensors.get(THRESHOLDS)
     if thresholds is None:
-        return torch.full([classes], HALF)
+        return torch.full([classes], HALF, dtype=torch.float32)
     sound = thresholds.dtype == torch.float32 and thresholds.shape == (classes,)
     if not sound or not ((thresholds >= 0) & (thresholds <= 1)).all():
         raise ValueError(f"its tensor {THRESHOLDS} is not one probability for each class")
@@ -37,7 +37,7 @@ def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
     `probabilities` is float32 [n, classes], and `labels` uint8 [n, classes].
     """
     columns = zip(probabilities.unbind(1), labels.bool().unbind(1), strict=True)
-    return torch.tensor([_half_of_best(*column) for column in columns])
+    return torch.tensor([_half_of_best(*column) for column in columns], dtype=torch.float32)
 
 
 def _half_of_best(probabilities: Tensor, own: Tensor) -> float:

@@ -12,6 +12,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -119,18 +120,33 @@ class PathIndex:
     def __init__(self, root: Path, paths: Sequence[str]) -> None:
         """Take the `paths` of images relative to the folder `root`."""
         self.root = root.resolve()
-        self._images = len(paths)
-        # By the end without its suffix: the path, or a list of several.
-        self._ends: dict[str, str | list[str]] = {}
+        # By the path from the folder's name on, in Unicode's composed form; None for several.
+        self._wholes: dict[str, str | None] = {}
         for path in paths:
+            whole = unicodedata.normalize("NFC", f"{self.root.name}/{path}")
+            self._wholes[whole] = None if whole in self._wholes else path
+        self._paths = paths
+
+    # Most tables name whole paths, and the ends of a million take seconds.
+    @cached_property
+    def _ends(self) -> dict[str, str | list[str]]:
+        """By the end without its suffix: the path, or a list of several."""
+        ends: dict[str, str | list[str]] = {}
+        for path in self._paths:
             end = _stem(unicodedata.normalize("NFC", f"/{self.root.name}/{path}"))
             while "/" in end:
                 end = end.partition("/")[2]
-                before = self._ends.setdefault(end, path)
+                before = ends.setdefault(end, path)
                 if isinstance(before, list):
                     before.append(path)
                 elif before is not path:
-                    self._ends[end] = [before, path]
+                    ends[end] = [before, path]
+        return ends
+
+    @cached_property
+    def _names(self) -> set[str]:
+        """The names of the images' files without their suffix."""
+        return {_stem(whole.rpartition("/")[2]) for whole in self._wholes}
 
     def _at(self, end: str) -> list[str]:
         """Return the paths that end so, with or without their suffix."""
@@ -153,6 +169,11 @@ class PathIndex:
         """
         cell = cell.replace("\\", "/")
         end = cell.lstrip("./")
+        if whole := self._wholes.get(f"{folder}/{end}"):
+            return [whole]
+        name = end.rpartition("/")[2]
+        if not {name, _stem(name)} & self._names:
+            return []
         if direct := self._at(f"{folder}/{end}"):
             return direct
         while _ABSOLUTE.match(cell) and "/" in end and not self._at(end):
@@ -164,7 +185,7 @@ class PathIndex:
         images.
         """
         count = sum(bool(self.find(cell, folder)) for cell in cells)
-        return count > 0 and 2 * count >= min(len(cells), self._images)
+        return count > 0 and 2 * count >= min(len(cells), len(self._paths))
 
 
 def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool) -> Table | None:
