@@ -110,7 +110,7 @@ def test_recipes_and_show_round_trip(here, tmp_path):
     cells = [re.split("  +", line) for line in lines[:-2]]
     assert {len(row) for row in cells} == {5}
     assert all(re.fullmatch(r"\d\d\.\d\d %", row[3]) for row in cells[1:])
-    assert ["digits", "digits", "digits", "99.38 %", "9.7 s"] in cells
+    assert ["digits", "digits", "digits", "99.38 %", "9.73 s"] in cells
     assert max(map(len, lines[:-1])) <= 80
 
 

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tests.disturbed import RUN, begin, end, gone, resume, write_model
+from tests.disturbed import RUN, begin, end, gone, kill, resume, until_step, write_model
 
 from lockstep.runs import statefile
 
@@ -21,6 +21,19 @@ def signals_as_in_a_terminal():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_on_three_and_kill_on_four_change_no_bit(started, here, undisturbed):
+    """What README says of `make test`, once. The slow tests try every signal, kill and number."""
+    process, _ = begin(started, 3)
+    process.send_signal(signal.SIGINT)
+    end(process)
+    assert process.returncode == 130
+    process = started("train", RUN, "--resume", "--processes", 4, "--log-every", 1)
+    until_step(process, 20)
+    kill(process)
+    process.communicate()
+    assert resume(here, 2) == undisturbed
 
 
 @pytest.mark.slow

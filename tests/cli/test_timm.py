@@ -99,4 +99,5 @@ def test_one_result_for_the_networks_of_the_real_timm(python, name, tmp_path):
     assert found["float32 on 1"] != found["bfloat16 on 1"]
     assert (found["accuracy"], found["alone"]) == (1, 1)
     assert set(found["tuned"].values()) == {0.1}
-    assert found["portable"] == "done" or "portable" in found["portable"]
+    refused = "portable arithmetic does not cover the operation"
+    assert found["portable"] == "done" or refused in found["portable"]

@@ -27,8 +27,8 @@ def digits() -> Recipe:
     """A small convolutional network, trained in seconds on 1 797 real 8x8 digits that need no
     download.
 
-    Measured: 99.38 % in 9.73 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median, 7.94
-    s of it training, on 2 cores of an AMD EPYC. `python -m benchmarks.measure seeds digits`
+    Measured: 99.38 % in 9.73 s. This is the mean (99.15 to 99.72 over 10 seeds) and the median,
+    7.94 s of it training, on 2 cores of an AMD Zen 4. `python -m benchmarks.measure seeds digits`
     """
     return Recipe(
         name="digits",
