@@ -49,10 +49,10 @@ bounded = settings(
 )
 
 
-def only_lockstep_errors(call, *arguments):
+def only_lockstep_errors(call, *arguments, **options):
     """Return what the call returns, or None after a LockstepError whose message can be printed."""
     try:
-        return call(*arguments)
+        return call(*arguments, **options)
     except LockstepError as error:
         printable(str(error)).encode()
         return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import pytest
-from tests.helpers import USAGE, recipe_with, refused
+from tests.helpers import DATA, USAGE, recipe_with, refused
 from tests.runs import fit_here
 from tests.survival import power
 from tests.survival.power import BEGUN, COMPLETE, NO_RUN
@@ -198,6 +198,6 @@ def test_each_state_resumes_to_the_undisturbed_bits(moments, begun, case, here, 
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout.splitlines()[-1])["weights_sha256"]
         else:
-            refused(done, USAGE)
+            refused(done, USAGE if path.exists() else DATA)
             found = case.fit(path).result["weights_sha256"]
         assert found == whole
