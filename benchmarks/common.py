@@ -123,7 +123,7 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
 def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
     """Write `record`, with the code, the machine and the versions, to <name>.json in
     benchmarks/results/, or in another folder. If it has fewer rounds or rows than the record that
-    is there, write it to the current folder instead.
+    is there, write it to bench-results/ instead, which git ignores.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
@@ -147,8 +147,9 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else record
     if any(new < old for new, old in zip(_extent(record), _extent(known), strict=True)):
-        path = Path(f"{name}.json")
-        print(f"{name}: less than its record has, so it is in {path.absolute()}")
+        path = folder.parents[1] / "bench-results" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        print(f"{name}: less than its record has, so it is in {path}")
     head = {**made, "machine": machine, "versions": versions}
     path.write_text(json.dumps({**head, **record}, indent=1) + "\n")
 

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from fnmatch import fnmatch
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -81,15 +80,15 @@ def test_a_table_of_several_records_says_which_are_older():
 
 
 def test_a_record_gives_way_only_to_one_with_as_many_rounds(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(tables.ROOT / "benchmarks/measure.py"), "a b", "--d=/x"])
     table = {"head": ["what"], "rows": [["it"]]}
-    results = tmp_path / "results"
+    results = tmp_path / "benchmarks/results"
     for rounds in ([1, 2], [3], [4, 5]):
         common.save("serve", {"table": table, "rounds": rounds}, results)
     kept = json.loads((results / "serve.json").read_text())
     assert kept["rounds"] == [4, 5]
-    assert json.loads(Path("serve.json").read_text())["rounds"] == [3]
+    less = tmp_path / "bench-results/serve.json"
+    assert json.loads(less.read_text())["rounds"] == [3]
     assert kept["command"] == "python -m benchmarks.measure 'a b' --d=DIR"
 
 
