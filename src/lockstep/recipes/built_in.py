@@ -200,7 +200,7 @@ def photos_tuned() -> Recipe:
     The last blocks learn at the full rate, the others at a tenth of it.
 
     Measured: 94.99 % of ants and bees in minutes. Hymenoptera: 94.99 % (94.77 to 95.42, 3 seeds)
-    after 94.77 % of `photos`; flowers: 94.70 % after 92.26 % (one seed, older code). `python -m
+    after 94.77 % of `photos`; flowers: 94.02 % after 92.26 % (one seed). `python -m
     benchmarks.measure photos-tuned DIR`
     """
     return photos().replace(
