@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from tests.disturbed import RUN, begin, end, gone, kill, resume, until_step, write_model
+from tests.disturbed import RUN, begin, end, gone, kill, read_until, resume, write_model
 
 from lockstep.runs import statefile
 
@@ -30,7 +30,7 @@ def test_ctrl_c_on_three_and_kill_on_four_change_no_bit(started, here, undisturb
     end(process)
     assert process.returncode == 130
     process = started("train", RUN, "--resume", "--processes", 4, "--log-every", 1)
-    until_step(process, 20)
+    read_until(process.stdout, ": step ")
     kill(process)
     process.communicate()
     assert resume(here, 2) == undisturbed
