@@ -3,9 +3,27 @@
 import sys
 
 import pytest
+from tests.disturbed import write_model
 from tests.namespaces import Hosts, reason
 
 REASON = reason()
+STEPS = 60  # of the runs that tests disturb
+TRAIN = (
+    "train",
+    "digits",
+    "--model",
+    "slow:build",
+    "--set",
+    "weight_decay={}",
+    "--steps",
+    STEPS,
+    "--name",
+    "x",
+    "--log-every",
+    1,
+    "--save-every",
+    5,
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -64,3 +82,36 @@ def torchrun(hosts):
         )
 
     return start
+
+
+@pytest.fixture
+def slow(tmp_path, monkeypatch):
+    """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its
+    faults.
+    """
+    monkeypatch.setenv("SLOW", str(tmp_path / "slow"))
+    (tmp_path / "slow").touch()
+    return tmp_path / "slow"
+
+
+@pytest.fixture
+def folders(tmp_path, slow):
+    """One folder for each host, with the model."""
+    made = [tmp_path / "h0", tmp_path / "h1"]
+    for folder in made:
+        folder.mkdir()
+        write_model(
+            folder,
+            "slow",
+            "self.training and pathlib.Path(os.environ['SLOW']).exists()",
+            "time.sleep(0.3)",
+        )
+    return made
+
+
+@pytest.fixture
+def undisturbed(trained_once):
+    """The sha256 of the run on one process. The model computes what `digits` does."""
+    return trained_once("--set", "weight_decay={}", "--steps", STEPS, "--processes", 1)[1][
+        "weights_sha256"
+    ]

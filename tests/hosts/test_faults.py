@@ -12,65 +12,16 @@ import signal
 import time
 
 import pytest
-from tests.disturbed import resume, write_model
+from tests.disturbed import resume
 from tests.helpers import read_json
+from tests.hosts.conftest import TRAIN
 
 from lockstep.errors import ENVIRONMENT
 
-STEPS = 60
 TIMEOUT_S = 1  # processes wait ten times as long for each other
 END_S = 90  # for processes to notice a fault, after the timeout
 RUN_S = 400  # for a run that is disturbed, on two cores
-TRAIN = (
-    "train",
-    "digits",
-    "--model",
-    "slow:build",
-    "--set",
-    "weight_decay={}",
-    "--steps",
-    STEPS,
-    "--name",
-    "x",
-    "--log-every",
-    1,
-    "--save-every",
-    5,
-)
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture
-def slow(tmp_path, monkeypatch):
-    """A file. While it exists, each tower takes 0.3 s, so that a run does not end before its
-    faults.
-    """
-    monkeypatch.setenv("SLOW", str(tmp_path / "slow"))
-    (tmp_path / "slow").touch()
-    return tmp_path / "slow"
-
-
-@pytest.fixture
-def folders(tmp_path, slow):
-    """One folder for each host, with the model."""
-    made = [tmp_path / "h0", tmp_path / "h1"]
-    for folder in made:
-        folder.mkdir()
-        write_model(
-            folder,
-            "slow",
-            "self.training and pathlib.Path(os.environ['SLOW']).exists()",
-            "time.sleep(0.3)",
-        )
-    return made
-
-
-@pytest.fixture
-def undisturbed(trained_once):
-    """The sha256 of the run on one process. The model computes what `digits` does."""
-    return trained_once("--set", "weight_decay={}", "--steps", STEPS, "--processes", 1)[1][
-        "weights_sha256"
-    ]
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
 """Several hosts train one run: the weights of one process, whatever started the processes, without
 shared files.
 
-Hosts are network namespaces (tests/namespaces.py). torchrun is the real one. In place of other
-launchers, the tests start the processes themselves, with the variables that these set.
+Hosts are network namespaces (tests/namespaces.py). torchrun and mpirun are the real ones. In place
+of other launchers, the tests start the processes themselves, with the variables that these set.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
+import pytest
 from tests.conftest import _outside
 from tests.documents import ROOT
 from tests.helpers import NEWER_CPU, OLDER, as_stopped, succeeded
@@ -105,3 +107,30 @@ def test_the_script_for_ssh_and_torchrun(hosts, tmp_path, alone):
     )
     result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert (result["processes"], result["weights_sha256"]) == (4, alone)
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="Open MPI is not installed")
+def test_mpirun_starts_the_processes(hosts, tmp_path, alone):
+    """A stand-in for ssh starts Open MPI's program for a host in the host's namespace."""
+    agent = tmp_path / "agent"
+    agent.write_text(
+        f"#!/bin/bash\n[ $1 = h1 ] || exit 1\nshift\nexec ip netns exec {hosts.names[1]} unshare "
+        '--uts bash -c \'hostname h1 && exec bash -c "$*"\' bash "$@"\n'
+    )
+    agent.chmod(0o755)
+    own = {"plm_rsh_agent": agent, "oob_tcp_if_include": INTERFACE}
+    program = hosts.start(
+        0,
+        *("mpirun", "-n", 4, "--map-by", "ppr:2:node"),
+        *("-x", f"MASTER_ADDR={hosts.addresses[0]}", "-x", f"MASTER_PORT={PORT}"),
+        *("-x", f"GLOO_SOCKET_IFNAME={INTERFACE}"),
+        *("--host", "h0:2,h1:2", "--allow-run-as-root", "--oversubscribe"),
+        *(word for name, value in own.items() for word in ("--mca", name, value)),
+        *(sys.executable, "-m", "lockstep", *TRAIN, "--towers", 4),
+        cwd=tmp_path / "h0",
+    )
+    printed, errors = program.communicate(timeout=SECONDS)
+    assert program.returncode == 0, errors
+    result = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    assert (result["processes"], result["weights_sha256"]) == (4, alone)
+    assert "2 hosts" in errors
