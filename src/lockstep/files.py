@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -49,10 +50,21 @@ def near(path: Path) -> str:
     """Return the question whether the user meant the path of the nearest name, here or in runs/; ""
     if none is near.
     """
-    if os.path.lexists(path):
-        return ""
-    nearest = _nearest(path) or _nearest("runs" / path)
-    return f"did you mean {nearest}? " if nearest else ""
+    found = None if os.path.lexists(path) else nearest(path)
+    return f"did you mean {found}? " if found else ""
+
+
+def nearest(path: Path) -> Path | None:
+    """Return the path of the nearest name, here or in runs/; None if none is near."""
+    return _nearest(path) or _nearest("runs" / path)
+
+
+def first_with(folder: Path, name: str) -> Path | None:
+    """Return the first folder in `folder` that has a file of this `name`; None if none of the first
+    100 members has.
+    """
+    members = itertools.islice(folder.iterdir(), 100)
+    return next((each for each in members if (each / name).is_file()), None)
 
 
 def _nearest(path: Path) -> Path | None:

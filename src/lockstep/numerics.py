@@ -33,6 +33,7 @@ def environment(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
+        "OMP_THREAD_LIMIT": str(2**31 - 1),  # A lower one divides sums among fewer threads.
         "OMP_DYNAMIC": "FALSE",
         "MKL_DYNAMIC": "FALSE",
         # Without a fixed code branch, MKL may choose one by the alignment of a buffer. Its STRICT

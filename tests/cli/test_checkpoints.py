@@ -65,7 +65,7 @@ def test_a_resume_records_what_the_last_session_did(here, tmp_path):
     assert "runs/x is complete" in here("train", "--resume", "--name", "x").stderr
     refused(here("train", "runs/x", "--resume", "--name", "y"), USAGE, "name y are two runs")
     other = here("train", "mnist", "--resume", "--name", "x")
-    refused(other, USAGE, "name: digits -> mnist", " more): give runs/x as what is trained")
+    refused(other, USAGE, "name: digits -> mnist", " more): resume runs/x without other settings")
     assert "3 links of 3" in succeeded(here("verify", "runs/x", "--all")).stdout
 
 

@@ -234,7 +234,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
             "it holds no folders, but 2 images in no class: give each class a folder",
             "or add a CSV",
         ),
-        ("one", "only one class, cats: give each of at least two a folder", "one/cats"),
+        ("one", "only one class, cats: give each of at least two a folder", "one/other"),
         (
             "misfit",
             "list.csv has the columns 'name', 'breed', and none names an image's class: call one "

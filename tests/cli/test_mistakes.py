@@ -19,7 +19,11 @@ CLEAR = "\x1b[2J"  # what clears the screen
     [
         (["train", "digts"], USAGE, ["unknown recipe 'digts'", "digits"]),
         (["train", "--summary-every", "-1"], USAGE, ["--summary-every"]),
-        (["train", "--processes", "5"], USAGE, ["5 processes for 4 towers", "--processes 1 to 4"]),
+        (
+            ["train", "--processes", "5"],
+            USAGE,
+            ["5 processes need at least one tower each", "--processes 1 to 4"],
+        ),
         (["train", "--model", "json:dumb"], USAGE, ["did you mean dump"]),
         (["train", "--reduction", "allreduce"], USAGE, ["exact=false"]),
         (["train", "--name", "../out"], USAGE, ["is not allowed", "--runs sets the parent folder"]),
@@ -108,7 +112,12 @@ CLEAR = "\x1b[2J"  # what clears the screen
             ["--checkpoint is for runs"],
         ),
         (["report", "RUN", "-o", "RUN/log.txt"], USAGE, ["exists already"]),
-        (["report", "RUN", "-o", "nowhere/r.html"], ENVIRONMENT, ["there is no folder nowhere"]),
+        *(([each, "RUN/.."], USAGE, ["one of the runs in it"]) for each in ("train", "report")),
+        (
+            ["report", "RUN", "-o", "nowhere/r.html"],
+            ENVIRONMENT,
+            ["there is no folder", "nowhere: give"],
+        ),
         (["report", "missing", "-o", "r.html"], USAGE, ["missing"]),
         (
             ["export", "RUN", "-o", "d.pt2"],

@@ -46,7 +46,11 @@ CASES = [
         "there is no folder phots: did you mean photos? give the name of a recipe",
     ),
     ("train Photos/ant/", DATA, "there is no folder Photos/ant: did you mean photos/ants?"),
-    ("train flowes", USAGE, "did you mean flowers? or give a .toml file"),
+    (
+        "train flowes",
+        USAGE,
+        "unknown recipe 'flowes': did you mean flowers or folder? Allowed: cifar10,",
+    ),
     ("train minne.toml", USAGE, "recipe file minne.toml: did you mean mine.toml? No such file"),
     ("train --data phots", DATA, "phots: did you mean /TMP/photos? give a folder that holds"),
     ("train photos --data flwers", DATA, "flwers: did you mean /TMP/flowers?"),

@@ -345,7 +345,7 @@ LOADERS = {
     "legacy": ({"w.pt": PICKLED[False].getvalue()}, lambda folder: start_from(folder / "w.pt")),
     "evaluations": (
         {"metrics.jsonl": json.dumps(EVALUATED).encode()},
-        lambda folder: EvaluationLog(folder, split="test", weights="ema", asked=10),
+        lambda folder: EvaluationLog(folder, split="test", weights="ema", asked=10, data=None),
     ),
 }
 

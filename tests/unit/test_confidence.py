@@ -4,7 +4,7 @@ them.
 
 import pytest
 import torch
-from tests.helpers import recipe_with
+from tests.helpers import lockstep_error, recipe_with
 from torch import nn
 
 from lockstep.core.state import State
@@ -16,6 +16,7 @@ from lockstep.head.confidence import (
     confidence_tensors,
     held_out,
     least_sure,
+    with_best_decay,
 )
 
 RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
@@ -198,3 +199,24 @@ def test_copies_and_groups_are_held_out_together():
     for answers in (answers_of(values, labels), apart):
         assert len(answers) == 600
         assert abs(right(answers).double().mean() - 0.5) < 0.12
+
+
+def test_one_right_answer_of_a_rare_class_promises_nothing():
+    answers = table(*((label, label, 0.9, 42) for label in range(29)), (29, 29, 0.7, 2))
+    *others, rare = least(answers, 0.95, balanced=True, classes=30)
+    assert others == pytest.approx([0.7] * 29)
+    assert rare == INFINITY
+
+
+def test_fewer_groups_than_fifths_leave_all_images_out_once():
+    values, labels = features(80, 7)
+    groups = torch.arange(80) % 3
+    answers = answers_of(values, labels, groups=groups, arithmetic="portable")
+    assert torch.equal(answers[:, 0].sort()[0], labels.sort()[0].float())
+
+
+def test_decay_factors_need_a_linear_head_with_a_bias():
+    recipe = RECIPE.replace(decay_factors=(0.5, 2.0))
+    state = state_of(recipe, 8, nn.Linear(8, 2, bias=False))
+    with lockstep_error("for a head of one linear layer with a bias, and the head _fc is another"):
+        with_best_decay(recipe.bind(60), state, dataset_of(*features(60, 8)))

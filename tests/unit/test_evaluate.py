@@ -229,7 +229,8 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
             "fc",
             [
                 "1 class with fewer than 20 training images (a has 19)",
-                "no picture is marked as unlike the training images, as these are fewer than 50",
+                "no answer is marked as sure, unsure or unlike: that takes 50 training images, and "
+                "these are 39",
             ],
         ),
         # 40 % is exactly half of the best class's share

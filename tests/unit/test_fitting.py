@@ -135,7 +135,9 @@ def test_photos_in_memory_get_what_a_folder_gets():
 def test_large_sets_are_seen_fewer_times(count, grey, epochs):
     found = survey_of([32, 32], [grey, grey])
     found.splits["train"] *= count
-    assert fitting(found, {}).settings.get("epochs") == epochs
+    settings = fitting(found, {}).settings
+    assert settings.get("epochs") == epochs
+    assert settings.get("min_steps") == (epochs and get_recipe("folder").min_steps)
     assert (
         "epochs"
         not in fitting(found, {"epochs": 5}).settings | fitting(found, {"steps": 5}).settings

@@ -136,7 +136,7 @@ def test_a_run_gives_final_weights_or_its_newest_checkpoint(finished, tmp_path):
         found.path.write_bytes(damaged)
         assert find_weights(copy).path == weights_of(copy)[1].path == sound
     shutil.rmtree(copy / "checkpoints")
-    with lockstep_error("has no checkpoint yet: train it"):
+    with lockstep_error("has no checkpoint any more, although it is complete"):
         find_weights(copy)
 
 

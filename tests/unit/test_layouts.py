@@ -632,6 +632,8 @@ def test_a_folders_layout_is_in_the_recipe_and_moves_no_digest():
             recipe.replace(**changes)
     with lockstep_error("layout=names needs label_from"):
         recipe.replace(layout="names")
+    with lockstep_error("test_share is for folders of images, and dataset mine:load is not one"):
+        get_recipe("digits").replace(dataset="mine:load", test_share=0.5)
     with lockstep_error("label_column is for folders of images"):
         get_recipe("digits").replace(label_column="dx")
 

@@ -135,6 +135,11 @@ def test_mnist_options_give_the_network_of_the_comments(mnist_network):
         ("mnist", 28, {"droput": 0.5}, "argument .droput."),
         ("whitened", 32, {"widths": (8, 8, 0)}, "widths: got"),
         ("whitened", 32, {"activation": "relu"}, "activation: got 'relu': give gelu or silu"),
+        ("whitened", 32, {"activation": ["gelu"]}, "activation: got "),
+        ("whitened", 32, {"widths": 64}, "widths: got 64"),
+        ("whitened", 32, {"widths": (64, True, 64)}, "widths: got"),
+        ("efficientnet-lite0", 32, {"fixed_statistics": "no"}, "got 'no': give true or false"),
+        ("tutorial", 3, {}, "4x4 pixels or more, got 3x3"),
         *(
             ("residual", 32, {"widths": widths}, r"model_options\.widths")
             for widths in ((), (64, 0), ("a",), (1.5,))
@@ -146,6 +151,13 @@ def test_what_a_network_cannot_be_built_for_is_reported(model, px, options, word
     recipe = get_recipe("digits").replace(model=model, model_options=options, weight_decay={})
     with lockstep_error(words):
         build_model(recipe, (1 if model == "mnist" else 3, px, px), 10)
+
+
+@pytest.mark.parametrize(("build", "least"), [(tutorial.Tutorial, 4), (mnist.Mnist, 16)])
+def test_the_originals_networks_take_every_size(build, least):
+    for height in range(least, least + 7):
+        network = build((1, height, least + 1), 10)
+        assert network(torch.rand(1, 1, height, least + 1)).shape == (1, 10)
 
 
 COUNT = 8_000

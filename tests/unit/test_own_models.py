@@ -335,3 +335,18 @@ def test_a_type_error_inside_a_model_keeps_its_traceback():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         call(broken)
+
+
+class Constants(Small):
+    """A network with a tensor that no file has."""
+
+    def __init__(self, num_classes=10, in_chans=1):
+        super().__init__(num_classes, in_chans)
+        self.register_buffer("scale", torch.exp(torch.arange(64) / 7), persistent=False)
+
+
+def test_a_portable_classifier_computes_its_constants_portably():
+    recipe = get_recipe("digits").replace(model=f"{__name__}:Constants", weight_decay={})
+    trained = factory.build_model(recipe, (1, 8, 8), 10)
+    loaded = factory.model_with(recipe, (1, 8, 8), 10, factory.named_tensors(trained))
+    assert torch.equal(loaded.scale, trained.scale)

@@ -130,7 +130,7 @@ def test_folders_of_splits(photos, train, other, split):
             ["train/a", "train/b", "test/a", "test/c", "test/d"],
             ["test: 2 classes that train lacks, c, d"],
         ),
-        (["cats"], ["only one class, cats", "at least two", "photos/cats"]),
+        (["cats"], ["only one class, cats", "at least two", "photos/other with pictures"]),
         (["train/cats"], ["train: only one class, cats"]),
     ],
     ids=lambda value: " ".join(value),
@@ -323,8 +323,8 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     assert notes == [
         "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
         "1 image of one colour: the network sees nothing in it (a/empty.png)",
-        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): --set fit=squash or "
-        "fit=pad keeps the edges",
+        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): the settings "
+        "fit=squash and fit=pad of a training keep the edges",
     ]
     assert survey_folder(photos, 0.2, fit="pad").notes == notes[:2]
 

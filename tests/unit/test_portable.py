@@ -23,6 +23,7 @@ from lockstep.kernels.portable import (
     elementary,
     native,
     products,
+    sums,
 )
 from lockstep.kernels.portable.backends import Float32, Geometry, Int8
 from lockstep.kernels.portable.registry import EXACT, PORTABLE
@@ -590,3 +591,20 @@ def test_settings_that_only_native_arithmetic_has():
     ):
         with lockstep_error(r"arithmetic|portable"):
             make(fields, changes)
+
+
+def test_a_column_of_outputs_of_one_channel_is_exact():
+    x, weight = seeded(256, 1, 400, 2), seeded(16, 1, 5, 5, seed=1)
+    found = products.convolution(x, weight, Geometry((1, 2), (2, 2), (1, 1)))
+    exact = functional.conv2d(x.double(), weight.double(), None, (1, 2), 2)
+    assert relative(found, exact) < 1e-3
+
+
+def test_sums_of_neighbours_have_their_bits_without_onednn():
+    x, band = seeded(16, 64, 12, 12), torch.eye(64)[:, :, None, None] * 0.5
+    found = sums.neighbours(x, band)
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        assert torch.equal(sums.neighbours(x, band), found)
+    finally:
+        torch._C._set_mkldnn_enabled(True)

@@ -215,7 +215,11 @@ def test_every_setting_is_in_the_docstring_of_its_class():
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():
-    with lockstep_error(r"3 processes for 2 towers.*--processes 1 to 2"):
+    with lockstep_error("--device cuda:0,1,2: name one GPU for each process, at most 2"):
+        check(make(TUTORIAL, {"towers": 2}), Placement(device="cuda:0,1,2"))
+    with lockstep_error(
+        "3 processes need at least one tower each, and the recipe has 2: choose --processes 1 to 2"
+    ):
         check(make(TUTORIAL, {"towers": 2}), Placement(processes=3))
     with lockstep_error("exact=false"):
         check(get_recipe("digits"), Placement(reduction="allreduce"))

@@ -65,6 +65,13 @@ def test_a_kill_before_the_recipe_is_written_blocks_no_name(tmp_path):
     folder.close()
 
 
+def test_a_number_that_a_link_to_nothing_has_is_not_free(tmp_path):
+    (tmp_path / "a-1").symlink_to(tmp_path / "unmounted")
+    folder = RunFolder.create(tmp_path / "a-1", RECIPE, numbered=True)
+    assert folder.path == tmp_path / "a-2"
+    folder.close()
+
+
 def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
     """It was deleted, or the program was killed before it made it. A head writes there at once."""
     RunFolder.create(tmp_path / "a", RECIPE).close()

@@ -150,7 +150,9 @@ def run(tmp_path):
         "head": "logits",
         "augmentation": "plain",
         "init_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-        "weight_decay": {},
+        "precision": "float16",  # of the layers before the head
+        "weight_decay": {"default": 0.01},
+        "decay_factors": [0.5, 2.0],
         "steps": 40,
         "batch": 40,
         "ema": None,

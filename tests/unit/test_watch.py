@@ -17,7 +17,9 @@ from lockstep.jobs import evaluate as job
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.specs import EvaluateSpec
+from lockstep.listeners.metrics import EvaluationLog
 from lockstep.runs import saver, statefile
+from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder
 
 RECIPE = recipe_with("digits", {"steps": 10, "portable": False})
@@ -135,7 +137,8 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first(training, evaluate, 
     }
     for row, record in zip(rows(training), records, strict=True):
         assert row.pop("time") > 1.7e9
-        assert (row.pop("kind"), row.pop("asked")) == ("evaluation", None)
+        assert row.pop("kind") == "evaluation"
+        assert row.pop("asked") is row.pop("data") is None
         assert row.pop("class_correct") == [each["correct"] for each in record["classes"]]
         assert row.items() <= record.items()
         assert len(row) == 8
@@ -228,6 +231,7 @@ def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asle
     asleep(int, int, training.end)
     records, notes = evaluate()
     assert [record["step"] for record in records] == [2]
+    assert Run(training.run.path).classes == training.replica.splits["train"].classes
     assert [note.endswith("skipped") for note in notes] == [True, False]
 
 
@@ -235,7 +239,8 @@ def test_a_damaged_checkpoint_is_named_once_and_skipped(training, evaluate, asle
 def test_a_run_without_a_checkpoint_is_an_error_if_none_comes(training, evaluate, fields):
     if not fields:
         training.end()
-    with lockstep_error("runs/x has no checkpoint yet") as error:
+    missing = "yet" if fields else "any more, although it is complete: copy"
+    with lockstep_error(f"runs/x has no checkpoint {missing}") as error:
         evaluate(**fields)
     assert error.value.code == DATA
 
@@ -325,3 +330,24 @@ def test_a_damaged_checkpoint_is_an_error(evaluated):
         refused(evaluated, which, DATA, r"step-000000004.safetensors is damaged")
     set_accuracy(evaluated, 6, 0.8)
     assert evaluated.run.load("best").step == 6
+
+
+def test_images_of_another_folder_have_evaluations_of_their_own(training, tmp_path, evaluate):
+    training.save(2)
+    ((record,), _), kinds = evaluate(once=True), ("one", "two")
+    for kind in kinds:
+        log = EvaluationLog(
+            training.run.path / "eval",
+            split="test",
+            weights="ema",
+            asked=None,
+            data=tmp_path / kind,
+        )
+        assert not log.done
+        log.add(record, 0.0)
+        log.close()
+    assert [row["data"] for row in rows(training)] == [
+        None,
+        *(f"{tmp_path / kind}" for kind in kinds),
+    ]
+    assert len([*training.run.path.glob("eval/ema-test-355*")]) == 3

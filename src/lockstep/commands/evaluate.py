@@ -218,7 +218,14 @@ def watched(
     With `once`, this looks once, and only at the newest. Raises: LockstepError.
     """
     run, weights = Run(spec.path), spec.weights or spec.recipe.own_weights
-    log = EvaluationLog(run.path / "eval", split=spec.split, weights=weights, asked=spec.examples)
+    data = spec.placement.data
+    log = EvaluationLog(
+        run.path / "eval",
+        split=spec.split,
+        weights=weights,
+        asked=spec.examples,
+        data=None if data in (None, run.data()) else data,
+    )
     warn = logger.debug if quiet else logger.warning
     damaged = set[int]()
     waiting = False

@@ -76,3 +76,5 @@ def show(
         f"{recipe.digest()}"
     )
     yield from recipe.toml().splitlines()
+    unset = [name for name, value in recipe if value is None]
+    yield f"# not set: {', '.join(unset)}"

@@ -230,7 +230,9 @@ def require_writable(path: Path, force: bool, name: str = "output") -> None:
     if not force and os.path.lexists(path):
         other = f", or {option('force', True)}" if name == "output" else ""
         raise LockstepError(f"{given}: this file exists already: give a new one{other}")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise LockstepError(
-            f"{given}: there is no folder {path.parent} that you can write in", ENVIRONMENT
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        problem = (
+            f"{folder} cannot be written" if folder.is_dir() else f"there is no folder {folder}"
         )
+        raise LockstepError(f"{given}: {problem}: give a file in another folder", ENVIRONMENT)

@@ -153,6 +153,8 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     if os.path.lexists(path / "recipe.json"):
         return "run", path
     if os.path.lexists(path):
+        if path.is_dir() and files.first_with(path, "recipe.json"):
+            Run.open(path)  # raises an error that names a run in it
         return "images", path
     if isinstance(what, Path) or "/" in what:
         raise LockstepError(f"there is no folder {path}: {files.near(path)}{_ALLOWED}", DATA)

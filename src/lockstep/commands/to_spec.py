@@ -130,8 +130,9 @@ def train_spec(
         if differences:
             raise LockstepError(
                 f"{path} was started with another recipe, so it cannot be resumed with this one "
-                f"({few(differences)}): give {path} as what is trained, without other "
-                f"settings, or start a new run with another {option('name')}"
+                f"({few(differences)}): resume {path} without other settings, or start a new run "
+                f"with another {option('name')}, which may begin with the weights of this one: "
+                f"{option('init', path)}"
             )
     # What is not given is as in the last session. An outer launcher repeats its command, and not
     # every host has the run's folder.

@@ -61,7 +61,7 @@ def train(
             {"train": (images, labels), "test": (images, labels), "classes": names}, with arrays
             uint8 [N, H, W, C] and integers [N], or iterables of (image, label). With several
             labels, they are [N, classes] of 0 and 1.
-        settings: Change any recipe setting; `lockstep show` lists them.
+        settings: Change any recipe setting; `lockstep show RECIPE` prints them.
         init: Start from the weights of a run, a .safetensors file, or a state_dict that torch.save
             wrote; or of such a file at https://...#sha256=HEX, which is downloaded once.
         name: Name of the run. Default: the recipe's name, or that of the folder of

@@ -124,11 +124,17 @@ def gpus_here(placement: Placement) -> list[int]:
 
 def check(recipe: "Recipe", placement: Placement) -> None:
     """Raise a LockstepError if `placement` cannot serve `recipe`."""
-    if placement.processes is not None and placement.processes > recipe.towers:
+    most = placement.processes or recipe.towers
+    if most > recipe.towers:
         raise LockstepError(
-            f"{placement.processes} processes for {recipe.towers} towers: each process needs at "
-            f"least one tower. Choose {option('processes', 1)} to {recipe.towers}, or more "
-            f"{option('towers')} (which makes another recipe)"
+            f"{most} processes need at least one tower each, and the recipe has {recipe.towers}: "
+            f"choose {option('processes', 1)} to {recipe.towers}. A new run may have more towers, "
+            f"which make another recipe"
+        )
+    if len(placement.gpus or ()) > most:
+        raise LockstepError(
+            f"{option('device', placement.device)}: name one GPU for each process, at most {most}, "
+            f"as each process needs a tower"
         )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(

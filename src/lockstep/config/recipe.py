@@ -224,8 +224,8 @@ class Recipe(Settings):
                 f"dataset folder needs image_px, the side of the images in pixels, as in "
                 f"{option('settings', 'image_px=64')}"
             )
-        of_folder = ("grey", "fit", "interpolation", "group", "left_out", *SOURCES)
-        for name in ("image_px", "test_share", *of_folder):
+        of_folder = ("test_share", "grey", "fit", "interpolation", "group", "left_out", *SOURCES)
+        for name in ("image_px", *of_folder):
             given_elsewhere = self.dataset in DATASETS or (
                 name in of_folder and self.dataset != IMAGE_FOLDER
             )

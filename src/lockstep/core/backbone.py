@@ -175,14 +175,19 @@ def _folded(layers: nn.Module) -> nn.Module:
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
     uses = Counter(node.target for node in calls)
     for node in calls:
-        before = node.args[0]
+        before = node.args[0] if node.args else node  # a norm that is called by keywords
         # Something else uses its output.
-        if before not in calls or len(before.users) > 1 or uses[before.target] > 1:
+        if (
+            before is node
+            or before not in calls
+            or len(before.users) > 1
+            or uses[before.target] > 1
+        ):
             continue
         norm = traced.get_submodule(node.target)
         conv = traced.get_submodule(before.target)
         # A subclass may do more, as timm's with an activation.
-        if type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d:
+        if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d and norm.track_running_stats:
             traced.set_submodule(before.target, fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(before)
             traced.graph.erase_node(node)

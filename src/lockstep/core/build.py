@@ -132,9 +132,11 @@ def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors
     # or hostile file may ask for any width. A user's model may need real tensors while it is
     # built.
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    if ":" not in recipe.model:  # Only a user's model computes tensors that no file has.
+        recipe = recipe.replace(arithmetic="native")
     for device in ("cpu",) if ":" in recipe.model else ("meta", "cpu"):
         with torch.device(device):
-            module = build_model(recipe.replace(arithmetic="native"), shape, classes)
+            module = build_model(recipe, shape, classes)
         own = {
             name: (tensor.shape, _stored_dtype(tensor))
             for name, tensor in named_tensors(module).items()

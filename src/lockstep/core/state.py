@@ -83,15 +83,16 @@ class State:
         factors = lr_factors(self._recipe, self.parameters)
         return self._recipe.optimizer.build(parameter_groups(self._trained, self.decay, factors))
 
-    def fresh(self, recipe: Recipe | None = None) -> "State":
+    def fresh(self, **changes: object) -> "State":
         """Return a state before its first step, from copies of the weights and buffers of this
-        one; for another `recipe`, if one is given.
+        one, for its recipe with `changes`.
         """
         marked = {
             name: p.detach().requires_grad_(name in self._trained)
             for name, p in self.parameters.items()
         }
-        return State(recipe or self._recipe, marked, self.buffers, self.device, self.frozen)
+        recipe = self._recipe.replace(**changes)
+        return State(recipe, marked, self.buffers, self.device, self.frozen)
 
     @property
     def device(self) -> torch.device:

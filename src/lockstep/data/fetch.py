@@ -71,8 +71,9 @@ def fetch(source: Source, folder: Path) -> bool:
         f"another folder"
     )
     files = ", ".join(archive.name for archive in source.archives)
+    unpack = "unpack it, and " * any(archive.packed for archive in source.archives)
     by_hand = (
-        f"By hand: get {files} from {source.archives[0].bases[0]}, unpack a tar file, and put the "
+        f"By hand: get {files} from {source.archives[0].bases[0]}, {unpack}put the "
         f"files into {folder}, or any folder that you then give as {option('data', 'DIR')}. The "
         f"recipe 'digits' needs no download"
     )

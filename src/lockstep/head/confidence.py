@@ -24,6 +24,7 @@ from lockstep.core.backbone import Backbone
 from lockstep.core.loss import loss_of
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
+from lockstep.errors import LockstepError
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
@@ -54,9 +55,7 @@ def confidence_tensors(
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
     """
-    names = [f"{bound.recipe.head}.weight", f"{bound.recipe.head}.bias"]
-    linear = [*state.parameters] == names and state.parameters[names[0]].ndim == 2
-    if len(train_set) < LEAST_IMAGES or not linear:
+    if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
     if train_set.several:
         return _of_several(bound, state, train_set)
@@ -81,11 +80,24 @@ def _of_several(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[st
     return {THRESHOLDS: thresholds, ANSWERS: answers}
 
 
+def _is_linear(recipe: Recipe, state: State) -> bool:
+    """Return whether the head is one linear layer with a bias, as `_trained` takes it to be."""
+    names = [f"{recipe.head}.weight", f"{recipe.head}.bias"]
+    return [*state.parameters] == names and state.parameters[names[0]].ndim == 2
+
+
 def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> BoundRecipe:
     """Return the recipe with the one of its `decay_factors` in the weight decay: that with the
     least mean square of the differences between the probabilities of `held_out` and the labels.
+
+    Raises: LockstepError unless the head is one linear layer with a bias.
     """
     recipe, trials = bound.recipe, dict[int, BoundRecipe]()
+    if not _is_linear(recipe, state):
+        raise LockstepError(
+            f"decay_factors are for a head of one linear layer with a bias, and the head "
+            f"{recipe.head} is another: leave them out"
+        )
     with progress("choosing the weight decay", len(recipe.decay_factors)) as advance:
         for factor in recipe.decay_factors:
             decay = {name: c * factor for name, c in recipe.weight_decay.items()}
@@ -124,6 +136,8 @@ def held_out(
         weights, biases = heads.parameters_of(recipe.own_weights).values()
         heads_of = zip(rows, weights.chunk(folds), biases.chunk(folds), strict=True)
         for fold_rows, weight, bias in heads_of:
+            if not len(fold_rows):  # fewer groups than folds; the first fold has images
+                continue
             views = every_view(train_set.pixels(fold_rows))[:, :used]
             logits = functional.linear(views.mean(1), weight, bias)
             probabilities.append(logits.sigmoid() if train_set.several else logits.softmax(1))
@@ -143,8 +157,8 @@ def least_sure(
     It is the least one from which on at least `share` of the `answers` are right, or infinity. For
     a class with fewer than half as many images as classes have on average, that must also be so
     among the answers that find this class. If `balanced`, every class counts alike, however many
-    images it has. One more wrong answer is counted than there are: among all answers one that
-    counts as much as any. So few answers promise little. With `several` labels, the answers that
+    images it has. One more wrong answer is counted than there are, and it counts as much as any. So
+    few answers promise little. With `several` labels, the answers that
     find a class count in place of its images.
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
@@ -165,7 +179,8 @@ def least_sure(
     least = torch.full([classes], every, dtype=torch.float64)
     for label in (counts < counts.mean() / 2).nonzero().flatten().tolist():
         of_class = predicted == label
-        threshold = _least(answers[of_class], weights[of_class], share, more=1.0)
+        own = weights[of_class]
+        threshold = _least(answers[of_class], own, share, more=max([1.0, *own.tolist()]))
         least[label] = max(every, threshold)
     return least
 

@@ -16,7 +16,7 @@ from lockstep.core.backbone import Backbone
 from lockstep.core.group import Group
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
-from lockstep.errors import DATA, LockstepError, option
+from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.messages import progress
 from lockstep.pictures.pixels import Bytes, RowCache
 
@@ -31,6 +31,7 @@ def features_of(
     *,
     first_of_host: bool,
     threads: int,
+    exact: bool,
 ) -> Dataset:
     """Return `images` with their features in place of pixels. Those that their file lacks are
     computed.
@@ -38,10 +39,22 @@ def features_of(
     All processes call this together. Each computes a part, by `threads` threads, and receives the
     others'. The first process of each host writes the file. `key` is what decides the features
     besides network and images.
-    Raises: LockstepError, in every process, if features are not finite.
+    If the processes compute different features, that is an error where the run is `exact`; else
+    their file is of no other run.
+    Raises: LockstepError, in every process, for that and if features are not finite.
     """
     ids = images.ids()
-    cache = RowCache(f"features {key} {backbone.identity()}", backbone.shape)
+    computed = torch.frombuffer(bytearray.fromhex(backbone.identity()), dtype=torch.uint8)
+    every = group.gather(computed.to(images.labels.device)).cpu()
+    if exact and not every.eq(every[0]).all():
+        raise LockstepError(
+            "the hosts do not compute the same features with the layers before the head, so the "
+            "weights would depend on which host computes which image. Give every host the same "
+            f"libraries and model of CPU or GPU, or train with {option('portable', True)}",
+            ENVIRONMENT,
+        )
+    known = " ".join(dict.fromkeys(row.numpy().tobytes().hex() for row in every))
+    cache = RowCache(f"features {key} {known}", backbone.shape)
     rows = cache.find(ids)
     lacking = group.gather(rows < 0).any(0)
     if lacking.any():

@@ -149,7 +149,7 @@ class Replica:
         """
         if self.recipe.decay_factors:
             self.bound = confidence.with_best_decay(self.bound, self.state, self.train_set)
-            self.state = self.state.fresh(self.bound.recipe)
+            self.state = self.state.fresh(weight_decay=self.bound.recipe.weight_decay)
 
     @cached_property
     def test_set(self) -> Dataset:
@@ -199,6 +199,7 @@ class Replica:
                 json.dumps([self.fingerprint, augmentation, recipe.precision]),
                 first_of_host=self._first_of_host,
                 threads=max(1, cores // recipe.threads_per_tower),
+                exact=recipe.exact,
             )
         return dataset.to(self.device)
 

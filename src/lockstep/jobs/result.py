@@ -28,6 +28,7 @@ from lockstep.text import (
     counted,
     few,
     gpu_text,
+    listed,
     noted,
     plural,
     rate_text,
@@ -108,8 +109,8 @@ class Result:
             )
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
-                f"no picture is marked as unlike the training images, as these are fewer than "
-                f"{outliers.LEAST_IMAGES}"
+                f"no answer is marked as sure, unsure or unlike: that takes "
+                f"{outliers.LEAST_IMAGES} training images, and these are {len(train_set)}"
             )
         return texts
 
@@ -222,7 +223,8 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
     if not recipe.exact:
         return "not exact, as set in the recipe"
     if recipe.arithmetic == "portable":
-        return "the same on every kind of CPU tried"
+        code = listed([*recipe.custom_code.values()])
+        return "the same on every kind of CPU" + (f", as far as {code} keeps them" if code else "")
     return "the same on any number of processes"
 
 

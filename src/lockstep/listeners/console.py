@@ -50,7 +50,8 @@ class Plain(Listener):
         self.every = every
         self._stream, self._verbose = stream, verbose
         self._steps: int | None = None  # of the run
-        self._shown = 0.0  # when an evaluation began, or its progress was printed last
+        self._evaluated: tuple[int, str] | None = None  # step and split
+        self._shown = 0.0  # when its evaluation began, or its progress was printed last
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
         """Print a line in the shape of TensorFlow's tutorial, and then what it does not say."""
@@ -70,8 +71,9 @@ class Plain(Listener):
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Print the progress of a long evaluation every ten seconds."""
         now = time.perf_counter()
-        if share == 0:
-            self._shown = now
+        # A process that has no share of a small split says nothing at its start.
+        if share == 0 or self._evaluated != (step, split):
+            self._evaluated, self._shown = (step, split), now
         elif now - self._shown >= self.every_s and share < 1:
             self._shown = now
             self._print(

@@ -3,6 +3,7 @@
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -79,14 +80,17 @@ class EvaluationLog:
 
     metrics.jsonl has the rows of all splits and weights. TensorBoard's events are in a folder for
     each kind, so that one curve never mixes points of two kinds. `asked` is how many examples are
-    evaluated; None: all.
+    evaluated; None: all. `data` is the folder of the images; None for that of training.
     Raises: LockstepError if the folder is a link, or its metrics.jsonl cannot be read.
 
     done: the steps whose evaluation is recorded.
     """
 
-    def __init__(self, folder: Path, *, split: str, weights: str, asked: int | None) -> None:
+    def __init__(
+        self, folder: Path, *, split: str, weights: str, asked: int | None, data: Path | None
+    ) -> None:
         self._folder, self._kind, self._asked = folder, f"{weights}-{split}", asked
+        self._data = str(data.resolve()) if data else None
         self.path = folder / "metrics.jsonl"
         self._rows = MetricsFile(self.path)
         self._events: EventFile | None = None
@@ -96,7 +100,8 @@ class EvaluationLog:
         for line in read_lines(self.path):
             with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 row = parse_json(line)
-                if (row["split"], row["weights"], row["asked"]) == (split, weights, asked):
+                kind = (row["split"], row["weights"], row["asked"], row["data"])
+                if kind == (split, weights, asked, self._data):
                     self.done.add(int(row["step"]))
 
     def add(self, record: Record, now: float) -> None:
@@ -106,9 +111,11 @@ class EvaluationLog:
         from lockstep.listeners.tensorboard import EventFile, scalar  # imports torch
 
         self.done.add(record["step"])
-        self._events = self._events or EventFile(
-            self._folder / f"{self._kind}-{record['examples']}"
-        )
+        if self._events is None:
+            kind = f"{self._kind}-{record['examples']}"
+            if self._data:
+                kind += f"-{hashlib.sha256(self._data.encode()).hexdigest()[:8]}"
+            self._events = EventFile(self._folder / kind)
         loss = math.nan if record["loss"] is None else record["loss"]
         self._events.add(
             record["step"], [scalar("precision@1", record["accuracy"]), scalar("loss", loss)]
@@ -125,6 +132,7 @@ class EvaluationLog:
                 "kind": "evaluation",
                 "time": now,
                 "asked": self._asked,
+                "data": self._data,
                 **kept,
                 "class_correct": correct,
             }

@@ -78,8 +78,7 @@ class EfficientNetLite0(nn.Module):
         self._bn1 = nn.BatchNorm2d(_FEATURES, _EPSILON, _MOMENTUM)
         self._dropout = nn.Dropout(0.2)
         self._fc = nn.Linear(_FEATURES, classes)
-        if fixed_statistics:
-            fix_statistics(self)
+        fix_statistics(self, fixed_statistics)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [b, classes] of normalised images [b, 3, H, W]."""

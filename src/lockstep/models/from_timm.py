@@ -55,8 +55,7 @@ def build(
                 f"model {TIMM}{name} divides images into patches of {patch} pixels, and leaves out "
                 f"what is beyond {used} of {shape[1]}: set {' or '.join(sizes)}"
             )
-    if fixed_statistics:
-        fix_statistics(network)
+    fix_statistics(network, fixed_statistics)
     return network
 
 

@@ -39,8 +39,8 @@ class Mnist(nn.Module):
                 f"model_options.dense_activation: got {dense_activation!r}: give none or relu"
             )
         channels, height, width = shape
-        rows = ((height - 4) // 2 - 4) // 2
-        columns = ((width - 4) // 2 - 4) // 2
+        # a convolution of 5x5 and a pool, then two of 3x3 and a pool; pools keep a half window
+        rows, columns = (-(-(-(-(side - 4) // 2) - 4) // 2) for side in (height, width))
         self.conv1 = glorot_uniform(nn.Conv2d(channels, 64, 5))
         self.conv2 = glorot_uniform(nn.Conv2d(64, 256, 3))
         self.conv3 = glorot_uniform(nn.Conv2d(256, 512, 3))

@@ -102,11 +102,16 @@ def glorot_uniform(layer: _Layer) -> _Layer:
     return layer
 
 
-def fix_statistics(network: nn.Module) -> None:
-    """Let batch norm compute with its running averages in training too: for weights that are
-    trained already, and towers of few images.
+def fix_statistics(network: nn.Module, fixed: bool) -> None:
+    """Let batch norm compute with its running averages in training too, if the option
+    `fixed_statistics` of a model is true: for weights that are trained already, and towers of few
+    images.
+
+    Raises: LockstepError if it is neither true nor false.
     """
-    for layer in network.modules():
+    if not isinstance(fixed, bool):
+        raise LockstepError(f"model_options.fixed_statistics: got {fixed!r}: give true or false")
+    for layer in network.modules() if fixed else ():
         if isinstance(layer, _BatchNorm):
             setattr(layer, "train", MethodType(_stay, layer))  # noqa: B010  a method for mypy
 
@@ -199,7 +204,9 @@ def require_widths(widths: Sequence[int], least: int, most: int) -> None:
     """Raise a LockstepError unless the option `widths` of a model has `least` to `most` numbers of
     channels.
     """
-    valid = all(isinstance(width, int) and 1 <= width <= MAX_WIDTH for width in widths)
+    valid = isinstance(widths, list | tuple) and all(
+        type(width) is int and 1 <= width <= MAX_WIDTH for width in widths
+    )
     if not (valid and least <= len(widths) <= most):
         raise LockstepError(
             f"model_options.widths: got {widths!r}: give {least} to {most} whole numbers from 1 to "

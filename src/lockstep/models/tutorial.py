@@ -8,10 +8,18 @@ from torch.nn import functional
 from lockstep.models.modules import (
     Dense,
     LocalResponseNorm,
+    at_least,
     conv_relu,
     flatten_hwc,
     truncated_normal,
 )
+
+
+def _pooled(side: int) -> int:
+    """Return how many windows of 3 pixels at every second pixel begin in `side` pixels and end in
+    them, or one pixel behind.
+    """
+    return max(1, -(-(side - 3) // 2) + 1)
 
 
 class Tutorial(nn.Module):
@@ -30,10 +38,11 @@ class Tutorial(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = shape
-        pooled = -(-height // 4) * -(-width // 4)
+        at_least(shape, 4, "tutorial")
+        rows, columns = (_pooled(_pooled(side)) for side in (height, width))
         self.conv1 = truncated_normal(nn.Conv2d(channels, 64, 5, padding=2), std=5e-2, bias=0.0)
         self.conv2 = truncated_normal(nn.Conv2d(64, 64, 5, padding=2), std=5e-2, bias=0.1)
-        self.local3 = truncated_normal(Dense(64 * pooled, 384), std=0.04, bias=0.1)
+        self.local3 = truncated_normal(Dense(64 * rows * columns, 384), std=0.04, bias=0.1)
         self.local4 = truncated_normal(Dense(384, 192), std=0.04, bias=0.1)
         self.softmax_linear = truncated_normal(Dense(192, classes), std=1 / 192, bias=0.0)
         self.activations = nn.ModuleDict(

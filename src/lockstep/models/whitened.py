@@ -43,7 +43,7 @@ class Whitened(Whitening):
     ) -> None:
         at_least(shape, self.min_px, "whitened")
         require_widths(widths, 3, 3)
-        if activation not in ACTIVATIONS:
+        if activation not in [*ACTIVATIONS]:  # of any type
             raise LockstepError(
                 f"model_options.activation: got {activation!r}: give {' or '.join(ACTIVATIONS)}"
             )

@@ -308,9 +308,11 @@ def _class_problems(
             give = table
         else:
             give = "give each of at least two a folder"
-            if not training:
-                inner = scan.root / classes[0]
+            inner = scan.root / classes[0]
+            if not training and any(path.is_dir() for path in inner.iterdir()):
                 give += f". If the folders in it are the classes, give {inner}"
+            else:
+                give += f", such as {inner.with_name('other')} with pictures of anything else"
         problems.append(f"{prefix}only one class, {classes[0]}: {give}")
     for split, names in scan.classes.items():
         unknown = [name for name in names if name not in classes]
@@ -474,7 +476,7 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
             for photo in scan.readable
             if 2 * max(photo.width, photo.height) >= 3 * photo.shorter_side
         ]
-        keep = f"{option('settings', 'fit=squash')} or fit=pad keeps the edges"
+        keep = "the settings fit=squash and fit=pad of a training keep the edges"
         notes += noted(long, "image", "of 3:2 or longer, cut to the middle square", keep)
     for split, photos in survey.splits.items():
         present = {name for photo in photos for name in photo.labels}

@@ -202,12 +202,13 @@ def _writing(what: str, needed: int) -> Iterator[None]:
         with locked(folder() / ".lock", f"writing images to {folder()}"):
             yield
     except OSError as error:
-        problem = error.strerror or str(error)
+        problem, remedy = error.strerror or str(error), "Let XDG_CACHE_HOME name another folder"
         if no_room(error):
             problem = "the disk has no room for them"
+            remedy = "Free some space, or let XDG_CACHE_HOME name a folder on another disk"
         raise LockstepError(
-            f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. Free "
-            f"some space, or let XDG_CACHE_HOME name a folder on another disk",
+            f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. "
+            f"{remedy}",
             ENVIRONMENT,
         ) from None
 

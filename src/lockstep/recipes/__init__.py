@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, unknown
-from lockstep.files import near
+from lockstep.files import nearest
 from lockstep.recipes.built_in import (
     cifar10,
     cifar10_tutorial,
@@ -24,8 +24,9 @@ RECIPES = {function.__name__.replace("_", "-"): function for function in _FUNCTI
 def get_recipe(name: str) -> Recipe:
     """Return the recipe `name`. Raises: LockstepError that suggests the nearest names."""
     if name not in RECIPES:
-        others = (
-            f"{near(Path(name))}or give a .toml file, the folder of a run, or a folder of images"
+        path = nearest(Path(name))
+        known = unknown("recipe", name, [*RECIPES, *([str(path)] if path else [])], RECIPES)
+        raise LockstepError(
+            f"{known}; or give a .toml file, the folder of a run, or a folder of images"
         )
-        raise LockstepError(f"{unknown('recipe', name, RECIPES)}; {others}")
     return RECIPES[name]()

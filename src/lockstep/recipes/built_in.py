@@ -10,6 +10,7 @@ from lockstep.data import IMAGE_FOLDER, Crop, Distort, FlipTranslate, Plain, Shi
 from lockstep.optim import EMA, SGD, Adam, Muon
 
 _HALF = (0.5, 0.5, 0.5)  # The weights were trained on pixels in [-1, 1].
+FOLDER_STEPS = 200  # the least number of the recipe `folder`
 # model -> what `photos` needs for its published weights
 PACKAGED_NETWORKS: dict[str, dict[str, Any]] = {
     "efficientnet-lite0": {
@@ -151,7 +152,7 @@ def folder() -> Recipe:
         towers=4,
         batch=512,
         epochs=11.0,
-        min_steps=200,
+        min_steps=FOLDER_STEPS,
         optimizer=Muon(momentum=0.6, other_momentum=0.85, vector_scale=181.0, matrix_scale=2287.0),
         lr=0.15,
         schedule=Triangle(start=1.0, warmup=0.0),

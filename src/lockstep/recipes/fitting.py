@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lockstep.errors import option
 from lockstep.messages import command
 from lockstep.models import TIMM
-from lockstep.recipes.built_in import PACKAGED_NETWORKS
+from lockstep.recipes.built_in import FOLDER_STEPS, PACKAGED_NETWORKS
 from lockstep.text import listed
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Fit(NamedTuple):
         settings = [
             f"{name}={str(value).lower()}"
             for name, value in self.settings.items()
-            if name not in _GREY
+            if name not in (*_GREY, "min_steps")
         ]
         recipe = f"{self.recipe} with {listed(settings)}" if settings else self.recipe
         other = option("settings")
@@ -147,7 +147,8 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
         seen, least = _LETTERS_SEEN, _LETTERS_LEAST
     epochs = max(least, round(seen / count, 1))
     if epochs < _EPOCHS and not {"epochs", "steps"} & stated.keys():
-        settings["epochs"] = epochs
+        # A stated length drops the recipe's least number of steps.
+        settings |= {"epochs": epochs, "min_steps": FOLDER_STEPS}
         why += f"; there are {count:,} training images"
     # A stated group, such as augmentation=plain, stands for all settings in it. Another model has
     # other options.

@@ -11,7 +11,16 @@ from typing import Any, Literal
 
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import Record, given, near, open_to_read, read_json, read_lines, unreadable
+from lockstep.files import (
+    Record,
+    first_with,
+    given,
+    near,
+    open_to_read,
+    read_json,
+    read_lines,
+    unreadable,
+)
 from lockstep.runs import statefile
 from lockstep.runs.entries import Entries, ResultEntries, SessionEntry, metrics_row
 from lockstep.runs.statefile import StateFile, checkpoints_in, file_name, metadata_if_valid
@@ -47,7 +56,9 @@ class Run:
                 f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1"
             )
         if not (path / "recipe.json").is_file():
-            raise LockstepError(f"{path} is not a run: it has no recipe.json")
+            first = first_with(path, "recipe.json")
+            remedy = f": give one of the runs in it, as {first}" if first else ""
+            raise LockstepError(f"{path} is not a run: it has no recipe.json{remedy}")
         return cls(path)
 
     def __repr__(self) -> str:
@@ -85,17 +96,14 @@ class Run:
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Return the names of the classes in order of label; None if the run has no checkpoint yet
-        that has them.
+        """Return the names of the classes in order of label; None if the run has no sound
+        checkpoint yet that has them.
 
-        Raises: LockstepError if the file that has them is damaged.
+        Raises: LockstepError if the model file is damaged.
         """
-        newest = [*checkpoints_in(self.checkpoints).values()][-1:]
-        for path in (self.model, *newest):
-            with contextlib.suppress(FileNotFoundError):
-                names = statefile.metadata_of(path).get("classes")
-                return tuple(names) if names else None
-        return None
+        with contextlib.suppress(FileNotFoundError):
+            return tuple(statefile.metadata_of(self.model).get("classes") or ()) or None
+        return tuple(self.metadata().get("classes") or ()) or None
 
     @property
     def steps(self) -> list[int]:
@@ -227,7 +235,10 @@ class Run:
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
-        return LockstepError(f"{self.path} has no checkpoint yet: train it, or wait", DATA)
+        missing = "yet: train it, or wait"
+        if self.complete:
+            missing = "any more, although it is complete: copy its checkpoints/ back"
+        return LockstepError(f"{self.path} has no checkpoint {missing}", DATA)
 
     def is_held(self) -> bool:
         """Return whether a program is training here now. In a copy of a run without a lock file,

@@ -208,7 +208,9 @@ class RunFolder(Run):
 def folder_error(path: Path, error: OSError) -> LockstepError:
     """Return the error for a run's folder `path` that cannot be written."""
     return LockstepError(
-        f"cannot write the run folder {path}: {error.strerror or error}", ENVIRONMENT
+        f"cannot write the run folder {path}: {error.strerror or error}. Give a folder that you "
+        f"can write in as {option('runs', 'DIR')}",
+        ENVIRONMENT,
     )
 
 
@@ -239,5 +241,8 @@ def _exists(path: Path) -> LockstepError:
 def fresh_path(runs: Path, stem: str) -> Path:
     """Return the first of runs/<stem>-1, -2, ... that does not exist."""
     return next(
-        path for number in itertools.count(1) if not (path := runs / f"{stem}-{number}").exists()
+        path
+        for number in itertools.count(1)
+        # a link to nothing is in the way too
+        if not os.path.lexists(path := runs / f"{stem}-{number}")
     )

@@ -175,7 +175,10 @@ def _convolution(x: Slices, weight: Slices, at: Geometry) -> Tensor:
     batch = x.parts.shape[1]
     positions = size[0] * size[1]
     few = batch * positions * max(outputs, terms // 4) <= _FEW_OUTPUTS
-    if at.groups > 1 or not (few or is_long or outputs >= _MANY_CHANNELS or x.parts.is_cuda):
+    # For one channel and one column of outputs, oneDNN 3.12 reads other memory on AVX-512 CPUs.
+    is_column = x.parts.shape[2] == size[1] == 1
+    by_matrix = few or is_long or is_column or outputs >= _MANY_CHANNELS or x.parts.is_cuda
+    if at.groups > 1 or not by_matrix:
         power = _power(x, weight)
         assert not isinstance(power, Tensor)
         return backend(at).convolution(x, weight, at, power)
