@@ -238,7 +238,7 @@ def load():
     ("given", "shell", "python"),
     [
         pytest.param(
-            {"processes": 99}, "choose --processes 1 to", "Choose processes=1 to", id="launcher"
+            {"processes": 99}, "choose --processes 1 to", "choose processes=1 to", id="launcher"
         ),
         pytest.param(
             {"processes": 2, "dataset": "own:load"},
