@@ -131,7 +131,8 @@ def test_folders_of_splits(photos, train, other, split):
             ["test: 2 classes that train lacks, c, d"],
         ),
         (["cats"], ["only one class, cats", "at least two", "photos/other with pictures"]),
-        (["train/cats"], ["train: only one class, cats"]),
+        (["train/cats"], ["train: only one class, cats: give each of at least two a folder"]),
+        (["x/cats", "x/dogs"], ["only one class, x", "are the classes, give"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -158,8 +158,9 @@ def least_sure(
     a class with fewer than half as many images as classes have on average, that must also be so
     among the answers that find this class. If `balanced`, every class counts alike, however many
     images it has. One more wrong answer is counted than there are, and it counts as much as any. So
-    few answers promise little. With `several` labels, the answers that
-    find a class count in place of its images.
+    few answers promise little. With `several` labels, the answers that find a class count in place
+    of its images.
+
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
     most = torch.tensor([classes + several, classes, 1.001], dtype=torch.float64)

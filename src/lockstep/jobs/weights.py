@@ -58,7 +58,8 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
 
     It is in an installed package, or kept in the user's cache. Or the recipe trains a head, and the
     checkpoints of the `run` share the layers before it.
-    Raises: LockstepError if the package is not installed, or those layers are missing.
+    Raises: LockstepError if the package is not installed and the `run` has no checkpoint, or if
+        those layers are missing.
     """
     missing = None
     if recipe.init_sha256 in PACKAGED:

@@ -309,9 +309,10 @@ def _class_problems(
         else:
             give = "give each of at least two a folder"
             inner = scan.root / classes[0]
-            if not training and any(path.is_dir() for path in inner.iterdir()):
+            nested = inner.is_dir() and any(path.is_dir() for path in inner.iterdir())
+            if not training and nested:
                 give += f". If the folders in it are the classes, give {inner}"
-            else:
+            elif not training:
                 give += f", such as {inner.with_name('other')} with pictures of anything else"
         problems.append(f"{prefix}only one class, {classes[0]}: {give}")
     for split, names in scan.classes.items():
