@@ -201,11 +201,13 @@ def test_copies_and_groups_are_held_out_together():
         assert abs(right(answers).double().mean() - 0.5) < 0.12
 
 
-def test_one_right_answer_of_a_rare_class_promises_nothing():
-    answers = table(*((label, label, 0.9, 42) for label in range(29)), (29, 29, 0.7, 2))
+@pytest.mark.parametrize(("right", "expected"), [(9, INFINITY), (10, 0.7)])
+def test_few_right_answers_of_a_rare_class_promise_nothing(right, expected):
+    common = [(label, label, 0.9, 420) for label in range(29)]
+    answers = table(*common, (29, 29, 0.7, right), (29, 0, 0.5, 10))
     *others, rare = least(answers, 0.95, balanced=True, classes=30)
     assert others == pytest.approx([0.7] * 29)
-    assert rare == INFINITY
+    assert rare == pytest.approx(expected)
 
 
 def test_fewer_groups_than_fifths_leave_all_images_out_once():

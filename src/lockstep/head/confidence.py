@@ -39,6 +39,7 @@ ANSWERS = "sure/answers"
 SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
 FOLDS = 5
 _ENOUGH = 1_000
+_ENOUGH_OF_CLASS = 10  # however much each counts
 _FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 errors is an int64
 # A less probable answer is never sure: all other classes together are half as probable or more.
 _LEAST = 2 / 3
@@ -156,10 +157,10 @@ def least_sure(
 
     It is the least one from which on at least `share` of the `answers` are right, or infinity. For
     a class with fewer than half as many images as classes have on average, that must also be so
-    among the answers that find this class. If `balanced`, every class counts alike, however many
-    images it has. One more wrong answer is counted than there are, and it counts as much as any. So
-    few answers promise little. With `several` labels, the answers that find a class count in place
-    of its images.
+    among the answers that find this class, 10 or more. If `balanced`, every class counts alike,
+    however many images it has. One more wrong answer is counted than there are: among all answers
+    one that counts as much as any. So few answers promise little. With `several` labels, the
+    answers that find a class count in place of its images.
 
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
@@ -180,8 +181,7 @@ def least_sure(
     least = torch.full([classes], every, dtype=torch.float64)
     for label in (counts < counts.mean() / 2).nonzero().flatten().tolist():
         of_class = predicted == label
-        own = weights[of_class]
-        threshold = _least(answers[of_class], own, share, more=max([1.0, *own.tolist()]))
+        threshold = _least(answers[of_class], weights[of_class], share, 1.0, _ENOUGH_OF_CLASS)
         least[label] = max(every, threshold)
     return least
 
@@ -191,9 +191,10 @@ def _least(
     weights: Tensor,
     share: float,
     more: float,
+    enough: int = 1,
 ) -> float:
-    """Return the least probability, `_LEAST` or more, from which on `share` of the answers are
-    right; or infinity.
+    """Return the least probability, `_LEAST` or more, from which on there are `enough` answers, and
+    `share` of them are right; or infinity.
 
     `weights` say how much an answer counts. One wrong answer `more` is counted, with this weight.
     """
@@ -204,7 +205,8 @@ def _least(
     # Answers of one probability are sure together, so a threshold counts all of them.
     last = probabilities.diff(append=torch.zeros(1)) < 0
     few_wrong = wrong <= (1 - share) * every * (1 + 1e-9)
-    fitting = probabilities[last & few_wrong & (probabilities >= _LEAST)]
+    counted = torch.arange(1, len(answers) + 1) >= enough
+    fitting = probabilities[last & few_wrong & counted & (probabilities >= _LEAST)]
     return float(fitting[-1]) if len(fitting) else float("inf")
 
 
