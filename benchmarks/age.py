@@ -37,7 +37,6 @@ _PORTABLE = "kernels/portable/"
 _NATIVE = (
     "cifar10-tutorial-10000-float32",
     "cifar10-tutorial-100000",
-    "cifar10-tutorial-4",
     "fit",
     "folder",
     "labels",
