@@ -136,7 +136,10 @@ def main() -> None:
         content = json.loads(path.read_text())
         if not is_known(path.stem, content):
             reasons = content.get("older", {}).get("why", [])
-            content["older"] = {"code": code(path.stem), "why": [*dict.fromkeys([*reasons, sys.argv[1]])]}
+            content["older"] = {
+                "code": code(path.stem),
+                "why": [*dict.fromkeys([*reasons, sys.argv[1]])],
+            }
             path.write_text(json.dumps(content, indent=1) + "\n")
 
 
