@@ -92,7 +92,7 @@ def cifar10_tutorial() -> Recipe:
     the same constants.
 
     Measured: 86.34 % in 2 h. The mean of 3 seeds (85.73 to 86.79) by averaged weights,
-    bfloat16, on an AMD Zen 5; with 4 towers 85.17 % after 30,000 steps, 2 seeds (85.00 to
+    bfloat16, on an AMD Zen 5; with 4 towers 85.06 % after 30,000 steps, 3 seeds (84.83 to
     85.34). The time, and what follows, are of one seed on an Intel Xeon: 81.09 % after 10,000
     steps, 83.36 % after 20,000, 84.58 % after 30,000, 85.87 % after 60,000, 86.21 % after
     100,000; by raw weights 82.42 % then. `lockstep train cifar10-tutorial --precision bfloat16
