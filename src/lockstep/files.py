@@ -17,6 +17,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
+import platformdirs
+
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
 
@@ -32,7 +34,55 @@ _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)
 # Names of the files that `replace` writes first for a run, and of those that the library
 # safetensors does.
 _TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
+_MOUNTS = Path("/proc/self/mountinfo")
+_UNSTAMPED = re.compile("squashfs|erofs|iso9660|udf|cramfs|romfs|vfat|msdos|exfat|fuse.*")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def cached(name: str) -> Path:
+    """Return the path `name` in the user's cache."""
+    return platformdirs.user_cache_path("lockstep") / name
+
+
+def cache_key(kind: str, **inputs: object) -> str:
+    """Return the key of what a cache keeps, in hex: the SHA-256 of its `kind`, and of all `inputs`
+    that decide it, by name.
+
+    Every cache makes its keys here. An input is a value that has a JSON form: a setting, a version,
+    or the SHA-256 of a content or of source code. It is never something that two different inputs
+    can share, as the result for an example, or a sum.
+    """
+    return hashlib.sha256(json.dumps([kind, inputs], sort_keys=True).encode()).hexdigest()
+
+
+def stamps(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells, without reading it, that the file at a path has changed.
+
+    A program can set the time of the last change to any value, so only st_ctime_ns shows that a
+    content of equal size took the place of another. A folder above that was renamed changes neither
+    of a file, but which file is at the path: that shows the inode.
+    """
+    return (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_dev,
+        status.st_ino,
+    )
+
+
+def unstamped() -> set[int]:
+    """Return the devices whose file systems keep no time of change that programs cannot set: those
+    of images, such as ISO 9660, of which another may be mounted with equal stamps, and FAT.
+    """
+    devices = set[int]()
+    with contextlib.suppress(OSError, ValueError):
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if _UNSTAMPED.fullmatch(kind.split()[0]):
+                major, minor = mount.split()[2].split(":")
+                devices.add(os.makedev(int(major), int(minor)))
+    return devices
 
 
 def given(path: str | Path) -> Path:

@@ -705,7 +705,7 @@ def test_an_index_damaged_or_of_another_decoder_is_made_again(
     if damage:
         index_file(six).write_bytes(damage(index_file(six).read_bytes()))
     else:
-        monkeypatch.setattr(module, "decoder_versions", lambda: {"pillow": "0"})
+        monkeypatch.setattr(module.decode, "identity", lambda: {"pillow": "0"})
     examined.clear()
     assert read_photos(scan_folder(six)) == first
     assert len(examined) == again

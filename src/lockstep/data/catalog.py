@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import near
+from lockstep.files import cached, near
 from lockstep.messages import command
 
 
@@ -155,7 +153,7 @@ def destination(source: Source, folder: Path | None) -> Path:
 def _roots(source: Source, folder: Path | None) -> list[Path]:
     data = _stated(folder)
     roots = [data, data / source.name] if data else []
-    return roots if folder else [*roots, platformdirs.user_cache_path("lockstep") / source.name]
+    return roots if folder else [*roots, cached(source.name)]
 
 
 def _stated(folder: Path | None) -> Path | None:

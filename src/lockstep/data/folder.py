@@ -3,7 +3,6 @@ pixels.
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import cache_key
 from lockstep.messages import logger
 from lockstep.pictures.decode import (
     Decoding,
     UnreadableImageError,
     decode_image,
-    decoder_versions,
+    identity,
     read_image,
 )
 from lockstep.pictures.examples import Examples
@@ -41,9 +41,9 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     paths = examples.paths.split("\0")
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
-    key = json.dumps([*decoding.key, decoder_versions()])
+    key = pixels_key(decoding)
     ids = [hashlib.sha256(f"{key} {sha256}".encode()).digest() for sha256 in hashes]
-    cache = RowCache(f"pixels {key}", decoding.shape)
+    cache = RowCache(key, decoding.shape)
     rows = cache.find_or_make(
         ids,
         lambda i: _pixels(examples.root, paths[i], hashes[i], decoding),
@@ -63,6 +63,11 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
             row_ids=cache.ids,
         )
     return datasets
+
+
+def pixels_key(decoding: Decoding) -> str:
+    """Return the key of the pixels that `decoding` makes of files."""
+    return cache_key("pixels", decoding=decoding, decoder=identity())
 
 
 def _pixels(root: Path, name: str, sha256: str, decoding: Decoding) -> NDArray[np.uint8]:

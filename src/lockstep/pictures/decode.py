@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import read_bytes
+from lockstep.files import read_bytes, sha256
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -261,6 +261,14 @@ def decoder_versions() -> dict[str, str | None]:
         "pillow_heif": version("pillow-heif"),
         "libheif": pillow_heif.libheif_version(),
     }
+
+
+@cache
+def identity() -> dict[str, str | None]:
+    """Return what decides the pixels of a file besides its `Decoding`: the source of this module,
+    and the versions of the libraries. Keys of caches are made of it.
+    """
+    return {"source": sha256(Path(__file__)), **decoder_versions()}
 
 
 def read_image(path: Path) -> bytes:

@@ -19,7 +19,6 @@ from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files
@@ -27,10 +26,8 @@ from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
 from lockstep.pictures.decode import (
-    RULES,
     Fit,
     UnreadableImageError,
-    decoder_versions,
     read_image,
 )
 from lockstep.pictures.examples import Examples
@@ -517,7 +514,7 @@ def read_photos(scan: Scan) -> list[Photo]:
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.jsonl"
+    return files.cached(f"folders/{name}.jsonl")
 
 
 def _examined(root: Path, photo: Photo) -> Photo:
@@ -531,11 +528,13 @@ def _examined(root: Path, photo: Photo) -> Photo:
 
 @no_collections()
 def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
-    """Return path -> photo, of those in the index that have not changed.
+    """Return path -> photo, of those in the index that have not changed. Files whose stamps may not
+    show a change are not taken from it.
 
     An index with many other entries is written anew, and one of another decoder is removed.
     """
-    listed_photos = {photo.path: photo for photo in photos}
+    unsure = files.unstamped()
+    listed_photos = {photo.path: photo for photo in photos if unsure.isdisjoint(photo.stamps[3:4])}
     known: dict[str, Photo] = {}
     entries = 0
     with suppress(OSError):
@@ -547,9 +546,9 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
                 entries += len(block)
                 parts = [line.rstrip(b"\n").partition(b" ") for line in block]
                 sound = [text for crc, _, text in parts if crc == b"%08x" % zlib.crc32(text)]
-                for name, stamps, *values in json.loads(b"[%b]" % b",".join(sound)):
+                for name, seen, *values in json.loads(b"[%b]" % b",".join(sound)):
                     photo = listed_photos.get(name)
-                    if photo is not None and stamps == [*photo.stamps]:
+                    if photo is not None and seen == [*photo.stamps]:
                         known[name] = Photo(*photo[:5], *values)
         if entries > 2 * len(known) + _STALE:
             new = path.with_suffix(".new")
@@ -591,5 +590,4 @@ def _adding_to(path: Path) -> Iterator[Callable[[Photo], None]]:
 
 def _header() -> bytes:
     """Return the first line of an index. It says which decoder and which fields the photos have."""
-    header = json.dumps([RULES, decoder_versions(), Photo._fields])
-    return hashlib.sha256(header.encode()).hexdigest().encode()
+    return files.cache_key("photos", decoder=decode.identity(), fields=Photo._fields).encode()

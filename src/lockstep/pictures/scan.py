@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import near
+from lockstep.files import near, stamps
 from lockstep.pictures.cells import joining, names_in, typed
 from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
@@ -80,9 +80,7 @@ class Photo(NamedTuple):
         split: as in `Scan.folders`.
         labels: the names of its classes; () if it is in none, or has none of several labels.
         group: the name of the images that it stays with where a split is divided, or "".
-        stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to
-            nowhere. A program can set st_mtime_ns to any time, so only the last one shows that
-            another file of equal size took its place.
+        stamps: as `files.stamps`; () if the file cannot be examined, as a link to nowhere.
         sha256: of the file's bytes, in hex; "" if they cannot be read.
         format, width, height, grey, dhash, pixels_sha256: see `decode.Metadata`.
         cause: why the file cannot be decoded; "" if it can.
@@ -364,11 +362,11 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
             if name[0] == "." or (not image and is_foreign(name)):
                 continue
             file = f"{folder}/{name}" if folder else name
-            stamps: tuple[int, ...] = ()
+            seen: tuple[int, ...] = ()
             try:
                 status = entry.stat()
                 mode = status.st_mode
-                stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                seen = stamps(status)
             except OSError as error:  # A link to nowhere is listed, so that its cause is shown.
                 mode = stat.S_IFREG
                 if not (image or class_name):  # perhaps a class
@@ -378,7 +376,7 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 if class_name:
                     (scan.links if entry.is_symlink() else folders).append(file)
             elif stat.S_ISREG(mode) and (image or is_image(entry.path)):
-                photos.append(Photo(file, split, labels, "", stamps))
+                photos.append(Photo(file, split, labels, "", seen))
             else:
                 scan.others[suffix] += 1
                 if suffix in TABLES:

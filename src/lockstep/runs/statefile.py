@@ -298,12 +298,7 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
 
 def contents_sha256(metadata: Record, tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `metadata` but SHA256."""
-    import torch
+    from lockstep.core.digest import add_to
 
     others = {name: value for name, value in metadata.items() if name != SHA256}
-    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return add_to(hashlib.sha256(json.dumps(others, sort_keys=True).encode()), tensors)
