@@ -107,12 +107,12 @@ def _of_function(parameter: inspect.Parameter, text: str | None) -> inspect.Para
 def _of_recipe(name: str) -> inspect.Parameter:
     """Return the option of a setting of the recipe, or of a shorthand."""
     annotation = Recipe.shorthands.get(name) or _plain(Recipe.model_fields[name].annotation)
-    return _parameter(name, annotation, typer.Option(help=_OF_RECIPE[name]), default=None)
+    return _parameter(name, annotation, typer.Option(help=_OF_RECIPE.get(name)), default=None)
 
 
 def _of_placement(name: str) -> inspect.Parameter:
     """Return the option of a field: its bound and description, and its default in the help."""
-    field, text = Placement.model_fields[name], _OF_PLACEMENT[name]
+    field, text = Placement.model_fields[name], _OF_PLACEMENT.get(name, "")
     bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     if field.default not in (None, False):
         number = isinstance(field.default, float)

@@ -151,7 +151,7 @@ def main() -> None:
     ).start()
 
     def send(kind: str, value: Any) -> None:
-        files.replace(folder / f"{kind}.json", json.dumps(value).encode())
+        files.replace(folder / f"{kind}.json", json.dumps(value).encode(), durable=False)
 
     try:
         from lockstep.jobs.context import Context  # imports torch
@@ -163,14 +163,15 @@ def main() -> None:
         lost = isinstance(error, PeerLostError)
         damaged = str(error.path) if isinstance(error, DamagedFileError) else ""
         end = End(error.code, str(error), not lost, lost, time.time(), damaged)
-    except Exception:
-        end = End(
-            CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time()
-        )
+    except Exception as error:
+        code, text, known = CRASH, f" crashed:\n{traceback.format_exc()}", False
+        if isinstance(error, OSError) and not spec.recipe.custom_code:
+            code, text, known = ENVIRONMENT, f": {files.refused(error)}", files.is_refusal(error)
+        end = End(code, f"process {world.process}{text}", known, time=time.time())
     with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
         sys.stdout.flush()
     with contextlib.suppress(OSError):
-        files.replace(folder / f"ended-{world.process}", json.dumps(end).encode())
+        files.replace(folder / f"ended-{world.process}", json.dumps(end).encode(), durable=False)
     os._exit(end.code)  # without clean-up: a collective may be pending in another thread
 
 

@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import cache_key, cached, locked, no_room, open_to_write, replace, stamps
+from lockstep.files import (
+    cache_key,
+    cached,
+    courtesy,
+    locked,
+    no_room,
+    open_to_write,
+    replace,
+    stamps,
+)
 from lockstep.messages import logger
 from lockstep.pictures.threads import in_threads
 from lockstep.text import plural, size
@@ -175,12 +184,16 @@ class RowCache:
 
             try:
                 if hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
-                    os.posix_fallocate(rows.fileno(), first * row_bytes, len(missing) * row_bytes)
+                    with courtesy("fallocate", "a full disk is noticed late"):
+                        os.posix_fallocate(
+                            rows.fileno(), first * row_bytes, len(missing) * row_bytes
+                        )
                 doing = f"writing {what} to {self._path.parent}"
                 in_threads(doing, write, range(len(missing)))
             finally:
                 written = os.fstat(entries.fileno()).st_size // _ENTRY.itemsize
-                os.truncate(rows.fileno(), written * row_bytes)
+                with courtesy("truncate", "the cache takes more space than it needs"):
+                    os.truncate(rows.fileno(), written * row_bytes)
 
 
 def _checksum(row_id: bytes, row: Bytes) -> int:

@@ -15,6 +15,7 @@ from lockstep.files import (
     Record,
     first_with,
     given,
+    lock_file,
     near,
     open_to_read,
     read_json,
@@ -248,7 +249,7 @@ class Run:
         """
         try:
             with open_to_read(self.path / ".lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_file(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
