@@ -95,12 +95,18 @@ def updates(
                     prepared = dataset.shard(bound.plan(step + 1), first)
             with monitor.doing("communication"):
                 # The only wait for the device in a step; the device may wait for other processes.
-                requested, non_finite = metrics.read()
+                requested, non_finite, (weights_are_finite, sum_is_finite) = metrics.read(
+                    state.weights, total
+                )
             monitor.warming_up = False
+            if not weights_are_finite:  # The last update made them so, by finite gradients.
+                raise NonFiniteError(f"a weight is not finite after {step} steps")
+            what = "the loss or a gradient of"
+            if not (sum_is_finite or non_finite):
+                non_finite, what = [*range(recipe.towers)], "the sum of the losses or gradients of"
             if non_finite and not state.may_skip:
                 raise NonFiniteError(
-                    f"the loss or a gradient of {named_towers(non_finite)} is not finite at step "
-                    f"{step}"
+                    f"{what} {named_towers(non_finite)} is not finite at step {step}"
                 )
             with arithmetic(recipe.arithmetic):
                 gradients.div_(recipe.batch * state.loss_scale)
