@@ -324,7 +324,7 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
         return (None, None) if step is None else (Run.open(path.parent.parent), step)
     if not path.exists():
         give = f"{near(path)}give the folder of a run, as in runs/digits-1, or a model file"
-        raise LockstepError(f"{path} does not exist: {give}")
+        raise LockstepError(f"{path} does not exist: {give}", DATA)
     return Run.open(path), None
 
 
