@@ -197,7 +197,8 @@ def test_every_command_has_one_code_for_a_missing_file(place):
     assert NAMING.keys() == commands
     for line in NAMING.values():
         assert place(*line.split()).returncode == DATA, line
-    for line in ("train none.toml", "train --data none/", "train --init none"):
+    runs = [f"{name} runs/mine --data none/" for name in ("eval", "report", "export", "verify")]
+    for line in ("train none.toml", "train --data none/", "train --init none", *runs):
         assert place(*line.split()).returncode == DATA, line
     assert place("eval", "new.png").returncode == DATA
     assert place("eval", "mine.toml").returncode == USAGE  # it is there, and no run
