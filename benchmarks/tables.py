@@ -67,21 +67,20 @@ SHOWN = {
 }
 
 
-def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> dict[str, str]:
+def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> dict[str, Any]:
     """Return what `lockstep recipes` shows of a record: also the machine and the options that its
     figures are of, and the command that made it.
     """
     content = load(record)
     results = {row[0]: row[1] for row in content["table"]["rows"]}
-    how = FLAGS_OF_ZEN.sub("", machine(content))
+    how = f"measured on {FLAGS_OF_ZEN.sub('', machine(content))}"
     precision = content["trains"]["changes"].get("precision")
     if precision and get_recipe(recipe).precision != "auto":  # Else the hardware chooses it.
         how += f", --precision {precision}"
     return {
         "accuracy": results[accuracy].removesuffix(" (mean)"),
         "time": results[time] if time else "-",
-        "how": how,
-        "images": images,
+        "about": [how, *[f"images of {images}"] * bool(images)],
         "command": content["command"],
         "record": record,
     }

@@ -39,7 +39,7 @@ def test_the_recipes_show_the_figures_of_their_records():
         # A command that trains in another precision than it says would be shown without it.
         own = RECIPES[recipe]().precision
         trained = content["trains"]["changes"].get("precision", own)
-        assert own in ("auto", trained) or f"--precision {trained}" in row["how"]
+        assert own in ("auto", trained) or f"--precision {trained}" in row["about"][0]
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -34,7 +34,7 @@ def recipes() -> Iterator[str | Record]:
     }
     row = "{:16}  {:24}  {:11}  {:8}  {}".format
     yield row("recipe", "network it trains", "dataset", "accuracy", "time")
-    images, machines = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    about = defaultdict[str, list[str]](list)
     for name, make in RECIPES.items():
         recipe = make()
         shown = measured[name]
@@ -47,13 +47,10 @@ def recipes() -> Iterator[str | Record]:
             shown["accuracy"],
             shown["time"],
         )
-        machines[shown["how"]].append(name)
-        if own:
-            images[shown["images"]].append(name)
-    for how, names in machines.items():
-        yield f"measured on {how}: {', '.join(names)}"
-    those = [f"{what} ({', '.join(names)})" for what, names in images.items()]
-    yield f"your images: {'; '.join(those)}"
+        for each in shown["about"]:
+            about[each].append(name)
+    for each, names in about.items():
+        yield f"{each}: {', '.join(names)}"
     yield (
         f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of "
         "your own"

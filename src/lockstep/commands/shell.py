@@ -191,8 +191,8 @@ def run_job(
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
     """
     if not in_shell():
-        taken = logger.hasHandlers() or not logger.isEnabledFor(INFO)
-        lines = LoggedLines() if taken else sys.stdout
+        printed = logger.isEnabledFor(INFO) and not logger.hasHandlers()
+        lines = sys.stdout if printed else LoggedLines()
         with open(os.devnull, "w") if quiet else nullcontext(lines) as stdout:
             return submit(spec, Output(quiet, verbose=verbose), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
