@@ -83,9 +83,11 @@ def cached(name: str) -> Path:
     """Return the path `name` in the user's cache. Where that is not there and cannot be made, it is
     in a folder of this user for temporary files.
     """
-    place = platformdirs.user_cache_path("lockstep")
+    try:
+        place = platformdirs.user_cache_path("lockstep")
+    except RuntimeError:  # The user has no home folder.
+        place = Path("~/.cache/lockstep")
     there = next(path for path in (place, *place.parents) if os.path.lexists(path))
-    # Without a home folder, "~" stays in the path.
     if os.path.lexists(place / name) or (place.is_absolute() and os.access(there, os.W_OK)):
         return place / name
     other = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")

@@ -1,12 +1,14 @@
 """Messages for the user: Python's logger "lockstep", the commands that messages name, and the
 progress of long work.
 
-A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it
-sends them. The command line and the worker processes handle them with `handled`.
+A program that calls Lockstep gets them as it gets those of every library: where its handlers send
+them. The command line and the worker processes handle them with `handled`.
 """
 
+import io
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -19,7 +21,11 @@ from lockstep.errors import printable
 from lockstep.text import duration
 
 logger = logging.getLogger("lockstep")
+logger.setLevel(logger.level or logging.INFO)  # Else the root logger's level would drop a run's.
 DISTRIBUTION = "lockstep-images"  # under which pip installs Lockstep
+_OF_RUN = re.compile(
+    r"  (?!warning )|\d{4}-\d\d-\d\d "
+)  # A row of a block but a warning, or a time.
 _SILENT_S = 1.0  # Shorter work shows no progress.
 _LINE_S = 10.0  # between two lines of progress
 
@@ -65,6 +71,21 @@ class _Handler(logging.Handler):
                 handler.handle(record)
         else:
             self.write(record.getMessage())
+
+
+class LoggedLines(io.StringIO):
+    """A stream whose lines go to the logger: the blocks of a run's start and end, its steps and its
+    evaluations as INFO, warnings and notes as WARNING.
+    """
+
+    rest = ""  # of a line that has not ended
+
+    def write(self, text: str) -> int:
+        """Log the lines that have ended."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            logger.log(logging.INFO if _OF_RUN.match(line) else logging.WARNING, line)
+        return len(text)
 
 
 def on_stderr(text: str) -> None:

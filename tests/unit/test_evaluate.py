@@ -2,6 +2,7 @@
 views.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -276,3 +277,45 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
+
+
+def end_block(recipe, **changes):
+    """Return the end block of a run of `recipe`, by label, whose record has `changes`."""
+    best = Evaluation(200, 100, 0.5, (100, 100), ((50, 50), (50, 50)))
+    record = {
+        "run": "runs/x",
+        "accuracy_one_view": 0.4,
+        "train_s": 1.0,
+        "total_s": 2.0,
+        "sessions": 1,
+        "warnings": [],
+        "images_per_s": 1.0,
+        "steps_per_s": 1.0,
+        "weights_sha256": "1199",
+        "mixed_arithmetic": False,
+        **changes,
+    }
+    replica = SimpleNamespace(recipe=recipe, gpus={})
+    return dict(Result(replica, {"raw": best}, []).lines(record, Path("runs/x/model.safetensors")))
+
+
+@pytest.mark.parametrize(
+    ("name", "views"),
+    [
+        ("photos", "mirrored"),
+        ("folder", "mirrored and shifted"),
+        ("cifar10", "mirrored and shifted"),
+    ],
+)
+def test_the_end_names_the_views_of_the_recipe(name, views):
+    accuracy = end_block(get_recipe(name))["accuracy"]
+    assert accuracy.endswith(f"; 40.00% without {views} views of each image")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/from-nothing.md"])
+def test_pages_show_the_hash_as_it_is_printed(page):
+    shown = end_block(get_recipe("digits"))["sha256"].removeprefix("1199")
+    lines = (Path(__file__).parents[2] / page).read_text().splitlines()
+    hashes = [line for line in lines if line.startswith("  sha256    ")]
+    assert hashes
+    assert all(line.endswith(shown) for line in hashes)

@@ -111,7 +111,7 @@ def report(
                 require_writable(path, force)
             record = record_of(ReportSpec(**fields, split=split), quiet)
     except LockstepError as error:
-        if error.code != DATA:
+        if error.code != DATA or data is not None:
             raise
         lacking = (
             f"The images were not classified again, so there are no pictures and no "

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import asdict
 from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
@@ -27,7 +28,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard, no_room
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.messages import DISTRIBUTION
+from lockstep.messages import DISTRIBUTION, LoggedLines, logger
 from lockstep.runs.run import Run
 from lockstep.schema import entries_of
 
@@ -184,10 +185,15 @@ def run_job(
 ) -> Outcome:
     """Do a job for the shell, or for a Python program, whose output and signals are its own.
 
+    A Python program that has configured logging for the logger "lockstep" gets the lines of a run
+    there, else on stdout.
+
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
     """
     if not in_shell():
-        with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
+        printed = logger.isEnabledFor(INFO) and not logger.hasHandlers()
+        lines = sys.stdout if printed else LoggedLines()
+        with open(os.devnull, "w") if quiet else nullcontext(lines) as stdout:
             return submit(spec, Output(quiet, verbose=verbose), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)

@@ -163,10 +163,8 @@ class Result:
                 f"of the last step"
             )
         if "accuracy_one_view" in record:
-            others += (
-                f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of "
-                f"each image"
-            )
+            views = "mirrored" + " and shifted" * recipe.test_views.startswith("flip-translate")
+            others += f"; {record['accuracy_one_view']:.2%} without {views} views of each image"
         what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(
             best.several
         )
@@ -224,7 +222,9 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "not exact, as set in the recipe"
     if recipe.arithmetic == "portable":
         code = listed([*recipe.custom_code.values()])
-        return "the same on every kind of CPU" + (f", as far as {code} keeps them" if code else "")
+        return "the same on every kind of CPU tried" + (
+            f", as far as {code} keeps them" if code else ""
+        )
     return "the same on any number of processes"
 
 

@@ -22,9 +22,10 @@ Line = tuple[str, str]  # (label, text)
 
 # name -> a description for several processes
 _REDUCTIONS = {
-    "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
-    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for "
-    "comparison",
+    "tree": "each process adds one slice of the vectors, in the canonical tree: the same sum on "
+    "any number of processes",
+    "allreduce": "the backend's own all-reduce, in its own order of additions: another sum on "
+    "another number of processes",
 }
 
 

@@ -27,6 +27,7 @@ from lockstep.launch.relay import Relay
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
+from lockstep.messages import LoggedLines
 from lockstep.text import size
 
 _ROOM_BYTES = 1 << 18  # for the temporary files of a process
@@ -87,6 +88,8 @@ def submit(
         if stdout is not None and not _is_descriptor_1(stdout):
             relay = stack.enter_context(contextlib.closing(Relay(stdout)))
             variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
+            if isinstance(stdout, LoggedLines):  # A line that is redrawn is no message.
+                variables["TERM"] = "dumb"
         job = Supervisor(spec, output, world, processes, name, variables, relay)
         if stdout is None:
             stack.enter_context(handled_by(job.request.remember))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import DATA, LockstepError, option
+from lockstep.errors import DATA, USAGE, LockstepError, option
 from lockstep.files import (
     Record,
     first_with,
@@ -54,7 +54,9 @@ class Run:
         path = given(path)
         if not path.is_dir():
             raise LockstepError(
-                f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1"
+                f"{path} is not a folder: {near(path)}give the folder of a run, as in "
+                "runs/digits-1",
+                USAGE if path.exists() else DATA,
             )
         if not (path / "recipe.json").is_file():
             first = first_with(path, "recipe.json")
