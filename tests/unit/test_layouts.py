@@ -49,6 +49,21 @@ READ = {
         {},
         {"cats/1.png": "cats", "cats/2.png": "cats", "dogs/3.png": "dogs", "dogs/4.png": "dogs"},
     ),
+    "signs in the names of classes": (
+        pictures("-1/1", "-1/2", "1/3", "1/4", "A-/5", "A-/6", "A/7", "A/8"),
+        {},
+        {f"{name}/{n}.png": name for n, name in enumerate("-1 -1 1 1 A- A- A A".split(), 1)},
+    ),
+    "paths of another computer, in the folder": (
+        {
+            **FLAT,
+            "l.csv": table(
+                "path,label", *(f"Data\\all/{n}.png,{'aabb'[n - 1]}" for n in range(1, 5))
+            ),
+        },
+        {},
+        A_B,
+    ),
     "a table in the folder": ({**FLAT, "labels.csv": LABELS}, {}, A_B),
     "tabs": ({**FLAT, "labels.tsv": LABELS.replace(",", "\t")}, {}, A_B),
     "utf-16": ({**FLAT, "labels.csv": codecs.BOM_UTF16_LE + LABELS.encode("utf-16-le")}, {}, A_B),
@@ -327,6 +342,16 @@ REFUSED = {
             "--layout table"
         ],
     ),
+    "labels by paths of another computer, beside folders": (
+        {**CATS, "l.csv": table("path,sex", *(f"Set-1/x/{path},f" for path in CATS))},
+        {},
+        ["cats/1.png is cats by its folder, and l.csv (path, sex) names it too: choose with"],
+    ),
+    "paths of another split": (
+        {**CATS, "l.csv": table("path,label", *(f"x/test/{path},f" for path in CATS))},
+        {"layout": "table"},
+        ["4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)"],
+    ),
     "labels of other classes, beside": (
         {**CATS, "../l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
         {},
@@ -426,6 +451,11 @@ REFUSED = {
         pictures("train/1", "train/2", "valid/3"),
         {},
         ["train: it holds no folders, but 2 images"],
+    ),
+    "two minus signs": (
+        pictures("-1/1", "-1/2", "\N{MINUS SIGN}1/3"),
+        {},
+        ["the classes '-1' and '\N{MINUS SIGN}1' differ only in case, spaces or dashes"],
     ),
     "case": (
         pictures("Cat/1", "Cat/2", "cat/3", "cat /4"),

@@ -393,8 +393,8 @@ def test_a_table_or_the_folders_around_images_state_the_splits(photos):
             ["labels.csv has no rows: give it a line with the names of its columns, and then one"],
         ),
         ("file,label\n", ["labels.csv has no rows: give it a line with the names"]),
-        ("id,label\n1\n", ["labels.csv: line 2 lacks a value, or has one too many: correct it"]),
-        ("id,label\n1,\n", ["labels.csv: line 2 lacks a value"]),
+        ("id,label\n1\n", ["labels.csv: line 2 has 1 cell, and the first line 2: correct it"]),
+        ("id,label\n1,\n", ["labels.csv: line 2 has an empty cell in the column 'label': fill it"]),
         (
             "id,label\n1,a\n2,b\n1,b\n9,a\n",
             [
