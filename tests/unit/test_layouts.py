@@ -52,7 +52,10 @@ READ = {
     "signs in the names of classes": (
         pictures("-1/1", "-1/2", "1/3", "1/4", "A-/5", "A-/6", "A/7", "A/8"),
         {},
-        {f"{name}/{n}.png": name for n, name in enumerate("-1 -1 1 1 A- A- A A".split(), 1)},
+        {
+            f"{name}/{n}.png": name
+            for n, name in enumerate(["-1", "-1", "1", "1", "A-", "A-", "A", "A"], 1)
+        },
     ),
     "paths of another computer, in the folder": (
         {

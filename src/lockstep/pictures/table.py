@@ -185,14 +185,14 @@ class PathIndex:
         return self._at(end)
 
     def prefix_in(self, cells: Sequence[str], folder: str) -> str | None:
-        """Return the folders before the path that all `cells` have and the images lack, mostly "".
+        """Return the folders before the path that `cells` have and the images lack, mostly "".
         None: the cells name no images.
 
         A path of another computer may begin so. The folder of a split is never left out: its images
         may be others of the same names.
         """
         paths = [cell.replace("\\", "/") for cell in cells]
-        shared = os.path.commonprefix(paths).rpartition("/")[0].split("/")
+        shared = "".join(paths[:1]).split("/")[:-1]
         for count in range(len(shared) + 1):
             prefix = "".join(f"{part}/" for part in shared[:count])
             if OTHER.search(prefix):
