@@ -34,6 +34,7 @@ from lockstep.pictures.decode import (
     read_image,
 )
 from lockstep.pictures.examples import Examples
+from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
@@ -190,7 +191,7 @@ def survey_folder(
             split or "train": [photo for photo in usable if photo.split == split]
             for split in scan.folders
         }
-        problems = problems or _class_problems(scan, training, known, usable)
+        problems = problems or _explained(scan, _class_problems(scan, training, known, usable))
         if "validation" in splits and "test" not in splits:
             splits["test"] = splits["validation"]
             notes.append(
@@ -201,14 +202,16 @@ def survey_folder(
     else:
         splits = {ALL: usable}
         strange = sorted({name for photo in scan.photos for name in photo.labels} - {*classes})
-        problems += noted(strange, "class", "that the run does not know", "move their images away")
+        unknown = noted(strange, "class", "that the run does not know", "move their images away")
+        problems += _explained(scan, unknown)
     if not problems:
-        problems = [
+        empty = [
             f"{'it' if split == ALL else split} holds no folder with an image that can be read: "
             f"fill it, or move it away"
             for split, photos in splits.items()
             if not photos
         ]
+        problems = _explained(scan, empty)
     problems += _unreadable(scan.photos)
     survey = Survey(scan, known, splits, problems, notes, keys, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
@@ -323,6 +326,15 @@ def _class_problems(
                 f"rename or remove them"
             )
     return problems
+
+
+def _explained(scan: Scan, problems: list[str]) -> list[str]:
+    """Return the `problems`, after the name of the format in which the images or their labels lie,
+    if it is known. It replaces them where no image has a class.
+    """
+    images = bool(scan.photos or scan.unlabelled)
+    known = named_format(scan.root, images) if problems else ""
+    return [known, *(problems if scan.photos else ())] if known else problems
 
 
 def _unread(scan: Scan) -> str:

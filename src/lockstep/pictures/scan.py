@@ -23,6 +23,7 @@ from typing import NamedTuple
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near
 from lockstep.pictures.cells import MINUS, joining, names_in, typed
+from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
     TABLES,
@@ -248,6 +249,8 @@ def require_folder(path: Path) -> None:
         return
     if path.exists():
         problem = f"{path} is a file"
+        if known := named_format(path):
+            raise LockstepError(known, DATA)
     elif path.is_symlink():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     else:

@@ -244,6 +244,11 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
                 naming[place] = prefix
         if not naming and (by_folder or path.startswith("../")):
             return None
+        if any(index.find(title, folder) for title in header):
+            raise LockstepError(
+                f"{name} begins with a row of an image: put a line with the names of its columns "
+                f"before it, as file,label"
+            )
         if not sample:
             raise LockstepError(
                 f"{name} has no rows: give it a line with the names of its columns, and then one "
