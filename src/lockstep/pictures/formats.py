@@ -1,4 +1,4 @@
-"""Formats of datasets that are not read as they lie there: what a file is, and what to do with it."""
+"""Formats of datasets that are not read as they lie: what a file is, and what to do with it."""
 
 import os
 import re
