@@ -2,6 +2,7 @@
 views.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -256,10 +257,14 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
-    replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
+    test_set = replace(dataset, caution="9 look alike" if head is None else "")
+    recipe = SimpleNamespace(head=head)
+    replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, []).warnings() == warnings
+    assert Result(replica, {"raw": best}, []).warnings() == warnings + [test_set.caution] * (
+        head is None
+    )
 
 
 def test_labels_with_few_test_images_have_an_uncertain_f1():
@@ -270,7 +275,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     found = found_labels(logits, own)
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
     recipe = SimpleNamespace(head=None, evaluated_split="test")
-    replica = SimpleNamespace(splits={"train": images}, recipe=recipe)
+    replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
     assert Result(replica, {"raw": best}, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "

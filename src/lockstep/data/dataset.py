@@ -119,6 +119,7 @@ class Dataset:
         row_ids: 32 bytes for each row of `images` that decide its pixels, or None.
         numbers: int64 [N], on the CPU: if the examples were selected from a dataset, their numbers
             in it, from 0.
+        caution: what makes an accuracy on it doubtful, a sentence, or "".
     """
 
     images: Tensor
@@ -130,6 +131,7 @@ class Dataset:
     groups: Tensor | None = None
     row_ids: Sequence[bytes] | None = None
     numbers: Tensor | None = None
+    caution: str = ""
 
     @staticmethod
     def of(

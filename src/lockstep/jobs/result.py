@@ -107,6 +107,7 @@ class Result:
                 f"this accuracy may be chance: always answering {most_common} gives "
                 f"{share / best.examples:.2%}"
             )
+        texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
                 f"no answer is marked as sure, unsure or unlike: that takes "

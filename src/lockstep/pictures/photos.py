@@ -37,6 +37,7 @@ from lockstep.pictures.examples import Examples
 from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
+from lockstep.pictures.similar import cautions
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
@@ -121,6 +122,7 @@ class Survey:
             labels,
             groups,
             "\0".join([photo.path for photo in photos]),
+            cautions(self.splits, self.scan.root),
         )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
