@@ -610,6 +610,14 @@ NOTED = {  # id: (contents, options, what a note says)
         {"layout": "table"},
         "the folders train and val are not read as splits: give a column split, or the folder",
     ),
+    "folders of folders": (
+        pictures(
+            "insects/ants/1", "insects/bees/x/2", "birds/owls/3", "birds/gulls/4", "x/5", "x/6"
+        ),
+        {},
+        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they count to it. "
+        "If they are the classes, add --label-from '([^/]+)/[^/]+$'",
+    ),
     "files without a suffix": (
         {**CATS, "cats/one": "text", "dogs/two": "text", "dogs/c.txt": "text"},
         {},
@@ -624,6 +632,19 @@ def test_what_is_not_read_is_said(tmp_path, name):
     found = read(tmp_path, contents, options)
     assert found.scan.problems == []
     assert any(words in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        CATS,
+        pictures("cats/a/1", "cats/b/2", "dogs/a/3", "dogs/b/4"),
+        pictures("cats/a/1", "cats/2", "cats/b/3", "dogs/c/4", "dogs/c/5"),
+        pictures("train/cats/1", "train/dogs/2", "test/cats/3", "test/dogs/4"),
+    ],
+)
+def test_folders_that_are_no_classes_have_no_note(tmp_path, contents):
+    assert not [note for note in read(tmp_path, contents, {}).notes if "whose images lie" in note]
 
 
 def test_a_class_that_is_a_link_to_nowhere_is_refused(tmp_path):

@@ -26,6 +26,7 @@ from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
+from lockstep.pictures.cells import typed
 from lockstep.pictures.decode import (
     RULES,
     Fit,
@@ -447,12 +448,32 @@ def _divide(
     return []
 
 
+def _inner_folders(scan: Scan) -> list[str]:
+    """Return the note on classes whose images all lie in folders of their own names: perhaps these
+    are the classes.
+    """
+    inner = defaultdict[str, set[str]](set)  # class -> the folders in it; "" for its own images
+    for photo in scan.readable if scan.by == "folders" else ():
+        path = photo.path.removeprefix(scan.folders[photo.split]).lstrip("/")
+        name, _, rest = path.partition("/")
+        inner[name].add(rest.partition("/")[0] if "/" in rest else "")
+    counts = Counter(name for names in inner.values() for name in names)
+    nested = [
+        f"{name}: {few(sorted(names))}"
+        for name, names in sorted(inner.items())
+        if len(names) > 1 and "" not in names and all(counts[part] == 1 for part in names)
+    ]
+    regex = typed("label_from", "([^/]+)/[^/]+$")
+    remedy = f"they count to it. If they are the classes, add {regex}"
+    return noted(nested, "class", "whose images lie in folders", remedy)
+
+
 def _notes(survey: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares
     by `fit`.
     """
     scan = survey.scan
-    notes = []
+    notes = _inner_folders(scan)
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
         for split, photos in survey.splits.items()
