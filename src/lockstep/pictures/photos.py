@@ -454,9 +454,9 @@ def _inner_folders(scan: Scan) -> list[str]:
     """
     inner = defaultdict[str, set[str]](set)  # class -> the folders in it; "" for its own images
     for photo in scan.readable if scan.by == "folders" else ():
-        path = photo.path.removeprefix(scan.folders[photo.split]).lstrip("/")
-        name, _, rest = path.partition("/")
-        inner[name].add(rest.partition("/")[0] if "/" in rest else "")
+        for name in photo.labels:
+            part, slash, _ = f"/{photo.path}".partition(f"/{name}/")[2].partition("/")
+            inner[name].add(part if slash else "")
     counts = Counter(name for names in inner.values() for name in names)
     nested = [
         f"{name}: {few(sorted(names))}"
