@@ -120,6 +120,7 @@ class Dataset:
         numbers: int64 [N], on the CPU: if the examples were selected from a dataset, their numbers
             in it, from 0.
         caution: what makes an accuracy on it doubtful, a sentence, or "".
+        notes: what a user should know of its source, one sentence each.
     """
 
     images: Tensor
@@ -132,6 +133,7 @@ class Dataset:
     row_ids: Sequence[bytes] | None = None
     numbers: Tensor | None = None
     caution: str = ""
+    notes: Sequence[str] = ()
 
     @staticmethod
     def of(
