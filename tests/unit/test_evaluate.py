@@ -3,6 +3,7 @@ views.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from tests.helpers import labelled, read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
+from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
@@ -22,6 +24,7 @@ from lockstep.core.several import found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
+from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
 
 
@@ -281,3 +284,47 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
+
+
+@pytest.mark.parametrize(("one_view", "said"), [(4, False), (3, True)])
+def test_the_accuracy_of_one_view_is_said_where_it_differs(one_view, said):
+    best = Evaluation(4, 4, 0.5, (2, 2), correct_one_view=one_view)
+    replica = SimpleNamespace(recipe=get_recipe("digits"), gpus={})
+    record = {
+        "run": "runs/x",
+        "train_s": 1.0,
+        "total_s": 2.0,
+        "sessions": 1,
+        "mixed_arithmetic": False,
+        "accuracy_one_view": best.summary()["accuracy_one_view"],
+        "warnings": [],
+        "weights_sha256": "",
+        "steps_per_s": 1.0,
+        "images_per_s": 1.0,
+    }
+    lines = dict(Result(replica, {"raw": best}, []).lines(record, Path("model")))
+    assert ("without mirrored" in lines["accuracy"]) == said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("photos", "9 steps of the last layer over 40 training"), ("digits", "(5.5 epochs)")],
+)
+def test_the_start_states_epochs_where_images_are_computed(recipe, words):
+    images = Dataset(torch.zeros(40, 1, 1, 1, dtype=torch.uint8), torch.zeros(40), ("a", "b"), "")
+    replica = SimpleNamespace(
+        recipe=get_recipe(recipe),
+        bound=SimpleNamespace(steps=9, epoch=lambda steps: 5.5),
+        splits={"train": images},
+        test_set=images,
+        placement=Placement(),
+        state=SimpleNamespace(step=0),
+        gpus={},
+        group=SimpleNamespace(through_host=False, processes=1),
+        device=torch.device("cpu"),
+        parameter_count=1,
+        initial_weights=None,
+    )
+    text = dict(startup_lines(replica, Path("run")))["time"]
+    assert words in text
+    assert ("epochs" in text) == (recipe == "digits")

@@ -163,7 +163,7 @@ class Result:
                 f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
                 f"of the last step"
             )
-        if "accuracy_one_view" in record:
+        if record.get("accuracy_one_view", best.accuracy) != best.accuracy:
             others += (
                 f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of "
                 f"each image"
