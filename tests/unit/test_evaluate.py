@@ -2,6 +2,7 @@
 views.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from tests.helpers import labelled, read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
+from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
@@ -22,6 +24,7 @@ from lockstep.core.several import found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
+from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
 
 
@@ -257,10 +260,14 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
-    replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
+    test_set = replace(dataset, caution="9 look alike" if head is None else "")
+    recipe = SimpleNamespace(head=head)
+    replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, []).warnings() == warnings
+    assert Result(replica, {"raw": best}, []).warnings() == warnings + [test_set.caution] * (
+        head is None
+    )
 
 
 def test_labels_with_few_test_images_have_an_uncertain_f1():
@@ -271,7 +278,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     found = found_labels(logits, own)
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
     recipe = SimpleNamespace(head=None, evaluated_split="test")
-    replica = SimpleNamespace(splits={"train": images}, recipe=recipe)
+    replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
     assert Result(replica, {"raw": best}, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
@@ -319,3 +326,33 @@ def test_pages_show_the_hash_as_it_is_printed(page):
     hashes = [line for line in lines if line.startswith("  sha256    ")]
     assert hashes
     assert all(line.endswith(shown) for line in hashes)
+
+
+@pytest.mark.parametrize(("one_view", "said"), [(0.5, False), (0.4, True)])
+def test_the_accuracy_of_one_view_is_said_where_it_differs(one_view, said):
+    accuracy = end_block(get_recipe("digits"), accuracy_one_view=one_view)["accuracy"]
+    assert ("without mirrored" in accuracy) == said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("photos", "9 steps of the last layer over 40 training"), ("digits", "(5.5 epochs)")],
+)
+def test_the_start_states_epochs_where_images_are_computed(recipe, words):
+    images = Dataset(torch.zeros(40, 1, 1, 1, dtype=torch.uint8), torch.zeros(40), ("a", "b"), "")
+    replica = SimpleNamespace(
+        recipe=get_recipe(recipe),
+        bound=SimpleNamespace(steps=9, epoch=lambda steps: 5.5),
+        splits={"train": images},
+        test_set=images,
+        placement=Placement(),
+        state=SimpleNamespace(step=0),
+        gpus={},
+        group=SimpleNamespace(through_host=False, processes=1),
+        device=torch.device("cpu"),
+        parameter_count=1,
+        initial_weights=None,
+    )
+    text = dict(startup_lines(replica, Path("run")))["time"]
+    assert words in text
+    assert ("epochs" in text) == (recipe == "digits")

@@ -92,6 +92,23 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     assert f"all images of {flat}, which is not the data of training" in shown["notes"][0]
 
 
+def test_what_is_known_of_a_folder_is_said_when_it_is_trained_on(tmp_path, capfd, caplog):
+    data = bright_and_dark(tmp_path / "photos", 20)
+    (data / "dark/list.xyz").touch()
+    note = "files that are not read as images: 1 .xyz"
+    placement = Placement(data=data, summary_every=0)
+    fit_here(recipe_with("folder", CHANGES), tmp_path / "run", placement)
+    assert capfd.readouterr().err.count(note) == 1
+    caplog.clear()
+    judged(tmp_path / "run", None)
+    judged(tmp_path / "run", None, ReportSpec, report)
+    assert note not in caplog.text
+    shutil.copytree(data, tmp_path / "more")
+    (tmp_path / "more/dark/0.png").unlink()
+    judged(tmp_path / "run", tmp_path / "more")  # other images
+    assert caplog.text.count(note) == 1
+
+
 def test_a_page_on_other_images_leaves_the_runs_own(run, tmp_path):
     page = lockstep.report(run, quiet=True)
     other = bright_and_dark(tmp_path / "more", 30)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import cached, near
 from lockstep.messages import command
+from lockstep.pictures.formats import named_format
 
 
 class Archive(NamedTuple):
@@ -113,6 +114,8 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
     problem = lacking or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     question = near(folder) if folder else ""
+    if folder and not lacking and (known := named_format(folder)):
+        problem += f", and {known}"
     raise LockstepError(
         f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} "
         f"or in LOCKSTEP_DATA, or download it: {fetch}",

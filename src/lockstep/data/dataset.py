@@ -119,6 +119,8 @@ class Dataset:
         row_ids: 32 bytes for each row of `images` that decide its pixels, or None.
         numbers: int64 [N], on the CPU: if the examples were selected from a dataset, their numbers
             in it, from 0.
+        caution: what makes an accuracy on it doubtful, a sentence, or "".
+        notes: what a user should know of its source, one sentence each.
     """
 
     images: Tensor
@@ -130,6 +132,8 @@ class Dataset:
     groups: Tensor | None = None
     row_ids: Sequence[bytes] | None = None
     numbers: Tensor | None = None
+    caution: str = ""
+    notes: Sequence[str] = ()
 
     @staticmethod
     def of(

@@ -9,11 +9,13 @@ beside the destination: the next try goes on there, at any address, because the 
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
@@ -24,6 +26,7 @@ from lockstep.text import size
 
 _TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
 _RETRIES = 2  # of each address
+_OFFLINE = re.compile("resolve|unreachable|getaddrinfo")  # in the errors of a host without network
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 33  # of a file whose size only its server states
 
@@ -158,7 +161,7 @@ def _transfer(archive: Archive, folder: Path) -> None:
                 pooch.Untar(extract_dir=".") if archive.packed else None,
                 partial(_download, archive, begun),
             )
-        except (requests.RequestException, ValueError) as error:  # before OSError, its base
+        except (requests.RequestException, ValueError, LockstepError) as error:  # before OSError
             failures.append(f"{base}{archive.name}: {error}")
             continue
         except OSError:  # leave no full disk
@@ -178,8 +181,8 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
 
     The file `begun` has what came of it before, and keeps what comes until it is whole.
     Raises: requests.RequestException; ValueError if the server does not state a size that is not
-        known, or sends more, or the certificates to trust cannot be read; OSError if a file cannot
-        be written.
+        known, or sends more, or the certificates to trust cannot be read; LockstepError without a
+        network; OSError if a file cannot be written.
     """
     import requests
 
@@ -195,6 +198,8 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
     except OSError as error:
+        if _OFFLINE.search(str(error)):  # Another try, which a ValueError leads to, would fail too.
+            raise LockstepError(f"no connection to {urlsplit(url).hostname}", DATA) from None
         raise ValueError(str(error)) from None
     with response:
         if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has

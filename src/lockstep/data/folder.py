@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
 from lockstep.files import cache_key
-from lockstep.messages import logger
 from lockstep.pictures.decode import (
     Decoding,
     UnreadableImageError,
@@ -30,12 +29,9 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     """Return the splits of a surveyed folder, images [N, *decoding.shape].
 
     The SHA-256 of a split covers the classes, `decoding`, and the SHA-256 and label of each file.
-    What a user should know is logged as warnings. Each image is decoded once into a file of pixels;
-    later calls are fast.
+    Each image is decoded once into a file of pixels; later calls are fast.
     Raises: LockstepError if a file cannot be read, or has changed since the survey.
     """
-    for note in examples.notes:
-        logger.warning(note)
     digits = examples.sha256.tobytes().hex()
     hashes = [digits[start : start + 64] for start in range(0, len(digits), 64)]
     paths = examples.paths.split("\0")
@@ -61,6 +57,8 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
             mapped=True,
             groups=None if examples.groups is None else torch.from_numpy(examples.groups[own]),
             row_ids=cache.ids,
+            caution=examples.cautions.get(name, ""),
+            notes=examples.notes,
         )
     return datasets
 

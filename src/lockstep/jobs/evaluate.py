@@ -43,6 +43,8 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
     if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
         return Replica(recipe, placement, ctx)
     images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
+    for note in images.notes:
+        logger.warning(note)
     return Replica(
         recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images)
     )

@@ -107,6 +107,7 @@ class Result:
                 f"this accuracy may be chance: always answering {most_common} gives "
                 f"{share / best.examples:.2%}"
             )
+        texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
                 f"no answer is marked as sure, unsure or unlike: that takes "
@@ -162,7 +163,7 @@ class Result:
                 f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
                 f"of the last step"
             )
-        if "accuracy_one_view" in record:
+        if record.get("accuracy_one_view", best.accuracy) != best.accuracy:
             views = "mirrored" + " and shifted" * recipe.test_views.startswith("flip-translate")
             others += f"; {record['accuracy_one_view']:.2%} without {views} views of each image"
         what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import near, stamps
-from lockstep.pictures.cells import joining, names_in, typed
+from lockstep.pictures.cells import MINUS, joining, names_in, typed
+from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
     TABLES,
@@ -69,7 +70,9 @@ _MASK = re.compile(
 )
 # Parts of words, of which each match of `_MASK` has one.
 _MASK_WORDS = ("mask", "gt", "truth", "seg", "annotat", "label")
-_BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
+# What separates the words of a class's name. A dash before or after all words is a sign, as in -1
+# and A-.
+_BETWEEN = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])|[\s_]+")
 
 
 class Photo(NamedTuple):
@@ -244,6 +247,8 @@ def require_folder(path: Path) -> None:
         return
     if path.exists():
         problem = f"{path} is a file"
+        if known := named_format(path):
+            raise LockstepError(known, DATA)
     elif path.is_symlink():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     else:
@@ -429,6 +434,7 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
         scan.problems += errors
         return
     scan.notes += [f"not read: {error}" for error in errors]
+    scan.notes += [table.note for table in tables if table.note]
     needed = [path for path, labels in labels_of.items() if labels or not by_folder]
     rows, problems = matched(tables, index, needed, source.several)
     if by_folder:
@@ -544,7 +550,8 @@ def _doubts(scan: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
     alike = defaultdict[str, list[str]](list)
     for name in sorted(set().union(*scan.classes.values())):
-        words = _BETWEEN.sub(" ", unicodedata.normalize("NFKC", name))
+        plain = unicodedata.normalize("NFKC", name).replace(MINUS, "-")
+        words = _BETWEEN.sub(" ", plain)
         alike[words.strip().casefold()].append(repr(name))
     apart = option("layout", "table" if scan.table and scan.by != "names" else scan.by)
     problems = [
