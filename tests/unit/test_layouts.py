@@ -91,6 +91,33 @@ READ = {
         {},
         A_B,
     ),
+    "a column in which fewer than half of the cells name an image": (
+        {
+            **FLAT,
+            "l.csv": table(
+                "Foto,copy of,label",
+                "1.png,-,a",
+                "2.png,-,a",
+                "3.png,-,b",
+                "4.png,3.png,b",
+            ),
+        },
+        {},
+        A_B,
+    ),
+    "a table beside the folders of splits that names their images": (
+        {
+            **pictures("train/1", "train/2", "train/3", "test/4"),
+            "l.csv": table("file,label", "1.png,a", "2.png,a", "3.png,b", "4.png,b"),
+        },
+        {},
+        {
+            "train/1.png": ("a", "train"),
+            "train/2.png": ("a", "train"),
+            "train/3.png": ("b", "train"),
+            "test/4.png": ("b", "test"),
+        },
+    ),
     "numbers as labels and names": (
         {**FLAT, "l.csv": table("id,label", "1,2", "2,2", "3,3", "4,3")},
         {},
@@ -548,6 +575,16 @@ REFUSED = {
         {"layout": "table"},
         ["give a column split or group to all of l.csv (file, label, split) and l.csv (file, lab"],
     ),
+    "a column in which half of the cells name an image": (
+        {**FLAT, "l.csv": table("Foto,label", "1.png,a", "2.png,a", "8.png,c", "9.png,c")},
+        {},
+        ["2 rows of l.csv (Foto, label) without an image (8.png and 1 more)"],
+    ),
+    "a table of more images than the folder has": (
+        {**FLAT, "l.csv": table("Foto,label", *(f"{n}.png,x" for n in range(3, 31)))},
+        {},
+        ["26 rows of l.csv (Foto, label) without an image (5.png and 25 more)"],
+    ),
     "two columns that name the images, one called id": (
         {
             **FLAT,
@@ -595,6 +632,15 @@ def test_a_layout_that_is_read(tmp_path, name):
 
 
 NOTED = {  # id: (contents, options, what a note says)
+    "images beside the folders of splits and in the outer one of two": (
+        {
+            **pictures("seg_train/seg_train/a/1", "seg_train/seg_train/a/2"),
+            **pictures("seg_train/seg_train/b/3", "seg_train/seg_train/b/4", first=3),
+            **pictures("seg_test/a/5", "seg_test/b/6", "7", "seg_train/8", first=5),
+        },
+        {},
+        "2 images in no class and not used (7.png and 1 more)",
+    ),
     "a table of splits beside that of labels": (
         {**FLAT, "l.csv": LABELS, "splits.csv": table("file,split", "1.png,train", "2.png,test")},
         {},

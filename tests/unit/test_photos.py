@@ -478,6 +478,25 @@ def test_groups_stay_on_one_side(photos, by):
         whole.held_out(len(whole) - 1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_that_are_joined_through_others_stay_together(photos, seed):
+    """Group 0 shares a picture with group 1, that one shares another with group 2, and so on."""
+    chains, links = 6, 12
+    groups = list(range(chains * links))
+    random.Random(seed).shuffle(groups)  # The order of the names is not that of a chain.
+    contents = {}
+    for place, group in enumerate(groups):
+        for number in (place, place + (place % links < links - 1)):
+            contents[f"{'ab'[place % 2]}/{group}_{number}.png"] = number
+    found = survey_folder(lay(photos, contents), 0.3, r"(\d+)_").require_sound()
+    sides = {
+        split: {groups.index(int(photo.group)) // links for photo in images}
+        for split, images in found.splits.items()
+    }
+    assert not sides["train"] & sides["test"]
+    assert len({*found.group_keys.values()}) == chains
+
+
 def test_groups_are_the_same_in_each_form_of_unicode(tmp_path):
     keys = []
     for form in ("NFC", "NFD"):  # as Linux and macOS write a name

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 from lockstep.data import catalog
 from lockstep.data.catalog import SOURCES, Archive, Source
@@ -24,9 +25,12 @@ from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger, progress
 from lockstep.text import size
 
-_TIMEOUT_S = 30.0  # for connecting, and between two parts of an answer
-_RETRIES = 2  # of each address
-_OFFLINE = re.compile("resolve|unreachable|getaddrinfo")  # in the errors of a host without network
+if TYPE_CHECKING:
+    from requests import Response
+
+_CONNECT_S = 10.0
+_TIMEOUT_S = 30.0  # between two parts of an answer
+_RETRIES = 2  # of each address to which there is a connection
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 33  # of a file whose size only its server states
 
@@ -161,7 +165,8 @@ def _transfer(archive: Archive, folder: Path) -> None:
                 pooch.Untar(extract_dir=".") if archive.packed else None,
                 partial(_download, archive, begun),
             )
-        except (requests.RequestException, ValueError, LockstepError) as error:  # before OSError
+        # A RequestException is an OSError, which stands below.
+        except (requests.RequestException, ValueError, LockstepError) as error:
             failures.append(f"{base}{archive.name}: {error}")
             continue
         except OSError:  # leave no full disk
@@ -172,6 +177,8 @@ def _transfer(archive: Archive, folder: Path) -> None:
             path.unlink()
         return
     kept = f". The next try goes on in {begun}" if begun.exists() else ""
+    if all(": no connection: " in failure for failure in failures):
+        kept += ". Connect this machine to the network, and give the same command again"
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
 
 
@@ -180,9 +187,10 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
     progress.
 
     The file `begun` has what came of it before, and keeps what comes until it is whole.
-    Raises: requests.RequestException; ValueError if the server does not state a size that is not
-        known, or sends more, or the certificates to trust cannot be read; LockstepError without a
-        network; OSError if a file cannot be written.
+    Raises: LockstepError if there is no connection, or a redirect is refused, which pooch does not
+        try again; requests.RequestException; ValueError if the server does not state a size that
+        is not known, or sends more, or the certificates to trust cannot be read; OSError if a file
+        cannot be written.
     """
     import requests
 
@@ -191,16 +199,22 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
         response = requests.get(
             url,
             stream=True,
-            timeout=_TIMEOUT_S,
+            timeout=(_CONNECT_S, _TIMEOUT_S),
+            hooks={"response": _require_encrypted},
             headers={"Accept-Encoding": "identity"}
             | ({"Range": f"bytes={there}-"} if there else {}),
             # requests alone does not look at the variable that most programs know
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
     except OSError as error:
-        if _OFFLINE.search(str(error)):  # Another try, which a ValueError leads to, would fail too.
-            raise LockstepError(f"no connection to {urlsplit(url).hostname}", DATA) from None
-        raise ValueError(str(error)) from None
+        # urllib3 gives a reason if it could not connect. The text of the reason begins with the
+        # names of urllib3's classes.
+        reason = getattr(error.args[0], "reason", None)
+        if reason is None:
+            raise ValueError(str(error)) from None
+        cause = ": ".join(str(part) for part in reason.args if isinstance(part, str | Exception))
+        cause = re.sub(r"HTTPS?Connection\(.*?\): ", "", cause)
+        raise LockstepError(f"no connection: {cause}") from None
     with response:
         if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has
             begun.unlink(missing_ok=True)
@@ -226,3 +240,10 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
                     raise ValueError(f"the server sends more than {size(total)}")
     # pooch has made the file `path` for its owner alone
     begun.replace(path)
+
+
+def _require_encrypted(response: "Response", **_: Any) -> None:
+    """Raise a LockstepError if `response` leads from https to another scheme."""
+    target = urljoin(response.url, response.headers.get("Location", ""))
+    if response.url.startswith("https:") and not target.startswith("https:"):
+        raise LockstepError(f"it is redirected to {target}, which is not encrypted")
