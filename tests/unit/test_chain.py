@@ -9,6 +9,7 @@ from signal import SIGTERM
 from unittest import mock
 
 import pytest
+import torch
 from tests.conftest import NATIVE
 from tests.documents import ROOT
 from tests.helpers import (
@@ -219,6 +220,48 @@ def test_other_layers_before_a_head_are_refused(tmp_path, here):
         refused(
             here("verify", "a", "--link", 2, "--init", init), DATA, "other layers before its head"
         )
+
+
+@pytest.mark.parametrize(("step", "name"), [(30, "step-0000000030.safetensors"), (38, None)])
+@pytest.mark.parametrize("complete", [True, False])
+def test_verify_and_eval_take_the_same_files(run, here, step, name, complete):
+    """Of another name, or beyond the last step, a file is used by neither, and named by both."""
+    sound = here("eval", "a", "--json").stdout
+    found = statefile.read(state_path(run, 30))
+    tensors = {key: torch.zeros_like(tensor) for key, tensor in found.tensors.items()}
+    tensors["step"] = torch.tensor(step)
+    forged = run / "checkpoints" / (name or statefile.file_name(step))
+    statefile.write(forged, tensors, {**found.metadata, "step": step})
+    if not complete:
+        for each in ("result.json", "model.safetensors"):
+            (run / each).unlink()
+    for words in (("verify", "a", "--all"), ("eval", "a", "--json")):
+        done = here(*words)
+        assert done.returncode == 0
+        assert f"checkpoints: ignored {forged.name}: the names of" in done.stderr
+    assert json.loads(done.stdout) == json.loads(sound)
+    refused(here("eval", "a", "--checkpoint", 38), USAGE, "those after 0, 10, 20, 30 steps")
+
+
+@pytest.mark.parametrize(
+    "words", [["verify", "RUN"], ["eval", "RUN"], ["train", "RUN", "--resume"]]
+)
+def test_a_link_beyond_the_end_is_refused_by_all(tmp_path, here, words):
+    """The recipe counts epochs, so only the data can tell how many steps there are."""
+    recipe = recipe_with("digits", {"epochs": 0.05, "portable": False})
+    b = tmp_path / "b"
+    last = fit_here(recipe, b, Placement(summary_every=0)).result["steps"]
+    for name in ("result.json", "model.safetensors"):
+        (b / name).unlink()
+    found = statefile.read(state_path(b, last))
+    statefile.write(
+        state_path(b, last + 3),
+        found.tensors | {"step": torch.tensor(last + 3)},
+        {**found.metadata, "step": last + 3},
+    )
+    done = here(*(b if word == "RUN" else word for word in words), "--processes", 1)
+    refused(done, DATA, f"a checkpoint after {last + 3} steps, and its recipe ends after {last}")
+    assert not (b / "result.json").exists()
 
 
 def test_the_exit_code_stays_if_the_reader_has_gone(run, here, monkeypatch):

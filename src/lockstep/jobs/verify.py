@@ -41,6 +41,7 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     replica = Replica(spec.recipe, spec.placement, ctx)
     identity = require_agreement(replica)
     if ctx.first:
+        statefile.warn_of_others(run.checkpoints, run.last_step)
         for entry in (run.metadata(), *run.sessions()):
             replica.require_same_data(run.path, entry)
         _require_result(run, replica.bound.steps, parts[-1][1])

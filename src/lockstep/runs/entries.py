@@ -76,6 +76,12 @@ class SessionEntry(Entries):
     versions: dict[str, str | None] = {}
 
 
+class RecipeEntries(Entries):
+    """What recipe.json states of a run's length."""
+
+    steps: _Count | None = None
+
+
 class ResultEntries(Entries):
     """result.json."""
 
