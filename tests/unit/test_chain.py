@@ -99,7 +99,7 @@ def test_all_links_are_replayed(run, here):
     done = here("verify", "a", "--all")
     last = chain_of(Run(run))[-1].sha256
     assert (done.returncode, done.stderr) == (0, "")
-    first, compared, chain = done.stdout.splitlines()
+    first, compared, _, chain = done.stdout.splitlines()
     assert compared.startswith("  compared  4 checkpoints,")
     assert first == "3 links of 3 (1, 2, 3), 30 of 30 steps, replayed: the same bits"
     assert chain == f"  chain     {last} is its last link, after 30 steps"
@@ -159,8 +159,9 @@ def test_a_changed_result_is_named_by_any_link(run, here):
     done = here("verify", "a", "--link", 1, "--json")
     assert done.returncode == 1
     changed = json.loads(done.stdout)["differences"]
-    assert [one["what"] for one in changed] == ["weights_sha256", "accuracy"]
-    assert changed[1]["recorded"] == {"accuracy_interval": [0.9, 1.0]}
+    assert [one["what"] for one in changed] == ["result.json"]
+    forged = {"accuracy_interval": [0.9, 1.0], "weights_sha256": "0" * 64}
+    assert changed[0]["recorded"] == forged
 
 
 @pytest.mark.parametrize(
@@ -244,23 +245,26 @@ def test_verify_and_eval_take_the_same_files(run, here, step, name, complete):
 
 
 @pytest.mark.parametrize(
-    "words", [["verify", "RUN"], ["eval", "RUN"], ["train", "RUN", "--resume"]]
+    ("words", "said"),
+    [
+        (["verify", "RUN", "--from", 0], "is of another number of steps than its recipe, which"),
+        (["verify", "RUN"], "is of another number of steps than its recipe, which has 1"),
+        (["eval", "RUN"], "is beyond the end of its run, which has 1 steps: remove it"),
+        (["train", "RUN", "--resume"], "is beyond the end of its run, which has 1 steps"),
+    ],
 )
-def test_a_link_beyond_the_end_is_refused_by_all(tmp_path, here, words):
+def test_a_link_beyond_the_end_is_refused_by_all(tmp_path, here, words, said):
     """The recipe counts epochs, so only the data can tell how many steps there are."""
     recipe = recipe_with("digits", {"epochs": 0.05, "portable": False})
     b = tmp_path / "b"
-    last = fit_here(recipe, b, Placement(summary_every=0)).result["steps"]
+    assert fit_here(recipe, b, Placement(summary_every=0)).result["steps"] == 1
     for name in ("result.json", "model.safetensors"):
         (b / name).unlink()
-    found = statefile.read(state_path(b, last))
-    statefile.write(
-        state_path(b, last + 3),
-        found.tensors | {"step": torch.tensor(last + 3)},
-        {**found.metadata, "step": last + 3},
-    )
+    found = statefile.read(state_path(b, 1))
+    forged = found.tensors | {"step": torch.tensor(4)}
+    statefile.write(state_path(b, 4), forged, {**found.metadata, "step": 4})
     done = here(*(b if word == "RUN" else word for word in words), "--processes", 1)
-    refused(done, DATA, f"a checkpoint after {last + 3} steps, and its recipe ends after {last}")
+    refused(done, DATA, said)
     assert not (b / "result.json").exists()
 
 

@@ -259,7 +259,7 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, []).warnings() == warnings
+    assert Result(replica, {"raw": best}, None, []).warnings() == warnings
 
 
 def test_labels_with_few_test_images_have_an_uncertain_f1():
@@ -272,7 +272,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     recipe = SimpleNamespace(head=None, evaluated_split="test")
     replica = SimpleNamespace(splits={"train": images}, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
-    assert Result(replica, {"raw": best}, []).warnings() == [
+    assert Result(replica, {"raw": best}, None, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]

@@ -24,9 +24,8 @@ _ALIKE = (
 )
 _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
-    "weights_sha256": "the SHA-256 of the result, of the weights after {step} steps,",
+    "result.json": "result.json, of the weights after {step} steps,",
     "model.safetensors": "model.safetensors, of the weights after {step} steps,",
-    "accuracy": "the accuracy of the result, of the weights after {step} steps,",
 }
 
 
@@ -45,10 +44,10 @@ def verify(
 ) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
-    By default these are the steps between the newest two valid checkpoints. Compared are the
-    contents of checkpoints and of model.safetensors, and the weights and accuracy in result.json.
-    The number of processes may be another one. The folder is only read, so it may be a copy, or a
-    run that is being trained.
+    By default these are the steps between the newest two valid checkpoints, or from the newest to
+    the result. Compared are the contents of checkpoints, model.safetensors and result.json. The
+    output names the fields that are stated and not compared. The number of processes may be another
+    one. The folder is only read, so it may be a copy, or a run that is being trained.
 
     A run of train --keep all is a chain: --all, --sample and --link replay its links, from
     checkpoint to checkpoint. A link that is missing, exchanged or edited is refused.
@@ -147,11 +146,18 @@ def lines_of(record: Record) -> Iterator[str]:
         numbers, count = chain["replayed"], len(chain["steps"]) - 1
         steps = sum(end - begin for begin, end in record["parts"])
         replayed = f"{plural(len(numbers), 'link')} of {count} ({few([*map(str, numbers)])}), "
-        replayed += f"{steps} of {chain['steps'][-1]} steps,"
+        replayed += f"{steps} of {record['steps']} steps,"
     yield f"{replayed} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + (
         "" if same else f"; {len(record['differences'])} differ"
     )
+    stated = [f"{listed(names)} of {what}" for what, names in record["stated"].items() if names]
+    if not record["complete"]:
+        steps = plural(record["steps"], "step")
+        yield f"  missing   result.json and model.safetensors: {steps} complete this run"
+    elif "result.json" not in counts:
+        stated += ["result.json", "model.safetensors"]
+    yield f"  stated    and not compared: {'; '.join([*stated, 'all other files'])}"
     if "data" in record:
         yield f"  data      {record['data']}, which the run names: {option('data')} was not given"
     if record["initial_weights"] != "known":
@@ -168,6 +174,8 @@ def lines_of(record: Record) -> Iterator[str]:
         name = f"link {bisect_left(chain['steps'], first['step'])}, {name},"
     yield f"  first     {name} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
+    if first.get("metadata"):
+        yield f"  metadata  {listed(first['metadata'])} differ"
     for difference in record["differences"]:
         tensors = difference.get("tensors")
         if not tensors:

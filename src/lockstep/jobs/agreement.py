@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 
 from lockstep.core.group import Group
 from lockstep.core.state import State
-from lockstep.errors import ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.probe import probe
 from lockstep.jobs.replica import Replica
@@ -105,10 +105,19 @@ def restore(replica: Replica, checkpoint: StateFile | None) -> Record:
         are not given.
     """
     recipe, group = replica.recipe, replica.group
-    if checkpoint is not None and checkpoint.metadata.get("recipe_digest") != recipe.digest():
-        raise LockstepError(
-            f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
-        )
+    if checkpoint is not None:
+        stated, steps = checkpoint.metadata, replica.bound.steps
+        if stated.get("recipe_digest") != recipe.digest():
+            raise LockstepError(
+                f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
+            )
+        same = (stated.get("data_sha256") or {}).get("train") == replica.data_sha256["train"]
+        if same and checkpoint.step > steps:
+            raise LockstepError(
+                f"{checkpoint.path} is beyond the end of its run, which has {steps} steps: remove "
+                f"it",
+                DATA,
+            )
     tensors = group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
     if tensors:
         replica.state.load_state_dict(load(tensors))

@@ -257,20 +257,6 @@ class Replica:
                     DATA,
                 )
         self.require_same_classes(run, recorded.get("classes"))
-        self.require_steps(run, recorded)
-
-    def require_steps(self, run: Path, recorded: Record) -> None:
-        """Raise a LockstepError if a checkpoint of the `run`, of these training data, has
-        `recorded` more steps than there are.
-        """
-        train = self.data_sha256["train"]
-        same = (recorded.get("data_sha256") or {}).get("train", train) == train
-        if same and recorded.get("step", 0) > self.bound.steps:
-            raise LockstepError(
-                f"{run} has a checkpoint after {recorded['step']} steps, and its recipe ends after "
-                f"{self.bound.steps}: remove it from {run}/checkpoints",
-                DATA,
-            )
 
     def require_same_classes(self, run: Path, recorded: Sequence[str] | None) -> None:
         """Raise a LockstepError unless the names of the classes are the `recorded` ones, if any."""

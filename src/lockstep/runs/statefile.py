@@ -105,7 +105,11 @@ def checkpoints_in(folder: Path, last: int | None = None) -> dict[int, Path]:
 
     Raises: LockstepError if this user may not read the folder.
     """
-    paths = {step_of(path): path for path in _members(folder)}
+    try:
+        paths = {step_of(path): path for path in folder.iterdir()}
+    except OSError as error:
+        require_permission(folder, error)
+        return {}
     steps = sorted(step for step in paths if step is not None)
     return {step: paths[step] for step in steps if last is None or step <= last}
 
@@ -113,23 +117,12 @@ def checkpoints_in(folder: Path, last: int | None = None) -> dict[int, Path]:
 def warn_of_others(folder: Path, last: int | None) -> None:
     """Name the files in `folder` that do not count as checkpoints of a run of `last` updates."""
     known = {*checkpoints_in(folder, last).values(), folder / FROZEN_FILE}
-    paths = (path for path in _members(folder) if path not in known)
-    names = sorted(path.name for path in paths if not path.name.startswith((".", DAMAGED)))
-    if names:
-        end = "" if last is None else f", and end after {last} steps"
+    names = sorted(path.name for path in {*folder.glob("[!.]*")} - known)
+    if others := [name for name in names if not name.startswith(DAMAGED)]:
         logger.warning(
-            f"{folder}: ignored {few(names)}: the names of this run's checkpoints are as "
-            f"{file_name(last or 0)}{end}"
+            f"{folder}: ignored {few(others)}: the names of this run's checkpoints are as "
+            f"{file_name(last or 0)}, and no step is after its last one"
         )
-
-
-def _members(folder: Path) -> list[Path]:
-    """Return what is in `folder`. Raises: LockstepError if this user may not read it."""
-    try:
-        return [*folder.iterdir()]
-    except OSError as error:
-        require_permission(folder, error)
-        return []
 
 
 def metadata_of(path: Path) -> Record:
