@@ -149,6 +149,18 @@ def test_a_chain_that_does_not_fit_is_refused(run, other, change, words):
     assert raised.value.code == DATA
 
 
+@pytest.mark.parametrize("part", ["", "previous", "evaluations"])
+def test_a_link_has_no_room_for_a_number_that_is_tried(run, here, part):
+    """Else whoever guesses TEXT tries numbers until the draw misses a forged link."""
+
+    def add(metadata, _):
+        (metadata[part] if part else metadata)["nonce"] = 5
+
+    change_state(state_path(run, 30), add)
+    for words in (("verify", "a", "--all"), ("eval", "a", "--checkpoint", 30)):
+        refused(here(*words), DATA, "nonce: Extra inputs are not permitted")
+
+
 def test_a_link_that_is_not_as_it_was_written_is_refused(run, here):
     flip(state_path(run, 10))
     refused(here("verify", "a", "--link", 2), DATA, "the sha256 of its contents differs")
