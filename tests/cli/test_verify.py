@@ -54,5 +54,5 @@ def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
         "model_source, sessions, mixed_arithmetic and run of result.json; all other files",
     ]
     assert "  first     the checkpoint after 30 steps differs" in lines
-    assert "            parameter/conv2.weight" in lines
+    assert "  tensors   1 differ after 30 steps: parameter/conv2.weight" in lines
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)

@@ -96,7 +96,7 @@ def test_what_was_changed_differs_from_the_replay(run):
     assert len(record["differences"][0]["tensors"]) > 10
     record = record_of(run, start=10)
     assert differences(record) == [("checkpoints", 20, ["parameter/conv1.weight"])]
-    assert "  tensors   1 differ after 20 steps" in list(lines_of(record))
+    assert "  tensors   1 differ after 20 steps: parameter/conv1.weight" in list(lines_of(record))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,12 @@ def test_a_model_file_exchanged_and_sealed_again_is_a_difference(run, exchange):
     assert differences(record) == [
         ("model.safetensors", 30, ["logits.bias"] if exchange == "weights" else [])
     ]
-    assert "  first     model.safetensors, of the weights after 30 steps, differs" in list(
-        lines_of(record)
-    )
+    lines = [*lines_of(record)]
+    assert "  first     model.safetensors, of the weights after 30 steps, differs" in lines
+    names = "tensors   1 differ after 30 steps: logits.bias"
+    if exchange != "weights":
+        names = "metadata  1 differ after 30 steps: classes"
+    assert f"  {names}" in lines
 
 
 def test_a_checkpoint_with_other_class_names_is_a_difference(run):

@@ -17,8 +17,6 @@ from lockstep.runs.chain import chain_of, drawn
 from lockstep.runs.run import Run
 from lockstep.text import few, listed, plural
 
-_SHOWN = 12  # tensors that are listed; --json lists all
-
 _ALIKE = (
     "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 )
@@ -174,17 +172,11 @@ def lines_of(record: Record) -> Iterator[str]:
         name = f"link {bisect_left(chain['steps'], first['step'])}, {name},"
     yield f"  first     {name} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
-    if first.get("metadata"):
-        yield f"  metadata  {listed(first['metadata'])} differ"
     for difference in record["differences"]:
-        tensors = difference.get("tensors")
-        if not tensors:
-            continue
-        yield f"  tensors   {len(tensors)} differ after {difference['step']} steps"
-        for name in tensors[:_SHOWN]:
-            yield f"            {name}"
-        if len(tensors) > _SHOWN:
-            yield f"            and {len(tensors) - _SHOWN} more: --json lists all"
+        for kind in ("metadata", "tensors"):
+            if names := difference.get(kind):
+                differ = f"{len(names)} differ after {difference['step']} steps: {few(names)}"
+                yield f"  {kind:9} {differ}"
     machine = record["machine"] or {"probe_equal": None, "changes": []}
     probes = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
     probe = probes.get(machine["probe_equal"], "no arithmetic probe is recorded")

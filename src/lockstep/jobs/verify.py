@@ -241,8 +241,13 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -
         {name: row[name] for name in names or ["weights_sha256"] if name in row}
         for row in (result, found)
     )
-    row = {"recorded": recorded, "replayed": replayed, "stated": stated}
-    yield {"step": step, "what": "result.json", **row}
+    yield {
+        "step": step,
+        "what": "result.json",
+        "recorded": recorded,
+        "replayed": replayed,
+        "stated": stated,
+    }
     saved = _compared(statefile.read(run.model), tensors, metadata)
     yield {"step": step, "what": "model.safetensors", **saved}
 
@@ -254,13 +259,13 @@ def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record, *stated
     """
     if metadata["model_source"]:  # It may have changed since: `compare` says that.
         stated = (*stated, "model_source")
-    replayed = metadata | {name: saved.metadata.get(name) for name in stated}
+    replayed = metadata | {name: saved.metadata.get(name) for name in (SHA256, *stated)}
     if _frozen(tensors):
         replayed["frozen"] = True
     return {
         "recorded": saved.metadata[SHA256],
         "replayed": contents_sha256(replayed, tensors),
-        "metadata": different(saved.metadata, {**replayed, SHA256: ""}),
+        "metadata": different(saved.metadata, replayed),
         "tensors": different(saved.tensors, tensors),
         "stated": [*stated],
     }
@@ -272,9 +277,9 @@ def different(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> list[
     """
     first, second = (
         {
-            name: contents_sha256(
-                *(({}, {name: value}) if isinstance(value, Tensor) else ({name: value}, {}))
-            )
+            name: contents_sha256({}, {name: value})
+            if isinstance(value, Tensor)
+            else json.dumps(value, sort_keys=True)
             for name, value in values.items()
         }
         for values in (recorded, replayed)
