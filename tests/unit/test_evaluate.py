@@ -265,7 +265,7 @@ def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings)
     replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, []).warnings() == warnings + [test_set.caution] * (
+    assert Result(replica, {"raw": best}, None, []).warnings() == warnings + [test_set.caution] * (
         head is None
     )
 
@@ -280,7 +280,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     recipe = SimpleNamespace(head=None, evaluated_split="test")
     replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
-    assert Result(replica, {"raw": best}, []).warnings() == [
+    assert Result(replica, {"raw": best}, None, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
@@ -303,7 +303,9 @@ def end_block(recipe, **changes):
         **changes,
     }
     replica = SimpleNamespace(recipe=recipe, gpus={})
-    return dict(Result(replica, {"raw": best}, []).lines(record, Path("runs/x/model.safetensors")))
+    return dict(
+        Result(replica, {"raw": best}, None, []).lines(record, Path("runs/x/model.safetensors"))
+    )
 
 
 @pytest.mark.parametrize(

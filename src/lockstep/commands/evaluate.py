@@ -19,7 +19,7 @@ from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
+from lockstep.runs.statefile import DamagedFileError, step_or_best
 from lockstep.text import counted, label_rows, loss_text, scores_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
@@ -232,7 +232,7 @@ def watched(
     while True:
         # The result is read before the folder: if it exists, the checkpoints found afterwards are
         # the last ones.
-        ended, paths = Run.open(run.path).complete, checkpoints_in(run.checkpoints)
+        ended, paths = Run.open(run.path).complete, run.files
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
             raise run.no_checkpoint()

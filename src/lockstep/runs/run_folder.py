@@ -112,7 +112,7 @@ class RunFolder(Run):
         folder = RunFolder(path, placement)
         with folder._locked():
             statefile.keep_frozen(folder.checkpoints, frozen, folder.fence)
-            folder.checkpoint = statefile.newest_verified(folder.checkpoints)
+            folder.checkpoint = statefile.newest_verified(folder.checkpoints, folder.last_step)
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
             folder.earlier = folder.sessions()
