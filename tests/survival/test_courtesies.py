@@ -63,7 +63,7 @@ def test_no_such_call_stands_outside_of_a_courtesy():
     assert found == {("submit.py", "flock")}
 
 
-def test_a_refusal_is_noted_once_and_a_failure_of_the_disk_is_raised(caplog):
+def test_a_refusal_is_noted_once_and_a_broken_disk_is_raised(caplog):
     for _ in range(2):
         with courtesy("flock", "take care"):
             raise OSError(38, "Function not implemented")

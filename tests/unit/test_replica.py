@@ -90,7 +90,7 @@ def test_some_examples_are_of_all_classes():
 
 def test_processes_agree_on_the_names_of_the_classes(monkeypatch):
     built, texts = replica({}), {}
-    monkeypatch.setattr(agreement, "_require_equal", lambda replica, own: texts.update(own))
+    monkeypatch.setattr(agreement, "require_equal", lambda replica, own: texts.update(own))
     agreement.require_agreement(built)
     assert [*texts["class"].values()] == [*"abcdefghij"]
     assert texts["versions"] == releases()
@@ -137,7 +137,7 @@ SWAPPED[[7, 8]] = SWAPPED[[8, 7]]
 )
 def test_the_first_difference_of_two_hosts_is_named(other, said):
     for error in end_of(made_of(), other):
-        assert f"do not have the same {said}, so they would not train one network. Give" in str(
+        assert f"do not have the same {said}, so they would not compute one result. Give" in str(
             error
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands.of_run import evaluated_split, fields_of_run
+from lockstep.commands.of_run import evaluated, fields_of_run
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of, require_writable
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
@@ -189,7 +189,7 @@ def evaluate(
         fields = fields_of_run(run, trust_code, data=data, device=device, processes=processes)
         spec = EvaluateSpec(
             **fields,
-            split=split or evaluated_split(**fields),
+            **({"split": split} if split else evaluated(**fields)),
             weights=weights,
             examples=examples,
             checkpoint=step,
@@ -197,7 +197,8 @@ def evaluate(
         )
         if not watch:
             return EvaluationRecord(**record_of(spec, quiet))
-    return watched(spec, seconds, once, quiet)
+    # The folder may change while it is watched.
+    return watched(spec.replace(surveyed=None), seconds, once, quiet)
 
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:

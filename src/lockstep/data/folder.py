@@ -57,6 +57,7 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
             mapped=True,
             groups=None if examples.groups is None else torch.from_numpy(examples.groups[own]),
             row_ids=cache.ids,
+            paths="\0".join(paths[own]),
             caution=examples.cautions.get(name, ""),
             notes=examples.notes,
         )

@@ -7,7 +7,6 @@ here are called by all processes together.
 
 import json
 import socket
-from collections.abc import Sequence
 
 import torch
 from safetensors.torch import load, save
@@ -30,7 +29,7 @@ def require_agreement(replica: Replica) -> Record:
         names of classes, model source, weights, and, if the recipe is exact, the same arithmetic.
     """
     placement, train_set = replica.placement, replica.splits["train"]
-    _require_equal(
+    require_equal(
         replica,
         {
             **replica.recipe.model_dump(mode="json"),
@@ -58,7 +57,7 @@ def require_agreement(replica: Replica) -> Record:
     replica.choose_decay()
     if replica.recipe.exact:
         decay = replica.bound.recipe.weight_decay
-        _require_equal(replica, {"arithmetic": arithmetic, "weight decay": decay})
+        require_equal(replica, {"arithmetic": arithmetic, "weight decay": decay})
     return {
         "probe": arithmetic,
         "data_sha256": replica.data_sha256,
@@ -68,7 +67,7 @@ def require_agreement(replica: Replica) -> Record:
     }
 
 
-def _require_equal(replica: Replica, identity: Record) -> None:
+def require_equal(replica: Replica, identity: Record) -> None:
     """Raise a LockstepError, in every process, unless `identity` is the same in all.
 
     The message names two processes that differ, their hosts, the first entry that differs with both
@@ -90,8 +89,8 @@ def _require_equal(replica: Replica, identity: Record) -> None:
             changes = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
             raise LockstepError(
                 f"process 0 (host {first['host']}) and process {process} (host {other['host']}) "
-                f"do not have the same {name} ({both[0]} and {both[1]}), so they would not train "
-                f"one network.{f' Their environments differ: {changes}.' if changes else ''} Give "
+                f"do not have the same {name} ({both[0]} and {both[1]}), so they would not compute "
+                f"one result.{f' Their environments differ: {changes}.' if changes else ''} Give "
                 f"every host the same files, options, libraries, variables and model of CPU or "
                 f"GPU, and let a model draw random numbers only from torch's generator",
                 ENVIRONMENT,
@@ -102,14 +101,9 @@ def _images(replica: Replica, split: str, process: int) -> list[str]:
     """Return how many different images of a split process 0 and `process` have, and of each the
     first that the other one lacks. All processes call this together.
     """
-    images, surveyed = replica.splits[split], replica.surveyed
-    numbers = range(len(images)) if images.numbers is None else images.numbers.tolist()
-    names: Sequence[object] = range(max(numbers) + 1)
-    if surveyed is not None:
-        whole = split if images.numbers is None else "train"  # which alone is divided
-        names = surveyed.paths.split("\0")[surveyed.splits[whole]]
-    examples = zip(images.ids(), images.labels.tolist(), numbers, strict=True)
-    own = {f"{one.hex()} {label}": str(names[number]) for one, label, number in examples}
+    images = replica.splits[split]
+    examples = zip(images.ids(), images.labels.tolist(), images.names(), strict=True)
+    own = {f"{one.hex()} {label}": str(name) for one, label, name in examples}
     every = [json.loads(text) for text in exchange(json.dumps(own), replica.group)]
     pair = every[0], every[process]
     return [

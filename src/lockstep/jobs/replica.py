@@ -40,7 +40,6 @@ class Replica:
 
     Attributes:
         recipe, placement, group, device: what the replica was made with.
-        surveyed: the names of the images of a folder, if it was surveyed for this run.
         bound: the steps of the run.
         reduction: adds the vectors of all towers.
         local_processes: how many of the processes are on this host.
@@ -69,7 +68,7 @@ class Replica:
         """Read the recipe's dataset, unless `splits` are given, and make network and state.
         `surveyed` is that of `read_splits`.
         """
-        self.recipe, self.placement, self.surveyed = recipe, placement, surveyed
+        self.recipe, self.placement = recipe, placement
         self.group, self.device = ctx.group, ctx.device
         ctx.monitor.use(ctx.device)
         self.reduction = Reduction(ctx.group, recipe.towers, placement.reduction)
