@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,6 +29,8 @@ _OF_RUN = re.compile(
 )  # A row of a block but a warning, or a time.
 _SILENT_S = 1.0  # Shorter work shows no progress.
 _LINE_S = 10.0  # between two lines of progress
+_WAIT_S = 5.0  # A shorter wait for other programs is not mentioned.
+_AGAIN_S = 60.0  # between two lines about a wait
 
 
 def program() -> str:
@@ -116,6 +119,29 @@ def handled(write: Callable[[str], None], later: bool = False) -> Iterator[_Hand
 def muted(quiet: bool) -> AbstractContextManager[object]:
     """If `quiet`, drop all messages within the context."""
     return handled(lambda text: None) if quiet else nullcontext()
+
+
+@contextmanager
+def waiting(text: Callable[[], str]) -> Iterator[None]:
+    """Say `text()` if what is within the context takes long, and again every minute.
+
+    It waits for other programs, in calls that do not return meanwhile, so a thread says it.
+    """
+    over = threading.Event()
+
+    def say() -> None:
+        pause_s = _WAIT_S
+        while not over.wait(pause_s):
+            logger.warning(text())
+            pause_s = _AGAIN_S
+
+    thread = threading.Thread(target=say, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

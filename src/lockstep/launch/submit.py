@@ -27,7 +27,7 @@ from lockstep.launch.relay import Relay
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
-from lockstep.messages import LoggedLines
+from lockstep.messages import LoggedLines, logger
 from lockstep.text import size
 
 _ROOM_BYTES = 1 << 18  # for the temporary files of a process
@@ -81,7 +81,18 @@ def submit(
     ):
         variables[SERVED] = "True"
     most = world.processes if world.launcher else capacity(spec.recipe, spec.placement)
-    processes = spec.placement.processes or min(spec.recipe.towers, most)
+    processes = asked or min(spec.recipe.towers, most)
+    if processes > 1 and not world.launcher and not hardware.has_loopback():
+        problem = f"the network interface {hardware.LOOPBACK}, which processes need, has no address"
+        if asked:
+            raise LockstepError(
+                f"{problem}: bring it up (ip link set {hardware.LOOPBACK} up), or leave out "
+                f"{option('processes')}",
+                ENVIRONMENT,
+            )
+        if not output.quiet:
+            logger.warning(f"{problem}, so one process computes everything")
+        processes = 1
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(_temporary_folder(processes))
         relay = None
@@ -100,16 +111,16 @@ def submit(
                 if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
             ]
             stack.enter_context(handled_by(job.request.remember, unused))
-        problem = None
+        failure = None
         try:
             outcome = job.run()
         except LockstepError as error:
-            problem = error
+            failure = error
     received = job.request.received
     if stdout is not None and received in (signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(received)
-    if problem:
-        raise problem
+    if failure:
+        raise failure
     if stdout is not None and job.killed:
         raise KeyboardInterrupt
     return outcome
