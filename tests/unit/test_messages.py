@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "commands/shell.py": {"--"},  # declarations
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
+    "pictures/formats.py": {"--data"},  # of commands
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
     "errors.py": {"--", "--no-"},  # `option` itself
     "jobs/verify.py": {"--from"},

@@ -24,7 +24,7 @@ from lockstep.commands.to_placement import placed
 from lockstep.commands.to_spec import train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.backbone import Backbone
-from lockstep.core.build import build_model
+from lockstep.core.build import build_model, model_with, named_tensors
 from lockstep.data import fetch
 from lockstep.errors import DATA, ENVIRONMENT, USAGE
 from lockstep.jobs import kept
@@ -158,6 +158,29 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     next(kept.folder().glob("*.json")).write_bytes(b"{")
     stand_in()
     assert spec_of(*again).recipe == recipe
+
+
+def test_a_network_much_larger_than_its_file_takes_no_memory(stand_in, monkeypatch):
+    """Its code is not the user's own, so nobody has said that it is trusted."""
+
+    class Wide(nn.Conv2d):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.wide = nn.Parameter(torch.empty(1 << 28))  # It takes memory when it is filled:
+            filled.append(nn.init.zeros_(self.wide[:1]))
+
+    filled = list[torch.Tensor]()
+    recipe = get_recipe("photos").replace(model="timm:toy", head=None, init_sha256=None)
+    recipe = recipe.replace(test_views="one", lr_factors={}, decay_factors=())
+    shape, tensors = (3, SIDE, SIDE), {"fc.weight": torch.zeros(2, 8)}
+    stand_in(layers={"stem": Wide})
+    with lockstep_error("of another model than timm:toy: it is larger than its file") as error:
+        model_with(recipe, shape, 2, tensors)
+    assert error.value.code == DATA
+    assert filled == []
+    stand_in()
+    own = named_tensors(build_model(recipe, shape, 2))
+    assert named_tensors(model_with(recipe, shape, 2, own)).keys() == own.keys()
 
 
 def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):
