@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CONNECT_S = 10.0
 _TIMEOUT_S = 30.0  # between two parts of an answer
 _RETRIES = 2  # of each address to which there is a connection
+_UNREACHED = "no connection"  # in the error of an address
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 33  # of a file whose size only its server states
 
@@ -152,7 +153,9 @@ def _transfer(archive: Archive, folder: Path) -> None:
         bases = (mirror.rstrip("/") + "/", *bases)
     for base in bases:
         stated = f" ({size(archive.size_bytes)})" if archive.size_bytes else ""
-        logger.warning(f"fetching {archive.name}{stated} from {base}{archive.name}")
+        logger.warning(
+            f"fetching {archive.name}{stated} from {base}{archive.name}", extra={"progress": True}
+        )
         place = pooch.create(
             folder,
             base,
@@ -177,7 +180,7 @@ def _transfer(archive: Archive, folder: Path) -> None:
             path.unlink()
         return
     kept = f". The next try goes on in {begun}" if begun.exists() else ""
-    if all(": no connection: " in failure for failure in failures):
+    if all(_UNREACHED in failure for failure in failures):
         kept += ". Connect this machine to the network, and give the same command again"
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
 
@@ -207,14 +210,15 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
     except OSError as error:
-        # urllib3 gives a reason if it could not connect. The text of the reason begins with the
-        # names of urllib3's classes.
-        reason = getattr(error.args[0], "reason", None)
-        if reason is None:
+        # urllib3 gives a reason if it could not connect, so that another try would fail too. The
+        # reason begins with the name of urllib3's connection.
+        reason = getattr((*error.args, None)[0], "reason", None)
+        if not isinstance(reason, Exception):
             raise ValueError(str(error)) from None
-        cause = ": ".join(str(part) for part in reason.args if isinstance(part, str | Exception))
-        cause = re.sub(r"HTTPS?Connection\(.*?\): ", "", cause)
-        raise LockstepError(f"no connection: {cause}") from None
+        causes = [str(part) for part in reason.args if isinstance(part, str | Exception)]
+        if not isinstance(error, requests.exceptions.SSLError):
+            causes.insert(0, _UNREACHED)
+        raise LockstepError(re.sub(r"HTTPS?Connection\(.*?\): ", "", ": ".join(causes))) from None
     with response:
         if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has
             begun.unlink(missing_ok=True)
@@ -244,6 +248,7 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
 
 def _require_encrypted(response: "Response", **_: Any) -> None:
     """Raise a LockstepError if `response` leads from https to another scheme."""
-    target = urljoin(response.url, response.headers.get("Location", ""))
-    if response.url.startswith("https:") and not target.startswith("https:"):
-        raise LockstepError(f"it is redirected to {target}, which is not encrypted")
+    if response.is_redirect and response.url.startswith("https:"):
+        target = urljoin(response.url, response.headers["Location"])
+        if not target.startswith("https:"):
+            raise LockstepError(f"it is redirected to {target}, which is not encrypted")
