@@ -227,8 +227,9 @@ def locked(path: Path, doing: str) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                text = f"another program is {doing}: waiting for it"
-                logger.warning(text, extra={"progress": True})
+                logger.warning(
+                    f"another program is {doing}: waiting for it", extra={"progress": True}
+                )
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
                 # The last holder removed this lock file while we waited: lock the new one.

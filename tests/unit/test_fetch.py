@@ -251,7 +251,7 @@ def test_a_redirect_from_https_to_http_is_refused(
     plain = server.url.replace("http://", scheme) + "toy.tar.gz"
     encrypted.files |= {"toy.tar.gz": to("/on" if detour else plain), "on": to(plain)}
     asked = ["toy.tar.gz", "on"][: 1 + detour]
-    words = (f"it is redirected to {plain.strip()}", "which is not encrypted")
+    words = (f"it is redirected to {plain.strip()}", "which is not encrypted). By hand")
     refused(toy(TOY, encrypted.url), destination, DATA, *words)
     assert (encrypted.requests, server.requests) == (asked, [])
     sha256 = hashlib.sha256(TOY).hexdigest()
@@ -280,7 +280,7 @@ def test_other_redirects_are_followed(server, encrypted, destination, form):
         ("http://127.0.0.1:9/", "no connection: Failed to establish a new connection"),
         (
             "https://by.proxy/",
-            "no connection: Unable to connect to proxy: Failed to establish a ne",
+            "no connection: ('Unable to connect to proxy', ",
         ),
     ],
     ids=["name", "port", "proxy"],
@@ -299,16 +299,14 @@ def test_an_address_without_connection_is_tried_once(server, destination, monkey
     monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: pytest.fail("it is tried again"))
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     words = f"{base}toy.tar.gz: {words}"
-    remedy = "Connect this machine to the network, and give the same command again. By hand"
+    remedy = "Connect this machine to the network (https_proxy names a proxy, and SSL_CERT_FILE the"
     refused(toy(TOY, base), destination, DATA, words, remedy)
-    monkeypatch.setattr(fetch, "_RETRIES", 0)
-    with lockstep_error(r"404 Client Error[^)]*\)\. By hand"):
-        fetch.fetch(toy(TOY, base, f"{server.url}none/"), destination)
 
 
 def test_a_certificate_that_is_not_trusted_is_named(encrypted, destination, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
-    with lockstep_error(r"toy.tar.gz: \[SSL: CERTIFICATE_VERIFY_FAILED\] [^)]*\)\)\. By hand"):
+    words = r"toy.tar.gz: no connection: \[SSL: CERTIFICATE_VERIFY_FAILED\].*SSL_CERT_FILE"
+    with lockstep_error(words):
         fetch.fetch(toy(TOY, encrypted.url), destination)
     assert encrypted.requests == []
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin
 
 from lockstep.data import catalog
@@ -25,13 +25,9 @@ from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger, progress
 from lockstep.text import size
 
-if TYPE_CHECKING:
-    from requests import Response
-
 _CONNECT_S = 10.0
 _TIMEOUT_S = 30.0  # between two parts of an answer
 _RETRIES = 2  # of each address to which there is a connection
-_UNREACHED = "no connection"  # in the error of an address
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 33  # of a file whose size only its server states
 
@@ -180,8 +176,11 @@ def _transfer(archive: Archive, folder: Path) -> None:
             path.unlink()
         return
     kept = f". The next try goes on in {begun}" if begun.exists() else ""
-    if all(_UNREACHED in failure for failure in failures):
-        kept += ". Connect this machine to the network, and give the same command again"
+    if "no connection" in str(failures):
+        kept += (
+            ". Connect this machine to the network (https_proxy names a proxy, and SSL_CERT_FILE "
+            "the certificates to trust), and give the same command again"
+        )
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
 
 
@@ -210,15 +209,12 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
     except OSError as error:
-        # urllib3 gives a reason if it could not connect, so that another try would fail too. The
-        # reason begins with the name of urllib3's connection.
-        reason = getattr((*error.args, None)[0], "reason", None)
-        if not isinstance(reason, Exception):
+        # urllib3 gives a reason if it could not connect, and another try would fail too.
+        reason = getattr(error.__context__, "reason", None)
+        if reason is None:
             raise ValueError(str(error)) from None
-        causes = [str(part) for part in reason.args if isinstance(part, str | Exception)]
-        if not isinstance(error, requests.exceptions.SSLError):
-            causes.insert(0, _UNREACHED)
-        raise LockstepError(re.sub(r"HTTPS?Connection\(.*?\): ", "", ": ".join(causes))) from None
+        cause = re.sub(r"<?HTTPS?Connection\(.*?\)( at \w+>)?[:,] ", "", str(reason))
+        raise LockstepError(f"no connection: {cause}") from None
     with response:
         if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has
             begun.unlink(missing_ok=True)
@@ -246,8 +242,8 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
     begun.replace(path)
 
 
-def _require_encrypted(response: "Response", **_: Any) -> None:
-    """Raise a LockstepError if `response` leads from https to another scheme."""
+def _require_encrypted(response: Any, **_: Any) -> None:
+    """Raise a LockstepError if the Response leads from https to another scheme."""
     if response.is_redirect and response.url.startswith("https:"):
         target = urljoin(response.url, response.headers["Location"])
         if not target.startswith("https:"):
