@@ -369,7 +369,9 @@ def locked(path: Path, doing: str) -> Iterator[None]:
             try:
                 lock_file(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logger.warning(f"another program is {doing}: waiting for it")
+                logger.warning(
+                    f"another program is {doing}: waiting for it", extra={"progress": True}
+                )
                 lock_file(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
                 # The last holder removed this lock file while we waited: lock the new one.

@@ -3,7 +3,10 @@ file left but what came of one.
 """
 
 import gzip
+import hashlib
 import resource
+import shutil
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,11 +14,13 @@ import pytest
 import requests
 from tests.conftest import OFFLINE
 from tests.helpers import lockstep_error
-from tests.serving import TOY, Server, archive, listing, packed, refused, toy
+from tests.serving import TOY, Server, archive, certificate, listing, packed, refused, toy
 
 from lockstep.data import catalog, fetch
 from lockstep.data.catalog import SOURCES, Archive, Source
 from lockstep.errors import DATA, ENVIRONMENT
+from lockstep.jobs import kept
+from lockstep.messages import handled, logger
 from lockstep.text import size
 
 
@@ -171,6 +176,152 @@ def test_what_is_not_the_dataset_is_refused(server, destination):
     assert len(server.requests) == 1
 
 
+def test_a_begun_file_starts_again_if_the_server_sends_all(server, destination, monkeypatch):
+    monkeypatch.setattr(fetch, "_CHUNK_BYTES", 1000)
+    server.files["toy.tar.gz"] = lambda handler: handler.send(TOY[:3500], len(TOY))
+    refused(toy(TOY, server.url), destination, DATA, "IncompleteRead", "The next try goes on in")
+    asked = []
+
+    def whole(handler):
+        asked.append(handler.headers["Range"])
+        del handler.headers["Range"]
+        handler.send(TOY)  # with status 200
+
+    server.files["toy.tar.gz"] = whole
+    assert fetch.fetch(toy(TOY, server.url), destination)
+    assert asked == ["bytes=3000-"]
+    assert listing(destination.parent) == ["toy"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the catalog", "the server"])
+def test_more_bytes_than_stated_are_refused(server, destination, known):
+    """The catalog states the size, or a header that the body in chunks does not keep to."""
+    body = bytes(1000)
+    one = archive("w.pt", body, server.url)
+
+    def more(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "9999" if known else "1000")
+        if not known:
+            handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(bytes(9999) if known else b"270f\r\n" + bytes(9999) + b"\r\n0\r\n\r\n")
+
+    server.files["w.pt"] = more
+    with lockstep_error(f"the server sends more than {size(1000)}"):
+        fetch.fetch_file(one if known else one._replace(size_bytes=0), destination)
+    assert listing(destination.parent) == []
+
+
+def test_a_file_larger_than_any_is_refused_by_its_stated_size(server, destination):
+    server.files["w.pt"] = lambda handler: handler.send(b"", (1 << 33) + 1)
+    with lockstep_error("the server states 8.6 GB, and 8.6 GB is the most"):
+        fetch.fetch_file(Archive("w.pt", (server.url,), 0, "0" * 64), destination)
+
+
+# ---- the connection
+
+
+@pytest.fixture
+def encrypted(tmp_path, monkeypatch):
+    """A server that encrypts, at `localhost`. Its certificate is trusted."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    certificate(tmp_path / "host.pem", "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "host.pem"))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "*")
+    server = Server(tmp_path / "host.pem")
+    server.url = f"https://localhost:{server.server_port}/"
+    yield server
+    server.stop()
+
+
+def to(address):
+    """An answer that redirects."""
+    return lambda handler: handler.send(b"see there", status=302, Location=address)
+
+
+@pytest.mark.parametrize("scheme", ["http://", "HTTP://", " http://"])
+@pytest.mark.parametrize("detour", [False, True])
+def test_a_redirect_from_https_to_http_is_refused(
+    server, encrypted, destination, monkeypatch, scheme, detour
+):
+    """Nothing is asked of the address, and nothing is tried again."""
+    monkeypatch.setattr(fetch, "_RETRIES", 2)
+    plain = server.url.replace("http://", scheme) + "toy.tar.gz"
+    encrypted.files |= {"toy.tar.gz": to("/on" if detour else plain), "on": to(plain)}
+    asked = ["toy.tar.gz", "on"][: 1 + detour]
+    words = (f"it is redirected to {plain.strip()}", "which is not encrypted). By hand")
+    refused(toy(TOY, encrypted.url), destination, DATA, *words)
+    assert (encrypted.requests, server.requests) == (asked, [])
+    sha256 = hashlib.sha256(TOY).hexdigest()
+    encrypted.files["w.pt"] = encrypted.files["toy.tar.gz"]
+    with lockstep_error("which is not encrypted"):
+        kept.downloaded(f"{encrypted.url}w.pt#sha256={sha256}")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("form", ["relative", "without a scheme", "https"])
+def test_other_redirects_are_followed(server, encrypted, destination, form):
+    address = {"relative": "on", "without a scheme": encrypted.url[6:] + "on"}
+    encrypted.files |= {"toy.tar.gz": to(address.get(form, encrypted.url + "on")), "on": TOY}
+    server.files |= {"toy.tar.gz": to(server.url + "on"), "on": to(encrypted.url + "toy.tar.gz")}
+    assert fetch.fetch(toy(TOY, server.url), destination)
+    assert (server.requests, encrypted.requests) == (["toy.tar.gz", "on"], ["toy.tar.gz", "on"])
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        (
+            "https://no.example/",
+            "no connection: Failed to resolve 'no.example' ([Errno -3] Tempora",
+        ),
+        ("http://127.0.0.1:9/", "no connection: Failed to establish a new connection"),
+        (
+            "https://by.proxy/",
+            "no connection: ('Unable to connect to proxy', ",
+        ),
+    ],
+    ids=["name", "port", "proxy"],
+)
+def test_an_address_without_connection_is_tried_once(server, destination, monkeypatch, base, words):
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **options):
+        if host == "no.example":
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return resolve(host, *args, **options)
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1,no.example")
+    monkeypatch.setattr(fetch, "_RETRIES", 2)
+    monkeypatch.setattr("pooch.core.time.sleep", lambda seconds: pytest.fail("it is tried again"))
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    words = f"{base}toy.tar.gz: {words}"
+    remedy = "Connect this machine to the network (https_proxy names a proxy, and SSL_CERT_FILE the"
+    refused(toy(TOY, base), destination, DATA, words, remedy)
+
+
+def test_a_certificate_that_is_not_trusted_is_named(encrypted, destination, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    words = r"toy.tar.gz: no connection: \[SSL: CERTIFICATE_VERIFY_FAILED\].*SSL_CERT_FILE"
+    with lockstep_error(words):
+        fetch.fetch(toy(TOY, encrypted.url), destination)
+    assert encrypted.requests == []
+
+
+def test_a_download_is_told_while_other_messages_wait(server, destination):
+    """Training shows its messages after the block at its start, which a download would delay."""
+    shown, later = [], []
+    with handled(shown.append), handled(later.append, later=True):
+        logger.warning("a message")
+        assert fetch.fetch(toy(TOY, server.url), destination)
+    assert later == ["a message"]
+    assert [text.partition(" (")[0] for text in shown] == ["fetching toy.tar.gz"]
+
+
 # ---- the destination
 
 
@@ -209,6 +360,7 @@ def test_one_downloads_and_others_wait(server, destination, caplog, monkeypatch)
         others = [pool.submit(fetch.fetch, toy(TOY, server.url), destination) for _ in range(7)]
         while caplog.text.count("another program is downloading dataset toy: waiting for it") < 7:
             time.sleep(0.01)
+        assert all(record.progress for record in caplog.records)  # is shown at once
         server.go_on.set()
         assert first.result()
         assert not any(other.result() for other in others)

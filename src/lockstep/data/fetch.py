@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin
 
 from lockstep.data import catalog
@@ -24,9 +24,6 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
 from lockstep.files import locked, no_room, open_to_write
 from lockstep.messages import logger, progress
 from lockstep.text import size
-
-if TYPE_CHECKING:
-    from requests import Response
 
 _CONNECT_S = 10.0
 _TIMEOUT_S = 30.0  # between two parts of an answer
@@ -152,7 +149,9 @@ def _transfer(archive: Archive, folder: Path) -> None:
         bases = (mirror.rstrip("/") + "/", *bases)
     for base in bases:
         stated = f" ({size(archive.size_bytes)})" if archive.size_bytes else ""
-        logger.warning(f"fetching {archive.name}{stated} from {base}{archive.name}")
+        logger.warning(
+            f"fetching {archive.name}{stated} from {base}{archive.name}", extra={"progress": True}
+        )
         place = pooch.create(
             folder,
             base,
@@ -177,8 +176,11 @@ def _transfer(archive: Archive, folder: Path) -> None:
             path.unlink()
         return
     kept = f". The next try goes on in {begun}" if begun.exists() else ""
-    if all(": no connection: " in failure for failure in failures):
-        kept += ". Connect this machine to the network, and give the same command again"
+    if "no connection" in str(failures):
+        kept += (
+            ". Connect this machine to the network (https_proxy names a proxy, and SSL_CERT_FILE "
+            "the certificates to trust), and give the same command again"
+        )
     raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
 
 
@@ -207,13 +209,11 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
             verify=os.environ.get("SSL_CERT_FILE") or True,
         )
     except OSError as error:
-        # urllib3 gives a reason if it could not connect. The text of the reason begins with the
-        # names of urllib3's classes.
-        reason = getattr(error.args[0], "reason", None)
+        # urllib3 gives a reason if it could not connect, and another try would fail too.
+        reason = getattr(error.__context__, "reason", None)
         if reason is None:
             raise ValueError(str(error)) from None
-        cause = ": ".join(str(part) for part in reason.args if isinstance(part, str | Exception))
-        cause = re.sub(r"HTTPS?Connection\(.*?\): ", "", cause)
+        cause = re.sub(r"<?HTTPS?Connection\(.*?\)( at \w+>)?[:,] ", "", str(reason))
         raise LockstepError(f"no connection: {cause}") from None
     with response:
         if response.status_code in (200, 416):  # all bytes come, or no more than `begun` has
@@ -242,8 +242,9 @@ def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object)
     begun.replace(path)
 
 
-def _require_encrypted(response: "Response", **_: Any) -> None:
-    """Raise a LockstepError if `response` leads from https to another scheme."""
-    target = urljoin(response.url, response.headers.get("Location", ""))
-    if response.url.startswith("https:") and not target.startswith("https:"):
-        raise LockstepError(f"it is redirected to {target}, which is not encrypted")
+def _require_encrypted(response: Any, **_: Any) -> None:
+    """Raise a LockstepError if the Response leads from https to another scheme."""
+    if response.is_redirect and response.url.startswith("https:"):
+        target = urljoin(response.url, response.headers["Location"])
+        if not target.startswith("https:"):
+            raise LockstepError(f"it is redirected to {target}, which is not encrypted")
