@@ -212,6 +212,21 @@ WRONG = {
         None,
         "^train, example 2: label 2, allowed are 0 to 1",
     ),
+    "labels in a column": (
+        arrays(train=(PIXELS, LABELS[:, None])),
+        None,
+        r"^train: labels of shape \[\d+, 1\], expected \[N\]: give labels\[:, 0\]",
+    ),
+    "labels from 1": (
+        arrays(train=[(PIXELS[0], 2), (PIXELS[1], 1)]),
+        None,
+        "^train: no label is 0, and the least is 1: give labels - 1, or the names of all classes",
+    ),
+    "channels first, said how": (
+        arrays(train=[(PIXELS[0].transpose(2, 0, 1)[:1].repeat(3, 0), 0)]),
+        None,
+        r"^train, example 0: the image has shape \[3, \d+, \d+\].*images.transpose\(0, 2, 3, 1\)",
+    ),
     "label above int64": (
         arrays(train=[(PIXELS[0], 2**70)]),
         None,

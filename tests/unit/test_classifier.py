@@ -188,7 +188,7 @@ def test_open_files_and_paths_are_images_others_are_one_sentence(classifier, tmp
             with lockstep_error(r"open in mode 'rb'") as raised:
                 classifier.predict(one)
             assert "\n" not in str(raised.value)
-    with lockstep_error("no such file"):
+    with lockstep_error("names a home folder that is not known here"):
         classifier.predict("~nobody.of.this.name/a.png")
 
 

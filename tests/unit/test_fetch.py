@@ -399,20 +399,3 @@ def test_first_use_downloads_nothing_if_the_user_gives_a_folder(server, tmp_path
     fetch.ensure("digits", None)
     fetch.ensure("my own", None)
     assert server.requests == []
-
-
-def test_a_host_without_network_is_tried_once_at_each_address(destination, monkeypatch):
-    tries = []
-
-    def get(url, **options):
-        tries.append(url)
-        raise requests.ConnectionError(
-            "Failed to resolve 'x.example' ([Errno -3] Temporary failure"
-        )
-
-    monkeypatch.setattr(fetch, "_RETRIES", 2)
-    monkeypatch.setattr("requests.get", get)
-    monkeypatch.setenv("LOCKSTEP_MIRROR", "http://y.example")
-    source = toy(TOY, "http://x.example/")
-    refused(source, destination, DATA, "toy.tar.gz: no connection to y.example; http://x.example/")
-    assert tries == ["http://y.example/toy.tar.gz", "http://x.example/toy.tar.gz"]

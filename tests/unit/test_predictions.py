@@ -27,6 +27,29 @@ from lockstep.pages.prediction import Prediction
 HOSTILE = 'a,"b"\n\x1b[2J.png'
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("=1+1.png", "'=1+1.png"),
+        ("-2.png", "'-2.png"),
+        ("@x", "'@x"),
+        ("+x", "'+x"),
+        ("'x", "''x"),
+        ("x=1", "x=1"),
+        ("at 9.41.00\u202fAM.png", "at 9.41.00\u202fAM.png"),
+        ("\u3000\xa0.png", "\u3000\xa0.png"),
+        ("a\tb\r\n\x1b", r"a\tb\r\n\x1b"),
+        ("\u202egnp.\u2028", r"\u202egnp.\u2028"),
+    ],
+)
+def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
+    found = Prediction.of(Path(name), torch.tensor([0.75, 0.25]).double(), (name, "-1"), 1)
+    head = next(csv.reader([prediction_table.head((name, "-1"), several=False)]))
+    fields = next(csv.reader([prediction_table.row(found, (name, "-1"))]))
+    assert head[-2:] == [cell, "'-1"]
+    assert fields[:3] == [cell, cell, "0.75"]
+
+
 def test_a_row_is_one_line_that_programs_read():
     classes = ("cat", "label", "Katze, \u00e4lter")
     found = Prediction.of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)

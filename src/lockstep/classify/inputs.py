@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep import numerics
 from lockstep.errors import DATA, LockstepError
+from lockstep.files import given
 from lockstep.pictures.decode import FILE_LIMIT
 from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
 
@@ -24,7 +25,7 @@ from lockstep.pictures.scan import UNSUPPORTED, is_foreign, is_image
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | Image | NDArray[np.uint8] | Tensor
 _ALLOWED = (
     "give a path, a file that is open in mode 'rb', its bytes, a Pillow image, or an array or "
-    "tensor uint8 [H, W] or [H, W, C]"
+    "tensor uint8 [H, W] or [H, W, C], whose colours are RGB"
 )
 Sources: TypeAlias = Source | Iterable[Source]
 
@@ -44,7 +45,7 @@ def is_one(sources: Sources) -> bool:
     if isinstance(sources, np.ndarray | Tensor):
         return sources.ndim != 4
     if isinstance(sources, str | os.PathLike):
-        return not os.path.isdir(_path(sources))
+        return not os.path.isdir(os.path.expanduser(os.fsdecode(sources)))
     return isinstance(sources, bytes | bytearray | memoryview | Image) or hasattr(sources, "read")
 
 
@@ -59,7 +60,11 @@ def items(sources: Sources) -> Iterator[Item]:
         every = [sources]
     for number, source in enumerate(every):
         if isinstance(source, str | os.PathLike):
-            path = _path(source)
+            try:
+                path = _path(source)
+            except LockstepError as error:
+                yield Item(Path(source), error)
+                continue
             images = _below(path)
             yield next(images, Item(path, LockstepError("no images in this folder", DATA)))
             yield from images
@@ -97,7 +102,7 @@ def image_of(source: Any) -> Path | bytes | Image | NDArray[np.uint8]:
 
 
 def _path(source: str | os.PathLike[str]) -> Path:
-    return Path(os.path.expanduser(os.fsdecode(source)))
+    return given(os.fsdecode(source))
 
 
 def _below(place: Path) -> Iterator[Item]:

@@ -338,7 +338,7 @@ def weights_of(
     """
     run, step = run_of(source)
     if run is None:
-        path = Path(str(source)).expanduser()
+        path = given(str(source))
         if which is not None:
             raise LockstepError(
                 f"{option('checkpoint')} is for runs, and {path} is a file: leave it out"

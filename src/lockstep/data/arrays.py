@@ -244,6 +244,14 @@ def _classes(
                 f"the array of labels has {width} values, expected one for each of the "
                 f"{len(names)} classes",
             )
+    numbers = [number for label in labels["train"] for number in _numbers(label)]
+    least = 0 if widths or stated or _CLASSES in data else min(numbers, default=0)
+    if 0 < least < _MAX_UNNAMED:
+        _refuse(
+            "train",
+            f"no label is 0, and the least is {least}: give labels - {least}, or the names of all "
+            f"classes as classes",
+        )
     one = isinstance(labels["train"][0], int)
     for split, values in labels.items():
         for row, label in enumerate(values):
@@ -289,6 +297,8 @@ def _examples(
                 f"images of shape {list(images.shape)}, expected [N, H, W, C], or [N, H, W] for "
                 f"grey images",
             )
+        if isinstance(labels, np.ndarray) and labels.ndim == 2 and labels.shape[1] == 1:
+            _refuse(name, f"labels of shape {list(labels.shape)}, expected [N]: give labels[:, 0]")
         if isinstance(labels, np.ndarray) and labels.ndim != 2:
             labels = labels.ravel().tolist()
         if len(images) != len(labels):
@@ -376,10 +386,13 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
         image = np.array(upright(image, image))
     array: Bytes = image[..., None] if image.ndim == 2 else image
     if array.ndim != 3 or array.shape[2] not in (1, 3) or not array.size:
+        turn = ""
+        if array.ndim == 3 and array.shape[0] in (1, 3):
+            turn = ": move its channels last, as in images.transpose(0, 2, 3, 1) for [N, C, H, W]"
         _refuse(
             where,
-            f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3], or [H, W] if it is "
-            f"grey",
+            f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3] (RGB), or [H, W] if "
+            f"it is grey{turn}",
         )
     return array
 
@@ -389,7 +402,8 @@ def _require_bytes(where: str, images: Any) -> None:
         _refuse(
             where,
             f"got {str(images.dtype).removeprefix('torch.')}, expected uint8, 0 to 255: leave out "
-            f"ToTensor and the normalisation, which belongs to the recipe's augmentation",
+            f"ToTensor and the normalisation, which belongs to the recipe's augmentation, or give "
+            f"(images * 255).round() as uint8 where they are 0 to 1",
         )
 
 

@@ -60,7 +60,8 @@ def judge(
     """
     replica = replica_of(spec, ctx)
     # Each program of an outer launch has surveyed the folder for itself, perhaps before a change.
-    require_equal(replica, {f"{spec.split} images": replica.splits[spec.split].sha256})
+    images = replica.splits.get(spec.split)
+    require_equal(replica, {f"{spec.split} images": images and images.sha256})
     dataset = replica.split(spec.split, spec.examples)
     run, checkpoint, notes = Run(spec.path), None, list[str]()
     if ctx.first:

@@ -1,17 +1,23 @@
 """Predictions as lines of CSV: what `lockstep predict --csv` prints, and `lockstep eval
 --predictions` writes.
 
-A line has no line end. Characters of names that do not print are escaped, as in the lines of
-`lockstep predict`, so a row is always one line.
+A line has no line end. Control characters in names are escaped as in Python, so a row is always one
+line. A text that a spreadsheet would compute has an apostrophe before it, and one that begins with
+apostrophes one more: without its first apostrophe, such a cell is the name.
 """
 
 import csv
 import io
+import re
+import unicodedata
 from collections.abc import Sequence
 
-from lockstep.errors import printable
 from lockstep.pages.prediction import Prediction
 
+# Control characters, those that turn the direction of writing, surrogates, and ends of lines.
+# Spaces stay, also those without break, as a cell must name its file.
+_UNSHOWN = re.compile("C[cfs]|Z[lp]")
+_COMPUTED = re.compile("[=+@'-]")  # begins what a spreadsheet computes, and what is marked as such
 _BETWEEN = "|"  # several labels of an image in one field; in the name of one it is \|
 
 
@@ -60,5 +66,15 @@ def _joined(names: Sequence[str]) -> str:
 
 def _line(values: Sequence[object]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(values)
-    return printable(text.getvalue())
+    csv.writer(text, lineterminator="").writerow(map(_cell, values))
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    """Return a number as it is, and anything else as a text that no program executes."""
+    if value is None or isinstance(value, float):
+        return value
+    text = "".join(
+        ascii(c)[1:-1] if _UNSHOWN.match(unicodedata.category(c)) else c for c in str(value)
+    )
+    return f"'{text}" if _COMPUTED.match(text) else text
