@@ -130,9 +130,7 @@ def first_of_two(*others):
         (None, "", ""),
     ],
 )
-def test_where_memory_is_refused_messages_replace_it_with_one_note(
-    monkeypatch, module, name, error
-):
+def test_refused_memory_is_noted_and_messages_replace_it(monkeypatch, module, name, error):
     texts = []
     monkeypatch.setattr(group.logger, "warning", texts.append)
     members = first_of_two(lambda table: table, lambda table: table)
