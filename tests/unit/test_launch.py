@@ -8,12 +8,15 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from tests.helpers import lockstep_error
 
@@ -22,10 +25,9 @@ from lockstep.config.placement import Placement
 from lockstep.core.monitor import SLOW, Beat
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, STOP_SIGNALS
 from lockstep.jobs.specs import EvaluateSpec, Output, TrainSpec
-from lockstep.launch import supervisor
+from lockstep.launch import submit, supervisor
 from lockstep.launch.relay import Relay
 from lockstep.launch.signals import StopRequest, handled_by, masked
-from lockstep.launch.submit import capacity
 from lockstep.launch.supervisor import End, Supervisor, begun, stopped
 from lockstep.launch.world import World
 from lockstep.recipes import get_recipe
@@ -48,11 +50,13 @@ def test_the_number_of_processes_follows_from_devices(
 ):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: cores)
-    assert capacity(get_recipe("digits"), Placement(**placement)) == most
+    assert submit.capacity(get_recipe("digits"), Placement(**placement)) == most
     head = get_recipe("photos")
-    assert capacity(head, Placement(**placement)) == of_a_head
+    assert submit.capacity(head, Placement(**placement)) == of_a_head
     assert (
-        capacity(head.replace(arithmetic="portable", precision="float32"), Placement(**placement))
+        submit.capacity(
+            head.replace(arithmetic="portable", precision="float32"), Placement(**placement)
+        )
         == most
     )
 
@@ -72,8 +76,46 @@ def test_the_number_of_processes_follows_from_devices(
 def test_a_gpu_that_does_not_exist_is_an_error(monkeypatch, gpus, placement, message):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus)
     with lockstep_error(message) as error:
-        capacity(get_recipe("digits"), Placement(**placement))
+        submit.capacity(get_recipe("digits"), Placement(**placement))
     assert error.value.code == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("families", "has"),
+    [
+        (None, False),  # There is no such interface.
+        ([socket.AF_PACKET], False),  # It is down.
+        ([socket.AF_PACKET, socket.AF_INET], True),
+        ([socket.AF_INET6], True),
+    ],
+)
+def test_an_interface_connects_processes_if_it_has_an_address(monkeypatch, families, has):
+    found = {"eth0": [SimpleNamespace(family=socket.AF_INET)]}
+    if families is not None:
+        found[hardware.LOOPBACK] = [SimpleNamespace(family=family) for family in families]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert hardware.has_loopback() == has
+
+
+@pytest.mark.parametrize(("has", "started"), [(True, 2), (False, 1)])
+def test_without_a_loopback_interface_one_process_computes(monkeypatch, has, started):
+    texts, numbers = [], []
+    monkeypatch.setattr(hardware, "has_loopback", lambda: has)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    monkeypatch.setattr(submit.logger, "warning", texts.append)
+    monkeypatch.setattr(Supervisor, "run", lambda job: numbers.append(job.processes))
+    spec = SPEC.replace(placement=Placement(device="cpu"))
+    submit.submit(spec, Output())
+    assert numbers == [started]
+    assert len(texts) == (started == 1)
+    submit.submit(spec, Output(quiet=True))
+    assert len(texts) == (started == 1)
+    if not has:
+        spec = spec.replace(placement=Placement(device="cpu", processes=2))
+        with lockstep_error("has no address: bring it up .* or leave out --processes") as error:
+            submit.submit(spec, Output())
+        assert error.value.code == ENVIRONMENT
+        assert len(numbers) == 2
 
 
 @pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu:0"])

@@ -3,17 +3,21 @@ it.
 """
 
 import contextlib
+import errno
 import os
 import resource
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 import torch
+from tests.helpers import lockstep_error
 
+from lockstep.core import group
 from lockstep.core.shared import Memory, Shared
-from lockstep.errors import PeerLostError
+from lockstep.errors import ENVIRONMENT, PeerLostError
 
 
 @pytest.fixture
@@ -99,3 +103,56 @@ def test_another_file_at_the_same_path_is_not_opened(tmp_path):
             with pytest.raises(FileNotFoundError):
                 memory.open(os.getpid(), number, secret)
         assert file.read() == b""
+
+
+def first_of_two(*others):
+    """Return process 0 of a group. In its gather number n, process 1 gives `others[n]` of what
+    process 0 gives.
+    """
+    members, given = object.__new__(group.Processes), iter(others)
+    members.process, members.processes = 0, 2
+    members._device, members._limit_s = torch.device("cpu"), 60.0
+    members.hosts = lambda: [0, 0]
+    members.gather = lambda table: torch.stack([table, next(given)(table)])
+    return members
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        (os, "memfd_create", OSError(errno.ENOSYS, "not implemented")),
+        (os, "memfd_create", AttributeError("no memfd_create")),
+        (os, "ftruncate", OSError(errno.ENOMEM, "no memory")),
+        (os, "readlink", PermissionError(errno.EACCES, "hidden")),
+        (os, "pidfd_open", PermissionError(errno.EPERM, "not permitted")),
+        (os, "pidfd_open", AttributeError("no pidfd_open")),
+        (torch, "from_file", RuntimeError("unable to mmap")),
+        (None, "", ""),
+    ],
+)
+def test_refused_memory_is_noted_and_messages_replace_it(monkeypatch, module, name, error):
+    texts = []
+    monkeypatch.setattr(group.logger, "warning", texts.append)
+    members = first_of_two(lambda table: table, lambda table: table)
+    if module:
+        monkeypatch.setattr(module, name, mock.Mock(side_effect=error))
+    assert (members.share(3) is None) == bool(module)
+    assert [str(error) in text for text in texts] == [True] * bool(module)
+
+
+def test_a_process_that_can_share_says_that_another_cannot(monkeypatch):
+    texts = []
+    monkeypatch.setattr(group.logger, "warning", texts.append)
+    members = first_of_two(lambda table: table, torch.logical_not)
+    assert members.share(3) is None
+    assert ["refused to another process" in text for text in texts] == [True]
+
+
+@pytest.mark.parametrize("what", ["address for: lo", "interface for: [127.0.1.1]"])
+def test_a_host_without_an_address_is_no_lost_peer(what):
+    with lockstep_error("this host has no address") as error, group._lost_peers_reported():
+        raise RuntimeError(
+            f"[enforce fail at gloo/device.cc:84] ifa != nullptr. Unable to find {what}"
+        )
+    assert not isinstance(error.value, PeerLostError)
+    assert error.value.code == ENVIRONMENT
