@@ -19,7 +19,7 @@ from benchmarks import age, manual
 from benchmarks.age import RESULTS
 from lockstep.classify.export import script
 from lockstep.config.overrides import make
-from lockstep.recipes import get_recipe
+from lockstep.recipes import MEASURED, get_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -27,6 +27,69 @@ PART = re.compile(
     r"(<!-- ([\w.* -]+): python -m benchmarks\.tables writes it -->\n).*?(<!-- end -->)", re.S
 )
 FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
+
+
+# recipe -> what `lockstep recipes` shows: the record, its row of the accuracy, its row of the time
+# if it has one, and the images if the user brings them
+SHOWN = {
+    "digits": (
+        "seeds-digits",
+        "`digits`: test accuracy",
+        "`digits`: total time, with evaluation",
+        "",
+    ),
+    "cifar10": ("seeds-cifar10", "test accuracy", "total time, with evaluation", ""),
+    "cifar10-tutorial": (
+        "seeds-cifar10-tutorial-precision-bfloat16-steps-100000",
+        "test accuracy",
+        "",
+        "",
+    ),
+    "mnist": ("seeds-mnist-precision-bfloat16", "test accuracy", "", ""),
+    "folder": (
+        "folder-50000",
+        "50000 images: test accuracy",
+        "50000 images: total time",
+        "CIFAR-10",
+    ),
+    "photos": (
+        "networks-hymenoptera",
+        "hymenoptera, lite0: test accuracy",
+        "hymenoptera, lite0: total time of the first start",
+        "ants and bees",
+    ),
+    "photos-tuned": (
+        "photos-tuned-hymenoptera",
+        "hymenoptera: test accuracy after `photos-tuned`",
+        "",
+        "ants and bees",
+    ),
+}
+
+
+def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> dict[str, Any]:
+    """Return what `lockstep recipes` shows of a record: also the machine and the options that its
+    figures are of, and the command that made it.
+    """
+    content = load(record)
+    results = {row[0]: row[1] for row in content["table"]["rows"]}
+    how = f"measured on {FLAGS_OF_ZEN.sub('', machine(content))}"
+    precision = content["trains"]["changes"].get("precision")
+    if precision and get_recipe(recipe).precision != "auto":  # Else the hardware chooses it.
+        how += f", --precision {precision}"
+    return {
+        "accuracy": results[accuracy].removesuffix(" (mean)"),
+        "time": results[time] if time else "-",
+        "about": [how, *[f"images of {images}"] * bool(images)],
+        "command": content["command"],
+        "record": record,
+    }
+
+
+def measured() -> str:
+    """Return the file of the package that `lockstep recipes` reads."""
+    found = {recipe: shown(recipe, *rows) for recipe, rows in SHOWN.items()}
+    return json.dumps(found, indent=1) + "\n"
 
 
 def page(path: Path) -> str:
@@ -172,6 +235,7 @@ def main() -> None:
     for path in PAGES:
         path.write_text(page(path))
     (ROOT / "examples/use_exported.py").write_text(script())
+    MEASURED.write_text(measured())
 
 
 if __name__ == "__main__":

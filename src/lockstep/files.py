@@ -12,10 +12,13 @@ import os
 import re
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
+
+import platformdirs
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
 from lockstep.messages import logger
@@ -32,18 +35,139 @@ _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)
 # Names of the files that `replace` writes first for a run, and of those that the library
 # safetensors does.
 _TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
+_MOUNTS = Path("/proc/self/mountinfo")
+_UNSTAMPED = re.compile("squashfs|erofs|iso9660|udf|cramfs|romfs|vfat|msdos|exfat|fuse.*")
+_REFUSED = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.ENOLCK,
+    errno.EROFS,
+}
+NOTED = "LOCKSTEP_NOTED"  # tells a worker process what the launcher has noted
+noted = {*os.environ.get(NOTED, "").split(",")}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+@contextlib.contextmanager
+def courtesy(call: str, effect: str) -> Iterator[None]:
+    """Go on without a system call that no result needs, where the system refuses it, and say once
+    which `effect` that has. Raises: an OSError that is no refusal, as of a damaged or full disk.
+
+    Every such call is made within this context.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        note_once(call, f"the system refuses {call} ({error.strerror}): {effect}")
+
+
+def is_refusal(error: OSError) -> bool:
+    """Return whether `error` says that the system does not have a call, or does not allow it."""
+    return error.errno in _REFUSED
+
+
+def note_once(what: str, text: str) -> None:
+    """Warn with `text`, once for all processes of a job."""
+    if what not in noted:
+        noted.add(what)
+        logger.warning(text)
+
+
+def cached(name: str) -> Path:
+    """Return the path `name` in the user's cache. Where that is not there and cannot be made, it is
+    in a folder of this user for temporary files.
+    """
+    try:
+        place = platformdirs.user_cache_path("lockstep")
+    except RuntimeError:  # The user has no home folder.
+        place = Path("~/.cache/lockstep")
+    there = next(path for path in (place, *place.parents) if os.path.lexists(path))
+    if os.path.lexists(place / name) or (place.is_absolute() and os.access(there, os.W_OK)):
+        return place / name
+    other = Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
+    other.mkdir(mode=0o700, exist_ok=True)
+    status = other.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise LockstepError(
+            f"the cache {place} cannot be written, and {other} is not a folder of this user: let "
+            f"XDG_CACHE_HOME name another folder",
+            ENVIRONMENT,
+        )
+    note_once(
+        "cache",
+        f"the cache {place} cannot be written, so {other} is used: XDG_CACHE_HOME names another",
+    )
+    return other / name
+
+
+def cache_key(kind: str, **inputs: object) -> str:
+    """Return the key of what a cache keeps, in hex: the SHA-256 of its `kind`, and of all `inputs`
+    that decide it, by name.
+
+    Every cache makes its keys here. An input is a value that has a JSON form: a setting, a version,
+    or the SHA-256 of a content or of source code. It is never something that two different inputs
+    can share, as the result for an example, or a sum.
+    """
+    return hashlib.sha256(json.dumps([kind, inputs], sort_keys=True).encode()).hexdigest()
+
+
+def stamps(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells, without reading it, that the file at a path has changed.
+
+    A program can set the time of the last change to any value, so only st_ctime_ns shows that a
+    content of equal size took the place of another. A folder above that was renamed changes neither
+    of a file, but which file is at the path: that shows the inode.
+    """
+    return (
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_dev,
+        status.st_ino,
+    )
+
+
+def unstamped() -> set[int]:
+    """Return the devices whose file systems keep no time of change that programs cannot set: those
+    of images, such as ISO 9660, of which another may be mounted with equal stamps, and FAT.
+    """
+    devices = set[int]()
+    with contextlib.suppress(OSError, ValueError):
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if _UNSTAMPED.fullmatch(kind.split()[0]):
+                major, minor = mount.split()[2].split(":")
+                devices.add(os.makedev(int(major), int(minor)))
+    return devices
+
+
 def given(path: str | Path) -> Path:
-    """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address."""
+    """Return the path that a user gave, with ~ expanded. Raises: LockstepError for an address, and
+    for a path that no file can have.
+    """
     address = _ADDRESS.fullmatch(str(path))
     if address and not os.path.lexists(path):
         raise LockstepError(
             f"{address[1]}://{address[2]} is an address, and Lockstep reads only files on this "
             f"machine: download it first, and give the path of what you downloaded"
         )
-    return Path(path).expanduser()
+    try:
+        place = Path(path).expanduser()
+        place.lstat()
+    except RuntimeError:
+        raise LockstepError(
+            f"{path} names a home folder that is not known here: give the whole path"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise LockstepError(f"{str(path)[:80]}... is too long for a path") from None
+    return place
 
 
 def near(path: Path) -> str:
@@ -138,6 +262,16 @@ def require_own(path: Path) -> None:
             raise OSError(errno.EINVAL, problem, str(path))
 
 
+def refused(error: OSError) -> LockstepError:
+    """Return the error for a call that the system refuses, although the result needs it."""
+    where = f"{error.filename}: " if error.filename else ""
+    return LockstepError(
+        f"{where}the system refuses it ({error.strerror or error}): correct that, or give another "
+        f"path",
+        ENVIRONMENT,
+    )
+
+
 def require_permission(path: Path, error: Exception) -> None:
     """Raise a LockstepError if `error` says that this user may not read `path`, which is then not
     damaged.
@@ -214,6 +348,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def lock_file(descriptor: int, how: int) -> None:
+    """Lock an open file, if its file system has locks. Raises: BlockingIOError if another program
+    holds the lock, and `how` does not wait.
+    """
+    with courtesy("flock", "run no two programs on the same folder at the same time"):
+        fcntl.flock(descriptor, how)
+
+
 @contextlib.contextmanager
 def locked(path: Path, doing: str) -> Iterator[None]:
     """Hold the lock file `path` within the context, and remove it afterwards. The lock ends with
@@ -225,29 +367,33 @@ def locked(path: Path, doing: str) -> Iterator[None]:
         lock = open_to_write(path)
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 logger.warning(
                     f"another program is {doing}: waiting for it", extra={"progress": True}
                 )
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock_file(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
                 # The last holder removed this lock file while we waited: lock the new one.
                 continue
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # It takes no space.
+                    path.unlink(missing_ok=True)
             return
         finally:
             os.close(lock)
 
 
 def replace(
-    path: Path, data: bytes | Callable[[Path], object], fence: Fence = lambda: None
+    path: Path,
+    data: bytes | Callable[[Path], object],
+    fence: Fence = lambda: None,
+    durable: bool = True,
 ) -> None:
-    """Write `data` to `path` atomically, and flush it to the disk. `path` is unchanged after an
-    error.
+    """Write `data` to `path` atomically, and flush it to the disk if it is `durable`. `path` is
+    unchanged after an error.
 
     `data` may be a function that writes the file of a given name. `fence` is called before the new
     file gets its name, and raises an error if this program may not write there. Raises: OSError, or
@@ -262,14 +408,17 @@ def replace(
             temporary.write_bytes(data)
         else:
             data(temporary)
-            temporary.chmod(mode)  # The library safetensors lets only the owner read its files.
-        flush(temporary)
+            with courtesy("chmod", "only this user can read the files of weights"):
+                temporary.chmod(mode)  # The library safetensors lets only the owner read its files.
+        if durable:
+            flush(temporary)
         fence()
         temporary.replace(path)
     except (OSError, LockstepError):
         temporary.unlink(missing_ok=True)
         raise
-    flush(path.parent)
+    if durable:
+        flush(path.parent)
 
 
 def deliver(path: Path, data: bytes | Callable[[Path], object]) -> None:
@@ -294,12 +443,13 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until the file or folder `path` is on the disk. Raises: OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Wait until the file or folder `path` is on the disk. Raises: OSError if the disk fails."""
+    with courtesy("fsync", "a power failure may take the newest files"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def reserve_standard_streams() -> None:

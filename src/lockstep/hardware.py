@@ -8,6 +8,7 @@ import hashlib
 import os
 import platform
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -40,6 +41,14 @@ def host() -> int:
         text += Path("/proc/sys/kernel/random/boot_id").read_text()
         text += os.readlink("/proc/self/ns/net")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def has_loopback() -> bool:
+    """Return whether the processes of this host can connect to each other: LOOPBACK has an
+    address.
+    """
+    addresses = psutil.net_if_addrs().get(LOOPBACK, ())
+    return any(address.family in (socket.AF_INET, socket.AF_INET6) for address in addresses)
 
 
 def has_gpu_driver() -> bool:

@@ -1,15 +1,18 @@
 """Messages for the user: Python's logger "lockstep", the commands that messages name, and the
 progress of long work.
 
-A program that calls Lockstep gets them as it gets those of every library: on stderr, or where it
-sends them. The command line and the worker processes handle them with `handled`.
+A program that calls Lockstep gets them as it gets those of every library: where its handlers send
+them. The command line and the worker processes handle them with `handled`.
 """
 
+import io
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -19,9 +22,15 @@ from lockstep.errors import printable
 from lockstep.text import duration
 
 logger = logging.getLogger("lockstep")
+logger.setLevel(logger.level or logging.INFO)  # Else the root logger's level would drop a run's.
 DISTRIBUTION = "lockstep-images"  # under which pip installs Lockstep
+_OF_RUN = re.compile(
+    r"  (?!warning )|\d{4}-\d\d-\d\d "
+)  # A row of a block but a warning, or a time.
 _SILENT_S = 1.0  # Shorter work shows no progress.
 _LINE_S = 10.0  # between two lines of progress
+_WAIT_S = 5.0  # A shorter wait for other programs is not mentioned.
+_AGAIN_S = 60.0  # between two lines about a wait
 
 
 def program() -> str:
@@ -67,6 +76,21 @@ class _Handler(logging.Handler):
             self.write(record.getMessage())
 
 
+class LoggedLines(io.StringIO):
+    """A stream whose lines go to the logger: the blocks of a run's start and end, its steps and its
+    evaluations as INFO, warnings and notes as WARNING.
+    """
+
+    rest = ""  # of a line that has not ended
+
+    def write(self, text: str) -> int:
+        """Log the lines that have ended."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            logger.log(logging.INFO if _OF_RUN.match(line) else logging.WARNING, line)
+        return len(text)
+
+
 def on_stderr(text: str) -> None:
     """Print a message, so that a reader of a pipe sees it at once."""
     try:
@@ -95,6 +119,29 @@ def handled(write: Callable[[str], None], later: bool = False) -> Iterator[_Hand
 def muted(quiet: bool) -> AbstractContextManager[object]:
     """If `quiet`, drop all messages within the context."""
     return handled(lambda text: None) if quiet else nullcontext()
+
+
+@contextmanager
+def waiting(text: Callable[[], str]) -> Iterator[None]:
+    """Say `text()` if what is within the context takes long, and again every minute.
+
+    It waits for other programs, in calls that do not return meanwhile, so a thread says it.
+    """
+    over = threading.Event()
+
+    def say() -> None:
+        pause_s = _WAIT_S
+        while not over.wait(pause_s):
+            logger.warning(text())
+            pause_s = _AGAIN_S
+
+    thread = threading.Thread(target=say, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager

@@ -71,15 +71,17 @@ def configure(threads: int, exact: bool) -> None:
 
 
 @contextmanager
-def own_flags(exact: bool) -> Iterator[None]:
-    """Compute with the flags of `configure` in a program of others, whose flags are as they were
-    after the context.
+def own_flags(threads: int, exact: bool) -> Iterator[None]:
+    """Compute with the flags and the thread count of `configure` in a program of others, whose
+    flags are as they were after the context.
 
-    Several threads may be in the context. They share it, as torch's flags belong to the whole
-    process.
+    Several threads may be in the context, each once. They share it, as torch's flags belong to the
+    whole process; only the thread count belongs to each thread.
     """
     global _users
-    flags = _flags(exact)
+    import torch
+
+    flags = [(torch, "num_threads", threads), *_flags(exact)]
     with _lock:
         if not _users:
             _before[:] = [(owner, name, _read(owner, name)) for owner, name, _ in flags]
@@ -90,8 +92,9 @@ def own_flags(exact: bool) -> Iterator[None]:
     finally:
         with _lock:
             _users -= 1
-            if not _users:
-                _write(_before)
+            # A thread that began within the context has the count of the context, so the count
+            # that is restored is the program's and not the thread's own.
+            _write(_before[: 1 if _users else None])
 
 
 def _flags(exact: bool) -> list[Flag]:
@@ -136,14 +139,10 @@ def _write(flags: list[Flag]) -> None:
             getattr(owner, f"set_{name}", partial(setattr, owner, name))(value)
 
 
-def workers() -> int:
-    """Return how many threads keep this process's cores busy, if each computes with torch's number
-    of threads.
-    """
-    import torch
-
+def workers(threads: int) -> int:
+    """Return how many threads keep this process's cores busy, if each computes with `threads`."""
     # Two: one decodes an image, and one computes.
-    return max(2, hardware.cores() // torch.get_num_threads())
+    return max(2, hardware.cores() // threads)
 
 
 def pool(count: int, name: str) -> ThreadPoolExecutor:

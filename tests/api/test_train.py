@@ -6,6 +6,7 @@ without a start.
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -75,6 +76,62 @@ print("sha", run.result()["weights_sha256"], run.state, record.accuracy == run.a
     assert f"sha {record['weights_sha256']} complete True" in out
     assert "\r" not in out
     assert "step 0, loss" in out
+
+
+class Kept(logging.Handler):
+    """A handler that keeps (level, text) of each message."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def emit(self, record):
+        self.seen.append((record.levelname, record.getMessage()))
+
+
+def messages_of_a_run(tmp_path, **options):
+    """Return what the logger has of a run, with a handler on it as users add one."""
+    handler, logger = Kept(), logging.getLogger("lockstep")
+    logger.addHandler(handler)
+    try:
+        lockstep.train("digits", steps=3, eval_every=2, processes=1, runs=tmp_path, **options)
+    finally:
+        logger.removeHandler(handler)
+    return handler.seen
+
+
+def test_a_handler_gets_start_steps_evaluations_and_end(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a notebook
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    seen = messages_of_a_run(tmp_path)
+    texts = [text for level, text in seen if level == "INFO"]
+    assert texts[0].startswith("  data     digits: 1442 training")
+    parts = ("step 0, loss", "after 2 steps, accuracy", "step 2, loss", "  accuracy", "  next")
+    places = [[part in text for text in texts].index(True) for part in parts]
+    assert places == sorted(places)
+    assert not any("\x1b" in text or "\r" in text for text in texts)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_notes_are_warnings_and_a_level_leaves_only_these(tmp_path, monkeypatch, capfd, request):
+    (tmp_path / "mynet.py").write_text(
+        "import logging\n"
+        + MODEL.replace(
+            "    return", '    logging.getLogger("lockstep").warning("a note")\n    return'
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    logger = logging.getLogger("lockstep")
+    request.addfinalizer(lambda: logger.setLevel(logging.INFO))
+    logger.setLevel(logging.WARNING)
+    own = {"model": "mynet:build", "settings": {"weight_decay": {}}, "trust_code": True}
+    seen = messages_of_a_run(tmp_path, **own)
+    assert ("WARNING", "a note") in seen
+    assert {level for level, _ in seen} == {"WARNING"}
+    assert any(text.startswith("  warning   this accuracy may be chance") for _, text in seen)
+    assert messages_of_a_run(tmp_path, quiet=True) == []
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
@@ -195,6 +252,7 @@ def test_output_of_a_run_with_init_goes_to_the_callers_stdout(
 ):
     """capsys replaces sys.stdout, not the descriptor."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # those of pytest
     first = lockstep.Run.open(trained_once(*ALONE)[0])
     run = lockstep.train(
         init=first, steps=1, processes=1, settings={"optimizer.momentum": 0.5}, seed=None, lr=1e-9

@@ -42,7 +42,7 @@ def test_other_bits_end_with_an_error_and_all_that_is_known(here, monkeypatch):
     assert first_words == ["cpu", "native", "portable", "gpu", "bits", "bits"]
     assert "none: a driver is here, but the driver is too old" in done.stdout
     assert (
-        "portable bits are those of every CPU tried; computed here in 8-bit integers and float32\n"
+        "portable bits are those of every kind of CPU tried; computed here in 8-bit integers and float32\n"
         in done.stdout
     )
     assert "MKL" not in done.stdout

@@ -64,4 +64,4 @@ def test_a_system_that_opens_no_more_files_is_named(here, monkeypatch):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "a.png")
 
     monkeypatch.setattr("lockstep.commands.program.app", app)
-    refused(here("recipes"), ENVIRONMENT, "the system refuses: ", "Too many open files: 'a.png'")
+    refused(here("recipes"), ENVIRONMENT, "a.png: the system refuses it", "Too many open files")

@@ -226,7 +226,7 @@ def test_train_and_data_check_say_the_same(here, tmp_path):
     for name, *words in (
         ("nowhere/", "nowhere", "give "),
         ("link", "link is a link to gone, which does not exist: correct the link"),
-        ("pets.zip", "pets.zip is a file: give a folder"),
+        ("pets.zip", "pets.zip is an archive: unpack it, and give the folder that it makes"),
         ("notes", "notes is a file: give a folder that holds a folder of images for each class"),
         ("empty", "it holds no folders: give each class a folder with its images, or add a CSV"),
         (

@@ -37,7 +37,7 @@ CLEAR = "\x1b[2J"  # what clears the screen
             USAGE,
             ["crop_px 24 is larger than the images, 8x8"],
         ),
-        (["train", "nofile.toml"], USAGE, ["nofile.toml", "No such file"]),
+        (["train", "nofile.toml"], DATA, ["nofile.toml", "No such file"]),
         (["trian"], USAGE, ["No such command"]),
         (
             ["train", "cifar10", "--set", "flip=false"],
@@ -45,7 +45,7 @@ CLEAR = "\x1b[2J"  # what clears the screen
             ["setting 'flip': did you mean augmentation.flip?"],
         ),
         (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
-        (["eval", "runs/none"], USAGE, ["runs/none is not a folder"]),
+        (["eval", "runs/none"], DATA, ["runs/none is not a folder"]),
         (
             ["train", "mnist", "--data", "nowhere"],
             DATA,
@@ -98,7 +98,7 @@ CLEAR = "\x1b[2J"  # what clears the screen
         (["predict", "RUN", "x.png", "--checkpoint", "7"], USAGE, ["has no such checkpoint"]),
         (
             ["predict", "nothing", "x.png"],
-            USAGE,
+            DATA,
             ["nothing does not exist: give the folder of a run"],
         ),
         (
@@ -118,14 +118,14 @@ CLEAR = "\x1b[2J"  # what clears the screen
             ENVIRONMENT,
             ["there is no folder", "nowhere: give"],
         ),
-        (["report", "missing", "-o", "r.html"], USAGE, ["missing"]),
+        (["report", "missing", "-o", "r.html"], DATA, ["missing"]),
         (
             ["export", "RUN", "-o", "d.pt2"],
             USAGE,
             ["d.pt2: programs know a format by the name of its file"],
         ),
         (["serve", "RUN", "--port", "70000"], USAGE, ["less than or equal to 65535"]),
-        (["serve", "none", "--port", "0"], USAGE, ["none does not exist"]),
+        (["serve", "none", "--port", "0"], DATA, ["none does not exist"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

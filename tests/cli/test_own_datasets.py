@@ -51,7 +51,7 @@ def test_a_dataset_of_ones_own_is_one_on_any_number_of_processes(program, here, 
     (tmp_path / "mine.py").write_text(MODULE.replace("default_rng(5)", "default_rng()"))
     done = program("train", "digits", "--dataset", "mine:arrays", *OPTIONS, "--processes", 2)
     assert done.returncode == 4
-    assert "do not have the same training data" in done.stderr
+    assert "do not have the same train images (" in done.stderr
     (tmp_path / "runs/own/result.json").unlink()
     assert here("train", "runs/own", "--resume").returncode == 2  # without --trust-code
     done = here("train", "runs/own", "--resume", "--trust-code")

@@ -89,7 +89,7 @@ def test_hosts_with_other_intervals_are_told_the_options():
         require_agreement(built)
 
     for ended in on_replicas(2, agree):
-        assert "do not have the same options --eval-every" in str(ended)
+        assert "do not have the same --eval-every (1 and 2), so" in str(ended)
 
 
 def test_hosts_that_compute_differently_end_before_they_train(monkeypatch):

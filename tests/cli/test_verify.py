@@ -33,9 +33,8 @@ def test_a_run_is_verified_on_two_processes(run, program):
     assert (record["parts"], record["processes"]) == ([[20, 30]], 2)
     assert record["compared"] == {
         "checkpoints": 1,
-        "weights_sha256": 1,
+        "result.json": 1,
         "model.safetensors": 1,
-        "accuracy": 1,
     }
     assert record["machine"]["probe_equal"] is True
 
@@ -49,8 +48,11 @@ def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
     lines = done.stdout.splitlines()
     assert lines[:3] == [
         "steps 20 to 30 replayed: other bits",
-        "  compared  1 checkpoint, the SHA-256 of the result, the accuracy of the result, model.safetensors; 1 differ",
-        "  first     the checkpoint after 30 steps differs",
+        "  compared  1 checkpoint, result.json, model.safetensors; 2 differ",
+        "  stated    and not compared: previous and evaluations of checkpoints; loss.train, train_s, "
+        "total_s, images_per_s, steps_per_s, peak_memory_bytes, processes, device, versions, "
+        "model_source, sessions, mixed_arithmetic and run of result.json; all other files",
     ]
-    assert "            parameter/conv2.weight" in lines
+    assert "  first     the checkpoint after 30 steps differs" in lines
+    assert "  tensors   1 differ after 30 steps: parameter/conv2.weight" in lines
     assert any(line.startswith("  machine   the arithmetic probe is equal") for line in lines)

@@ -6,6 +6,8 @@ import pytest
 from tests.conftest import NATIVE
 from tests.helpers import DATA, USAGE
 
+from lockstep.commands.program import COMMANDS, DATA_COMMANDS
+
 NET = """
 from torch import nn
 
@@ -51,7 +53,7 @@ CASES = [
         USAGE,
         "unknown recipe 'flowes': did you mean flowers or folder? Allowed: cifar10,",
     ),
-    ("train minne.toml", USAGE, "recipe file minne.toml: did you mean mine.toml? No such file"),
+    ("train minne.toml", DATA, "recipe file minne.toml: did you mean mine.toml? No such file"),
     ("train --data phots", DATA, "phots: did you mean /TMP/photos? give a folder that holds"),
     ("train photos --data flwers", DATA, "flwers: did you mean /TMP/flowers?"),
     ("train mnist --data minst", DATA, "dataset mnist: did you mean /TMP/mnist? no train-images"),
@@ -64,17 +66,17 @@ CASES = [
     ("train runs/mien --resume", DATA, "there is no folder runs/mien: did you mean runs/mine?"),
     (
         "eval runs/mien",
-        USAGE,
+        DATA,
         "runs/mien is not a folder: did you mean runs/mine? give the folder of a run",
     ),
-    ("eval rusn/mine", USAGE, "did you mean runs/mine?"),
-    ("eval mien", USAGE, "mien is not a folder: did you mean runs/mine?"),
+    ("eval rusn/mine", DATA, "did you mean runs/mine?"),
+    ("eval mien", DATA, "mien is not a folder: did you mean runs/mine?"),
     ("eval runs/mine --data phots --split tets", DATA, "leave out --data /TMP/phots"),
-    ("predict runs/mien new.png", USAGE, "runs/mien does not exist: did you mean runs/mine?"),
-    ("serve runs/mien", USAGE, "did you mean runs/mine?"),
-    ("report runs/mien", USAGE, "did you mean runs/mine?"),
-    ("export runs/mien", USAGE, "did you mean runs/mine?"),
-    ("verify runs/mien", USAGE, "did you mean runs/mine?"),
+    ("predict runs/mien new.png", DATA, "runs/mien does not exist: did you mean runs/mine?"),
+    ("serve runs/mien", DATA, "did you mean runs/mine?"),
+    ("report runs/mien", DATA, "did you mean runs/mine?"),
+    ("export runs/mien", DATA, "did you mean runs/mine?"),
+    ("verify runs/mien", DATA, "did you mean runs/mine?"),
     ("show runs/mien", DATA, "did you mean runs/mine?"),
     (
         "data fetch photos",
@@ -174,3 +176,29 @@ def test_one_sentence_says_what_to_do(place, tmp_path, line, code, sentence):
     assert said.startswith("lockstep: ")
     assert len(said.splitlines()) == 1
     assert [path for path in sorted(tmp_path.rglob("*")) if "cache" not in path.parts] == before
+
+
+# of each command that names a run, a model, a recipe or images: a name that does not exist
+NAMING = {
+    "train": "train none/",
+    "eval": "eval none",
+    "predict": "predict none new.png",
+    "serve": "serve none",
+    "report": "report none",
+    "export": "export none",
+    "verify": "verify none",
+    "show": "show none.toml",
+    "check": "data check none",
+}
+
+
+def test_every_command_has_one_code_for_a_missing_file(place):
+    commands = {"train", *COMMANDS, *DATA_COMMANDS} - {"doctor", "recipes", "fetch"}
+    assert NAMING.keys() == commands
+    for line in NAMING.values():
+        assert place(*line.split()).returncode == DATA, line
+    runs = [f"{name} runs/mine --data none/" for name in ("eval", "report", "export", "verify")]
+    for line in ("train none.toml", "train --data none/", "train --init none", *runs):
+        assert place(*line.split()).returncode == DATA, line
+    assert place("eval", "new.png").returncode == DATA
+    assert place("eval", "mine.toml").returncode == USAGE  # it is there, and no run

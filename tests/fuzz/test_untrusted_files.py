@@ -10,6 +10,7 @@ import pickle
 import shutil
 import struct
 import zipfile
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -245,6 +246,19 @@ def test_a_state_that_is_sealed_with_strange_facts(run, copy, changes):
     only_lockstep_errors(fit_here, RECIPE, copy, Placement(summary_every=0), resume=True)
     shutil.rmtree(copy)
     shutil.copytree(run, copy)
+
+
+@settings(bounded, max_examples=20 * EXAMPLES)
+@given(
+    name=st.one_of(
+        st.from_regex(r"[sS]tep-[-+_ ]?\d{1,12}[_ ]?\d?\.safetensors\n?", fullmatch=True),
+        st.integers(0, 10**12).map(statefile.file_name),
+    )
+)
+def test_the_name_of_a_checkpoint(name):
+    """A step has one name, which `verify` and every other command read."""
+    step = statefile.step_of(Path(name))
+    assert step is None or statefile.file_name(step) == name
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "folder"])

@@ -260,7 +260,7 @@ def confirmed(recipe: Recipe, path: Path, device: str) -> bool:
     """
     spec = VerifySpec(recipe=recipe, placement=Placement(device=device), path=path)
     record = verify(spec, Context(device=torch.device(device)))
-    return record["same"] and {"weights_sha256", "checkpoints", "model.safetensors"} <= {
+    return record["same"] and {"result.json", "checkpoints", "model.safetensors"} <= {
         *record["compared"]
     }
 

@@ -74,6 +74,18 @@ def test_a_number_of_the_host_is_found_before_the_graph_is_used(told):
     assert "other bits" in told[0]
 
 
+@pytest.mark.parametrize(
+    ("in_graph", "in_kernels"), [(1.0, 1.0 + torch.finfo(torch.float32).eps), (0.0, -0.0)]
+)
+def test_one_bit_of_difference_refuses_the_graph(told, in_graph, in_kernels):
+    # the last bit of a float32, then the sign of a zero, which compares as equal
+    factors = iter([1.0, in_graph, *[in_kernels] * 4])
+    results, _ = called(lambda x: x * next(factors))
+    assert torch.equal(results[1].view(torch.int32), (INPUTS[1] * in_kernels).view(torch.int32))
+    assert len(told) == 1
+    assert "other bits" in told[0]
+
+
 def test_what_cuda_cannot_capture_runs_kernels_and_is_said_once(told):
     def waiting(x):
         if Graph.capturing:

@@ -55,6 +55,32 @@ LEAF_LABELS = {
 # id: (contents, options, path -> labels)
 READ = {
     "columns": ({**SIX, "l.csv": HOT}, {}, HOT_LABELS),
+    "columns of -1 and 1": (
+        {
+            **SIX,
+            "l.csv": HOT.replace(",0", ",-1")
+            .replace("-1.0", "\N{MINUS SIGN}1")
+            .replace("no,FALSE", "-1,-1"),
+        },
+        {},
+        HOT_LABELS,
+    ),
+    "a delimiter that ends each line": ({**SIX, "l.csv": HOT.replace("\n", ",\n")}, {}, HOT_LABELS),
+    "a delimiter that ends each line but the first": (
+        {**SIX, "l.csv": HOT.replace("\n", ",\n").replace("dog,", "dog")},
+        {},
+        HOT_LABELS,
+    ),
+    "the delimiter in the first line": (
+        {**SIX, "l.csv": "\ufeffsep=;\r\n" + HOT.replace(",", ";").replace("\n", "\r\n")},
+        {},
+        HOT_LABELS,
+    ),
+    "the delimiter in quotes, and empty lines": (
+        {**SIX, "l.csv": '\n"sep=|"\n\n' + HOT.replace(",", "|") + " | |\n\n"},
+        {},
+        HOT_LABELS,
+    ),
     "columns beside others, that are named": (
         {**SIX, "l.csv": AGES},
         {"label_column": 'dog,"man, old"'},
@@ -180,7 +206,27 @@ REFUSED = {
     "a column without a value": (
         {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,")},
         {"label_column": "cat,dog"},
-        ["l.csv: line 6 lacks a value"],
+        [
+            "l.csv: line 6 has an empty cell in the column 'dog': write 1 if the image has this label"
+        ],
+    ),
+    "a row of too few cells": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1")},
+        {},
+        ["l.csv: line 6 has 2 cells, and the first line 3: correct it"],
+    ),
+    "a row of too many cells": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,0,1")},
+        {},
+        ["l.csv: line 6 has 4 cells, and the first line 3: correct it, with quotes around"],
+    ),
+    "-1 and 0": (
+        {**SIX, "l.csv": HOT.replace("5,1,0", "5,1,-1.0")},
+        {},
+        [
+            "l.csv: line 6 has -1 in a column of labels, where others have 0. In some datasets, as "
+            "CheXpert, -1 means uncertain: write 0 or 1 for it, or remove these rows"
+        ],
     ),
     "a column of 0 and 1 with another value": (
         {**SIX, "l.csv": HOT.replace("5,1,0", "5,2,0")},
@@ -222,7 +268,8 @@ REFUSED = {
         cells("a", "a", "b", "", "b", "b"),
         {"several": False},
         [
-            "l.csv: line 5 lacks a value, or has one too many: correct it, or add --several-labels if"
+            "l.csv: line 5 has an empty cell in the column 'labels': fill it, or add "
+            "--several-labels if it has no label"
         ],
     ),
     "one label in all": (

@@ -9,6 +9,7 @@ from signal import SIGTERM
 from unittest import mock
 
 import pytest
+import torch
 from tests.conftest import NATIVE
 from tests.documents import ROOT
 from tests.helpers import (
@@ -98,7 +99,7 @@ def test_all_links_are_replayed(run, here):
     done = here("verify", "a", "--all")
     last = chain_of(Run(run))[-1].sha256
     assert (done.returncode, done.stderr) == (0, "")
-    first, compared, chain = done.stdout.splitlines()
+    first, compared, _, chain = done.stdout.splitlines()
     assert compared.startswith("  compared  4 checkpoints,")
     assert first == "3 links of 3 (1, 2, 3), 30 of 30 steps, replayed: the same bits"
     assert chain == f"  chain     {last} is its last link, after 30 steps"
@@ -110,7 +111,7 @@ def test_the_first_link_with_other_bits_is_named_if_sealed_again(run, here):
     done = here("verify", "a", "--all")
     assert done.returncode == 1
     assert "  first     link 2, the checkpoint after 20 steps, differs" in done.stdout
-    assert "            parameter/conv2.weight" in done.stdout
+    assert "  tensors   1 differ after 20 steps: parameter/conv2.weight" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,18 @@ def test_a_chain_that_does_not_fit_is_refused(run, other, change, words):
     assert raised.value.code == DATA
 
 
+@pytest.mark.parametrize("part", ["", "previous", "evaluations"])
+def test_a_link_has_no_room_for_a_number_that_is_tried(run, here, part):
+    """Else whoever guesses TEXT tries numbers until the draw misses a forged link."""
+
+    def add(metadata, _):
+        (metadata[part] if part else metadata)["nonce"] = 5
+
+    change_state(state_path(run, 30), add)
+    for words in (("verify", "a", "--all"), ("eval", "a", "--checkpoint", 30)):
+        refused(here(*words), DATA, "nonce: Extra inputs are not permitted")
+
+
 def test_a_link_that_is_not_as_it_was_written_is_refused(run, here):
     flip(state_path(run, 10))
     refused(here("verify", "a", "--link", 2), DATA, "the sha256 of its contents differs")
@@ -158,8 +171,9 @@ def test_a_changed_result_is_named_by_any_link(run, here):
     done = here("verify", "a", "--link", 1, "--json")
     assert done.returncode == 1
     changed = json.loads(done.stdout)["differences"]
-    assert [one["what"] for one in changed] == ["weights_sha256", "accuracy"]
-    assert changed[1]["recorded"] == {"accuracy_interval": [0.9, 1.0]}
+    assert [one["what"] for one in changed] == ["result.json"]
+    forged = {"accuracy_interval": [0.9, 1.0], "weights_sha256": "0" * 64}
+    assert changed[0]["recorded"] == forged
 
 
 @pytest.mark.parametrize(
@@ -219,6 +233,51 @@ def test_other_layers_before_a_head_are_refused(tmp_path, here):
         refused(
             here("verify", "a", "--link", 2, "--init", init), DATA, "other layers before its head"
         )
+
+
+@pytest.mark.parametrize(("step", "name"), [(30, "step-0000000030.safetensors"), (38, None)])
+@pytest.mark.parametrize("complete", [True, False])
+def test_verify_and_eval_take_the_same_files(run, here, step, name, complete):
+    """Of another name, or beyond the last step, a file is used by neither, and named by both."""
+    sound = here("eval", "a", "--json").stdout
+    found = statefile.read(state_path(run, 30))
+    tensors = {key: torch.zeros_like(tensor) for key, tensor in found.tensors.items()}
+    tensors["step"] = torch.tensor(step)
+    forged = run / "checkpoints" / (name or statefile.file_name(step))
+    statefile.write(forged, tensors, {**found.metadata, "step": step})
+    if not complete:
+        for each in ("result.json", "model.safetensors"):
+            (run / each).unlink()
+    for words in (("verify", "a", "--all"), ("eval", "a", "--json")):
+        done = here(*words)
+        assert done.returncode == 0
+        assert f"checkpoints: ignored {forged.name}: the names of" in done.stderr
+    assert json.loads(done.stdout) == json.loads(sound)
+    refused(here("eval", "a", "--checkpoint", 38), USAGE, "those after 0, 10, 20, 30 steps")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "RUN", "--from", 0], "is of another number of steps than its recipe, which"),
+        (["verify", "RUN"], "is of another number of steps than its recipe, which has 1"),
+        (["eval", "RUN"], "is beyond the end of its run, which has 1 steps: remove it"),
+        (["train", "RUN", "--resume"], "is beyond the end of its run, which has 1 steps"),
+    ],
+)
+def test_a_link_beyond_the_end_is_refused_by_all(tmp_path, here, words, said):
+    """The recipe counts epochs, so only the data can tell how many steps there are."""
+    recipe = recipe_with("digits", {"epochs": 0.05, "portable": False})
+    b = tmp_path / "b"
+    assert fit_here(recipe, b, Placement(summary_every=0)).result["steps"] == 1
+    for name in ("result.json", "model.safetensors"):
+        (b / name).unlink()
+    found = statefile.read(state_path(b, 1))
+    forged = found.tensors | {"step": torch.tensor(4)}
+    statefile.write(state_path(b, 4), forged, {**found.metadata, "step": 4})
+    done = here(*(b if word == "RUN" else word for word in words), "--processes", 1)
+    refused(done, DATA, said)
+    assert not (b / "result.json").exists()
 
 
 def test_the_exit_code_stays_if_the_reader_has_gone(run, here, monkeypatch):

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -482,6 +483,51 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
         torch.set_default_dtype(torch.float32)
     assert (found == lockstep.load(path).probabilities(image[None])[0]).all()
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "photos"])
+def test_the_programs_number_of_threads_changes_no_bit_and_stays(name, model_file, threads):
+    shape, changes = NETWORKS[name]
+    recipe = get_recipe(name).replace(**changes)
+    classifier = lockstep.load(model_file(recipe, facts={"image_shape": list(shape)}, shape=shape))
+    images = np.stack([noise(seed, *shape) for seed in range(3)])
+    found = []
+    for number in (1, 2):
+        threads(number)
+        found.append(
+            (
+                [each.top for each in classifier.predict(images, 10)],
+                classifier.probabilities(images).tolist(),
+            )
+        )
+        assert (torch.get_num_threads(), threads_of_a_new_thread()) == (number, number)
+    assert found[0] == found[1]
+
+
+def threads_of_a_new_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def test_a_new_thread_has_the_programs_number_of_threads(threads, classifier, monkeypatch):
+    threads(2)
+    inner, whole = [], predict.classify
+
+    def second():
+        classifier_of_second.predict(TEST.images[0])
+        inner.append(torch.get_num_threads())
+
+    def first(*words):
+        monkeypatch.setattr(predict, "classify", whole)
+        one = threading.Thread(target=second)
+        one.start()
+        one.join()
+        return whole(*words)
+
+    classifier_of_second = lockstep.load(classifier.origin)
+    monkeypatch.setattr(predict, "classify", first)
+    classifier.predict(TEST.images[0])
+    assert inner == [2]
 
 
 def flags():

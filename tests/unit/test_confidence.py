@@ -36,8 +36,8 @@ def features(count, seed, copies=1, shares=(1, 1), size=8):
     return values.repeat_interleave(copies, 0), labels
 
 
-def dataset_of(values, labels, groups=None):
-    views = torch.stack([values, values], 1)[:, None]
+def dataset_of(values, labels, groups=None, mirrored=None):
+    views = torch.stack([values, values if mirrored is None else mirrored], 1)[:, None]
     return Dataset(views.view(torch.uint8), labels, ("a", "b"), "", groups=groups)
 
 
@@ -135,6 +135,28 @@ def test_answers_of_a_rare_class_must_be_right_often_themselves():
     assert third == pytest.approx(0.9)  # a third of its answers from 0.8 on are wrong
 
 
+def test_a_rare_class_is_not_sure_below_the_threshold_of_all():
+    answers = table((0, 0, 0.95, 400), (1, 0, 0.8, 100), (2, 2, 0.7, 60))
+    # Of its own answers, all 60 from 0.7 on are right.
+    assert least(answers, 0.95, classes=3) == pytest.approx([0.95] * 3)
+
+
+def test_labels_or_with_several_answers_tell_which_class_is_rare():
+    def of_second(wrong, several):
+        """Return the least probability of the second class: it has 90 labels and 300 answers."""
+        answers = table(
+            (0, 0, 0.9, 400),
+            (1, 1, 0.99, 30),
+            (1, 1, 0.9, 60),
+            (wrong, 1, 0.9, 10),
+            (wrong, 1, 0.7, 200),
+        )
+        return least_sure(answers, 2, 0.95, False, several).tolist()[1]
+
+    assert of_second(0, several=False) == pytest.approx(0.99)  # by its labels it is rare
+    assert of_second(2, several=True) == pytest.approx(0.9)  # by its answers it is not
+
+
 def test_marks_follow_the_class_that_is_found():
     answers = table((0, 0, 0.9, 400), (1, 1, 0.9, 400), (2, 2, 0.9, 40), (0, 2, 0.8, 20))
     marks = Confidence({ANSWERS: answers}, RECIPE.replace(balanced=False), None, 3)
@@ -189,6 +211,37 @@ def test_heads_do_not_see_the_images_that_they_judge():
     values = torch.randn(300, 600, generator=torch.Generator().manual_seed(6))
     labels = torch.randint(0, 2, (300,), generator=torch.Generator().manual_seed(7))
     assert abs(right(answers_of(values, labels)).double().mean() - 0.5) < 0.1
+
+
+@pytest.mark.parametrize("views", ["one", "flip"])
+def test_a_head_is_the_one_that_a_plain_loop_trains(views):
+    """The loop is in float64, on the images of the other folds alone. Each step is an epoch."""
+    recipe = RECIPE.replace(batch=60, steps=3, balanced=False, test_views=views)
+    bound, (values, labels), (mirrored, _) = recipe.bind(60), features(60, 8), features(60, 9)
+    dataset = dataset_of(values, labels, mirrored=mirrored)
+    rows, probabilities = held_out(bound, state_of(recipe, 8), dataset, 1)
+    kept = torch.ones(60, dtype=torch.bool)
+    kept[rows] = False
+    assert len(rows) == 12
+    both = torch.stack([values, mirrored], 1).double()
+    head = nn.Linear(8, 2).double()
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    groups = [
+        {"params": [head.weight], "weight_decay": recipe.weight_decay["default"]},
+        {"params": [head.bias]},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)
+    for step in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = bound.learning_rate(step)
+        optimizer.zero_grad()
+        shown = both[torch.arange(60), (torch.arange(60) + step) % 2]
+        nn.functional.cross_entropy(head(shown[kept]), labels[kept]).backward()
+        optimizer.step()
+    seen = both[rows, 0] if views == "one" else both[rows].mean(1)
+    expected = head(seen).softmax(1).detach()
+    assert torch.allclose(probabilities.double(), expected, atol=1e-5)
 
 
 def test_copies_and_groups_are_held_out_together():

@@ -43,6 +43,40 @@ def encoded(image, format="PNG", **options):
     return file.getvalue()
 
 
+def tiff(bands, bits=8, floating=False, colours=2):
+    """A TIFF of 8 x 8 pixels that are zeros, whose bands beyond the first three are extra."""
+    pixels = bytes(64 * bands * bits // 8)
+    extra = bands - 3 - (colours == 5)
+    start = 8 + 2 + (11 if extra > 0 else 10) * 12 + 4
+    tags = {
+        256: [8],
+        257: [8],
+        258: [bits] * bands,
+        259: [1],
+        262: [colours],
+        273: [start + 3 * 2 * bands],
+        277: [bands],
+        278: [8],
+        279: [len(pixels)],
+        **({338: [0] * extra} if extra > 0 else {}),
+        339: [3 if floating else 1] * bands,
+    }
+    entries, rest = b"", b""
+    for tag, values in tags.items():
+        value = struct.pack(f"<{len(values)}H", *values)
+        if len(value) > 4:
+            rest, value = rest + value, struct.pack("<I", start + len(rest))
+        entries += struct.pack("<HHI", tag, 3, len(values)) + value.ljust(4, b"\0")
+    rest = rest.ljust(3 * 2 * bands, b"\0")
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + entries + bytes(4) + rest + pixels
+
+
+def chunk(name, content, checksum=0):
+    """A chunk of a PNG whose checksum is wrong by `checksum`."""
+    crc = zlib.crc32(name + content) ^ checksum
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", crc)
+
+
 def near(a, b, most=3):
     return np.abs(a.astype(int) - b.astype(int)).max() <= most
 
@@ -391,8 +425,20 @@ def test_a_truncated_file_is_refused(format, share):
         (b"\0\5\x16\7\0\2", "a file of macOS about an image"),
         (bytes(5000), "zeros, as an incomplete copy"),
         (b"\x89PNG\r\n", "damaged or truncated"),
-        (encoded(Image.new("F", (32, 32)), "TIFF"), "floating-point pixels"),
-        (encoded(Image.new("I", (32, 32)), "TIFF"), "32-bit integer pixels"),
+        (
+            encoded(Image.new("F", (32, 32)), "TIFF"),
+            "a TIFF image of 1 band with floating-point values of 32 bits: export it as RGB or grey",
+        ),
+        (tiff(5), "a TIFF image of 5 bands with integer values of 8 bits: export"),
+        (Image.open(io.BytesIO(tiff(5))), "a TIFF image of 5 bands with integer values of 8 bits"),
+        (tiff(13, bits=16, colours=1), "a TIFF image of 13 bands with integer values of 16 bits"),
+        (tiff(3, bits=32, floating=True), "a TIFF image of 3 bands with floating-point values"),
+        (tiff(1, bits=64, floating=True, colours=1), "a TIFF image of 1 band with floating-point"),
+        (tiff(13)[:100], "damaged or truncated"),
+        (
+            encoded(Image.new("I", (32, 32)), "TIFF"),
+            "a TIFF image of 1 band with integer values of 32 bits",
+        ),
         (encoded(Image.new("LAB", (32, 32)), "TIFF"), "CIE Lab colours"),
         # before it is decoded
         (png_16_bit_rgb(picture(32, 32), (10_001, 10_000)), "100 megapixels, more than 100"),
@@ -405,6 +451,30 @@ def test_a_truncated_file_is_refused(format, share):
         (np.zeros((0, 3), np.uint8), "no pixels"),
     ],
 )
-def test_the_cause_is_named(source, cause):
+def test_the_cause_is_named(source, cause, capfd, caplog):
     with pytest.raises(UnreadableImageError, match=f"^({cause})"):
         decode_image(source, AT_32)
+    assert capfd.readouterr().err + caplog.text == ""  # no line of a library
+
+
+@pytest.mark.parametrize("bands", [3, 4])
+def test_a_tiff_of_usual_bands_is_read(bands):
+    assert decode_image(tiff(bands), Decoding(4)).max() == 0
+    if bands == 4:
+        assert decode_image(tiff(bands, colours=5), Decoding(4)).min() == 255
+
+
+def test_texts_of_a_png_with_a_wrong_checksum_are_ignored():
+    data = encoded(picture())
+    head, rest = data[:33], data[33:]  # the signature and IHDR
+    text = chunk(b"tEXt", b"Comment\0a", 1) + chunk(b"tIME", bytes(7)) + chunk(b"eXIf", b"x", 1)
+    assert (decode_image(head + text + rest, AT_32) == decode_image(data, AT_32)).all()
+    assert inspect_image(head + text + rest) == inspect_image(data)
+    for damaged in (
+        head + chunk(b"tRNS", bytes(6), 1) + rest,
+        head[:-1] + b"\0" + text + rest,
+        head + text + rest[:-20] + bytes(20),
+        head + text[:9],
+    ):
+        with pytest.raises(UnreadableImageError, match=r"damaged|truncated"):
+            decode_image(damaged, AT_32)

@@ -2,6 +2,8 @@
 views.
 """
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from tests.helpers import labelled, read_json, rows_of
 from tests.replicas import equal_in_all, on_replicas
 from tests.runs import fit_here
 
+from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
@@ -21,6 +24,7 @@ from lockstep.core.several import found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
+from lockstep.jobs.startup import startup_lines
 from lockstep.recipes import get_recipe
 
 
@@ -256,10 +260,14 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
 def test_warnings_stand_beside_the_accuracy(training, confusion, head, warnings):
     labels = torch.tensor([label for label, count in enumerate(training) for _ in range(count)])
     dataset = Dataset(torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), labels, ("a", "b"), "")
-    replica = SimpleNamespace(splits={"train": dataset}, recipe=SimpleNamespace(head=head))
+    test_set = replace(dataset, caution="9 look alike" if head is None else "")
+    recipe = SimpleNamespace(head=head)
+    replica = SimpleNamespace(splits={"train": dataset}, test_set=test_set, recipe=recipe)
     rows = tuple(map(tuple, confusion))
     best = Evaluation(200, rows[0][0] + rows[1][1], 0.5, (100, 100), rows)
-    assert Result(replica, {"raw": best}, []).warnings() == warnings
+    assert Result(replica, {"raw": best}, None, []).warnings() == warnings + [test_set.caution] * (
+        head is None
+    )
 
 
 def test_labels_with_few_test_images_have_an_uncertain_f1():
@@ -270,9 +278,83 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     found = found_labels(logits, own)
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
     recipe = SimpleNamespace(head=None, evaluated_split="test")
-    replica = SimpleNamespace(splits={"train": images}, recipe=recipe)
+    replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
-    assert Result(replica, {"raw": best}, []).warnings() == [
+    assert Result(replica, {"raw": best}, None, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
+
+
+def end_block(recipe, **changes):
+    """Return the end block of a run of `recipe`, by label, whose record has `changes`."""
+    best = Evaluation(200, 100, 0.5, (100, 100), ((50, 50), (50, 50)))
+    record = {
+        "run": "runs/x",
+        "accuracy_one_view": 0.4,
+        "train_s": 1.0,
+        "total_s": 2.0,
+        "sessions": 1,
+        "warnings": [],
+        "images_per_s": 1.0,
+        "steps_per_s": 1.0,
+        "weights_sha256": "1199",
+        "mixed_arithmetic": False,
+        **changes,
+    }
+    replica = SimpleNamespace(recipe=recipe, gpus={})
+    return dict(
+        Result(replica, {"raw": best}, None, []).lines(record, Path("runs/x/model.safetensors"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "views"),
+    [
+        ("photos", "mirrored"),
+        ("folder", "mirrored and shifted"),
+        ("cifar10", "mirrored and shifted"),
+    ],
+)
+def test_the_end_names_the_views_of_the_recipe(name, views):
+    accuracy = end_block(get_recipe(name))["accuracy"]
+    assert accuracy.endswith(f"; 40.00% without {views} views of each image")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/from-nothing.md"])
+def test_pages_show_the_hash_as_it_is_printed(page):
+    shown = end_block(get_recipe("digits"))["sha256"].removeprefix("1199")
+    lines = (Path(__file__).parents[2] / page).read_text().splitlines()
+    hashes = [line for line in lines if line.startswith("  sha256    ")]
+    assert hashes
+    assert all(line.endswith(shown) for line in hashes)
+
+
+@pytest.mark.parametrize(("one_view", "said"), [(0.5, False), (0.4, True)])
+def test_the_accuracy_of_one_view_is_said_where_it_differs(one_view, said):
+    accuracy = end_block(get_recipe("digits"), accuracy_one_view=one_view)["accuracy"]
+    assert ("without mirrored" in accuracy) == said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("photos", "9 steps of the last layer over 40 training"), ("digits", "(5.5 epochs)")],
+)
+def test_the_start_states_epochs_where_images_are_computed(recipe, words):
+    images = Dataset(torch.zeros(40, 1, 1, 1, dtype=torch.uint8), torch.zeros(40), ("a", "b"), "")
+    replica = SimpleNamespace(
+        recipe=get_recipe(recipe),
+        bound=SimpleNamespace(steps=9, epoch=lambda steps: 5.5),
+        splits={"train": images},
+        test_set=images,
+        placement=Placement(),
+        state=SimpleNamespace(step=0),
+        gpus={},
+        group=SimpleNamespace(through_host=False, processes=1),
+        device=torch.device("cpu"),
+        parameter_count=1,
+        initial_weights=None,
+    )
+    text = dict(startup_lines(replica, Path("run")))["time"]
+    assert words in text
+    assert ("epochs" in text) == (recipe == "digits")

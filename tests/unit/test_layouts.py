@@ -49,6 +49,24 @@ READ = {
         {},
         {"cats/1.png": "cats", "cats/2.png": "cats", "dogs/3.png": "dogs", "dogs/4.png": "dogs"},
     ),
+    "signs in the names of classes": (
+        pictures("-1/1", "-1/2", "1/3", "1/4", "A-/5", "A-/6", "A/7", "A/8"),
+        {},
+        {
+            f"{name}/{n}.png": name
+            for n, name in enumerate(["-1", "-1", "1", "1", "A-", "A-", "A", "A"], 1)
+        },
+    ),
+    "paths of another computer, in the folder": (
+        {
+            **FLAT,
+            "l.csv": table(
+                "path,label", *(f"Data\\all/{n}.png,{'aabb'[n - 1]}" for n in range(1, 5))
+            ),
+        },
+        {},
+        A_B,
+    ),
     "a table in the folder": ({**FLAT, "labels.csv": LABELS}, {}, A_B),
     "tabs": ({**FLAT, "labels.tsv": LABELS.replace(",", "\t")}, {}, A_B),
     "utf-16": ({**FLAT, "labels.csv": codecs.BOM_UTF16_LE + LABELS.encode("utf-16-le")}, {}, A_B),
@@ -354,6 +372,16 @@ REFUSED = {
             "--layout table"
         ],
     ),
+    "labels by paths of another computer, beside folders": (
+        {**CATS, "l.csv": table("path,sex", *(f"Set-1/x/{path},f" for path in CATS))},
+        {},
+        ["cats/1.png is cats by its folder, and l.csv (path, sex) names it too: choose with"],
+    ),
+    "paths of another split": (
+        {**CATS, "l.csv": table("path,label", *(f"x/test/{path},f" for path in CATS))},
+        {"layout": "table"},
+        ["4 rows of l.csv (path, label) without an image (x/test/cats/1.png and 3 more)"],
+    ),
     "labels of other classes, beside": (
         {**CATS, "../l.csv": table("file,label", "1,x", "2,x", "3,y", "4,y")},
         {},
@@ -453,6 +481,11 @@ REFUSED = {
         pictures("train/1", "train/2", "valid/3"),
         {},
         ["train: it holds no folders, but 2 images"],
+    ),
+    "two minus signs": (
+        pictures("-1/1", "-1/2", "\N{MINUS SIGN}1/3"),
+        {},
+        ["the classes '-1' and '\N{MINUS SIGN}1' differ only in case, spaces or dashes"],
     ),
     "case": (
         pictures("Cat/1", "Cat/2", "cat/3", "cat /4"),
@@ -623,6 +656,14 @@ NOTED = {  # id: (contents, options, what a note says)
         {"layout": "table"},
         "the folders train and val are not read as splits: give a column split, or the folder",
     ),
+    "folders of folders": (
+        pictures(
+            "insects/ants/1", "insects/bees/x/2", "birds/owls/3", "birds/gulls/4", "x/5", "x/6"
+        ),
+        {},
+        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they count to it. "
+        "If they are the classes, add --label-from '([^/]+)/[^/]+$'",
+    ),
     "files without a suffix": (
         {**CATS, "cats/one": "text", "dogs/two": "text", "dogs/c.txt": "text"},
         {},
@@ -637,6 +678,19 @@ def test_what_is_not_read_is_said(tmp_path, name):
     found = read(tmp_path, contents, options)
     assert found.scan.problems == []
     assert any(words in note for note in found.notes), found.notes
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        CATS,
+        pictures("cats/a/1", "cats/b/2", "dogs/a/3", "dogs/b/4"),
+        pictures("cats/a/1", "cats/2", "cats/b/3", "dogs/c/4", "dogs/c/5"),
+        pictures("train/cats/1", "train/dogs/2", "test/cats/3", "test/dogs/4"),
+    ],
+)
+def test_folders_that_are_no_classes_have_no_note(tmp_path, contents):
+    assert not [note for note in read(tmp_path, contents, {}).notes if "whose images lie" in note]
 
 
 def test_a_class_that_is_a_link_to_nowhere_is_refused(tmp_path):

@@ -17,16 +17,16 @@ from lockstep.recipes import get_recipe
 RECIPE = get_recipe("digits").replace(epochs=None, steps=6, arithmetic="native")
 
 
-def loop(**options):
+def loop(recipe=RECIPE, kind=Reduction, **options):
     """Return the state, and the generator that trains it."""
-    tower, state, _ = parts(RECIPE, (1, 8, 8))
+    tower, state, _ = parts(recipe, (1, 8, 8))
     dataset = load_digits(None)["train"].first(200)
     return state, updates(
         dataset,
         tower,
-        Reduction(Group(), RECIPE.towers),
+        kind(Group(), recipe.towers),
         state,
-        Log(RECIPE.bind(200), []),
+        Log(recipe.bind(200), []),
         **options,
     )
 
@@ -54,3 +54,25 @@ def test_it_yields_nothing_for_a_state_that_has_all_its_steps():
     state, items = loop()
     state.step = 6
     assert list(items) == []
+
+
+class Overflowing(Reduction):
+    """A reduction whose first sum overflows, of towers that are finite."""
+
+    left = 1
+
+    def total(self):
+        total = super().total()
+        if self.left:
+            self.left -= 1
+            total[-1] = float("inf")
+        return total
+
+
+def test_float16_skips_a_sum_that_overflows():
+    state, items = loop(RECIPE.replace(precision="float16"), Overflowing)
+    before, scale = state.weights_sha256(), state.loss_scale
+    next(items)
+    assert (state.weights_sha256(), state.step, state.loss_scale) == (before, 1, scale / 2)
+    next(items)
+    assert state.weights_sha256() != before

@@ -33,7 +33,6 @@ EXCEPTIONS = {
     "commands/program.py": {"--force-reinstall", "--help", "--no-deps"},  # two of them pip's
     "commands/serve.py": {"--host"},
     "commands/shell.py": {"--"},  # declarations
-    "commands/verify.py": {"--json"},
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`

@@ -2,6 +2,7 @@
 state stays.
 """
 
+import pytest
 import torch
 from tests.helpers import lockstep_error, read_rows, recipe_with
 from tests.runs import fit_here
@@ -57,22 +58,61 @@ def test_a_step_that_is_not_finite_stops_the_run_and_each_resume(tmp_path):
 
 
 class Steep(torch.nn.Linear):
-    """A network whose gradients are finite in every tower, and their sum is not."""
+    """A network whose loss is finite for any weights, and whose gradients are all `gradient`."""
+
+    def __init__(self, shape, classes, gradient):
+        super().__init__(shape[0] * shape[1] * shape[2], classes)
+        self.gradient = gradient
 
     def forward(self, x):
         weight = self.weight * 1.0
         if weight.requires_grad:
-            weight.register_hook(lambda gradient: torch.full_like(gradient, 1e38))
-        return torch.nn.functional.linear(x.flatten(1), weight, self.bias)
+            weight.register_hook(lambda gradient: torch.full_like(gradient, self.gradient))
+        return torch.nn.functional.linear(x.flatten(1), weight.clamp(-1, 1), self.bias)
 
 
 def steep(shape, classes):
-    return Steep(shape[0] * shape[1] * shape[2], classes)
+    """Return a network whose gradients are finite in every tower, and their sum is not."""
+    return Steep(shape, classes, 1e38)
 
 
-def test_a_sum_of_finite_towers_that_overflows_is_never_saved(tmp_path):
-    with lockstep_error("not finite") as error:
-        train(tmp_path / "run", "tests.unit.test_non_finite:steep")
+def far(shape, classes):
+    """Return a network whose gradients have a finite sum that moves the weights to infinity."""
+    return Steep(shape, classes, 5e37)
+
+
+class Counting(torch.nn.Linear):
+    """A network whose buffer moves so far in every tower that the sum of its moves overflows."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.add_(2e38)
+        return super().forward(x.flatten(1))
+
+
+def counting(shape, classes):
+    return Counting(shape[0] * shape[1] * shape[2], classes)
+
+
+SUM = "the sum of the losses or gradients of towers 0, 1, 2, 3 is not finite at step 0"
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ("steep", {}, SUM),
+        ("counting", {}, SUM),
+        ("far", {"lr": 1e5}, "a weight is not finite after 1 steps"),
+    ],
+)
+def test_an_overflow_ends_the_run_before_the_next_update(tmp_path, model, changes, message):
+    """No save is due that would notice it."""
+    with lockstep_error(message) as error:
+        train(tmp_path / "run", f"tests.unit.test_non_finite:{model}", save_every=100, **changes)
     assert error.value.code == CRASH
     assert [*statefile.checkpoints_in(tmp_path / "run/checkpoints")] == [0]
 
@@ -98,7 +138,7 @@ def test_the_scale_halves_at_once_and_doubles_after_1000_steps():
 def test_a_step_that_overflows_is_skipped_and_counted(tmp_path):
     assert train(tmp_path / "run", "tests.helpers:loud", lr=1e-8, **HALF)["steps"] == 11
     log = (tmp_path / "run/log.txt").read_text()
-    assert "step 0: skipped, the loss scale 1024 is too large for tower 0" in log
+    assert "step 0: skipped, the loss scale 1024 is too large for towers 0, 1, 2, 3" in log
     rows = read_rows(tmp_path / "run/metrics.jsonl")
     steps = [row for row in rows if row["kind"] == "step"]
     skipped = log.count("skipped")

@@ -2,23 +2,29 @@
 every division.
 """
 
+import csv
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.helpers import lockstep_error, recipe_with
 from tests.images import bright_and_dark, encoded, load_folder, noise, write
+from tests.replicas import on_replicas
 from tests.runs import fit_here
 
 import lockstep
-from lockstep.commands.of_run import evaluated_split, fields_of_run
+from lockstep.commands.of_run import evaluated, fields_of_run
 from lockstep.config.placement import Placement
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
+from lockstep.jobs import evaluate as evaluate_module
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
+from lockstep.pictures import photos as photos_module
+from lockstep.pictures.photos import ALL
 
 CHANGES = {
     "image_px": 32,
@@ -44,7 +50,53 @@ def run(tmp_path):
 
 def judged(run, data, spec=EvaluateSpec, job=evaluate):
     fields = fields_of_run(run, False, data=data)
-    return job(spec(**fields, split=evaluated_split(**fields)), Context())
+    return job(spec(**fields, **evaluated(**fields)), Context())
+
+
+def test_names_are_those_of_the_files_that_were_evaluated(run, tmp_path, monkeypatch):
+    """A job looks for images once. Files that come meanwhile change no name, and no other row."""
+    photos, table, surveys = tmp_path / "photos", tmp_path / "table.csv", []
+    real, survey = evaluate_module.judge, photos_module.survey_folder
+
+    def judge(*arguments):
+        judged = real(*arguments)
+        for number in range(100, 130):
+            (photos / "bright" / f"0{number}.png").write_bytes(encoded(number))
+        return judged
+
+    def counted(*arguments, **options):
+        surveys.append(arguments[0])
+        return survey(*arguments, **options)
+
+    monkeypatch.setattr(evaluate_module, "judge", judge)
+    monkeypatch.setattr(photos_module, "survey_folder", counted)
+    evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
+    assert surveys == [photos]
+    rows = [*csv.DictReader(table.read_text().splitlines())]
+    assert rows
+    assert all(Path(row["file"]).parent.name == row["true_label"] for row in rows)
+    shutil.rmtree(photos)
+    bright_and_dark(photos, 20)
+    more = bright_and_dark(tmp_path / "more", 24)
+    surveys.clear()
+    judged(run, more)
+    assert surveys.count(more) == 2  # whether it is the data of training, and all its images
+    assert surveys.count(photos) == 1  # which of them are known
+
+
+def test_processes_that_found_other_images_do_not_evaluate(run, tmp_path):
+    """Their parts would be of two sets."""
+    folders = [bright_and_dark(tmp_path / name, 20) for name in ("one", "two")]
+    (folders[1] / "dark/3.png").unlink()
+
+    def job(group):
+        fields = fields_of_run(run, False, data=folders[group.process])
+        return evaluate(EvaluateSpec(**fields, split=ALL), Context(group=group))
+
+    for end in on_replicas(2, job):
+        assert "do not have the same all images (40, first dark/3.png and 39, first none)" in str(
+            end
+        )
 
 
 def counts(record):
@@ -90,6 +142,23 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     assert shown["mistakes"]
     assert {one["name"] for one in shown["mistakes"]} <= {f"{n}.png" for n in range(6)}
     assert f"all images of {flat}, which is not the data of training" in shown["notes"][0]
+
+
+def test_what_is_known_of_a_folder_is_said_when_it_is_trained_on(tmp_path, capfd, caplog):
+    data = bright_and_dark(tmp_path / "photos", 20)
+    (data / "dark/list.xyz").touch()
+    note = "files that are not read as images: 1 .xyz"
+    placement = Placement(data=data, summary_every=0)
+    fit_here(recipe_with("folder", CHANGES), tmp_path / "run", placement)
+    assert capfd.readouterr().err.count(note) == 1
+    caplog.clear()
+    judged(tmp_path / "run", None)
+    judged(tmp_path / "run", None, ReportSpec, report)
+    assert note not in caplog.text
+    shutil.copytree(data, tmp_path / "more")
+    (tmp_path / "more/dark/0.png").unlink()
+    judged(tmp_path / "run", tmp_path / "more")  # other images
+    assert caplog.text.count(note) == 1
 
 
 def test_a_page_on_other_images_leaves_the_runs_own(run, tmp_path):

@@ -27,7 +27,7 @@ from lockstep.core.loop import updates
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.data.dataset import Shard
-from lockstep.jobs.startup import detail_lines, startup_lines
+from lockstep.jobs.startup import detail_lines, placement_lines, startup_lines
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
 from lockstep.listeners.metrics import MetricsFile
@@ -114,6 +114,14 @@ def test_the_log_states_global_and_tower_batch():
         "staircase",
         "0.1",
     ]
+
+
+def test_only_the_recipe_says_whether_a_run_is_exact():
+    replica = replica_of("cpu", 1)
+    replica.recipe = replica.recipe.replace(exact=False)
+    replica.tower = SimpleNamespace(layout=SimpleNamespace(length=1))
+    lines = [*detail_lines(replica), *placement_lines(replica)]
+    assert [line for line in lines if "exact" in " ".join(line)] == [("exact", "False")]
 
 
 class Weights(Listener):

@@ -104,6 +104,16 @@ def test_rows_are_compared_with_their_checksums_once(folder, monkeypatch, tmp_pa
     assert [times(range(43)), times(range(43))] == [43, 0]
 
 
+def test_a_damaged_row_is_not_taken_as_checked_by_a_later_start(folder):
+    """Also if the start that found it did not need it."""
+    made()
+    path = next(folder.glob("*.rows"))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert (RowCache("key", SHAPE).find(IDS[1:]) >= 0).all()
+    assert RowCache("key", SHAPE).find(IDS[:1]).tolist() == [-1]
+    assert made() == [0]
+
+
 def test_rows_survive_an_error_and_a_kill():
     def failing(number):
         if number == 40:

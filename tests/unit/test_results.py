@@ -14,7 +14,7 @@ from benchmarks import age, common, kinds, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
-from lockstep.recipes import RECIPES
+from lockstep.recipes import MEASURED, RECIPES
 
 NUMBER = re.compile(r"\d[\d,]*\.\d+")
 RECORDS = tables.records("*")
@@ -23,6 +23,23 @@ RECORDS = tables.records("*")
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_every_generated_table_equals_its_record(page):
     assert page.read_text() == tables.page(page), "run: python -m benchmarks.tables"
+
+
+def test_the_recipes_show_the_figures_of_their_records():
+    assert MEASURED.read_text() == tables.measured(), "run: python -m benchmarks.tables"
+    shown = json.loads(MEASURED.read_text())
+    assert shown.keys() == RECIPES.keys()
+    for recipe, row in shown.items():
+        content = tables.load(row["record"])
+        assert content["trains"]["recipe"] == recipe
+        assert row["command"] == content["command"]
+        table = tables.table(row["record"])
+        assert row["accuracy"] in table
+        assert row["time"] == "-" or f"| {row['time']} |" in table
+        # A command that trains in another precision than it says would be shown without it.
+        own = RECIPES[recipe]().precision
+        trained = content["trains"]["changes"].get("precision", own)
+        assert own in ("auto", trained) or f"--precision {trained}" in row["about"][0]
 
 
 @pytest.mark.parametrize("record", RECORDS)

@@ -6,14 +6,15 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers import lockstep_error
+from tests.helpers import lockstep_error, recipe_with
 
-from lockstep.errors import ENVIRONMENT, LockstepError
+from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.recipes import get_recipe
-from lockstep.runs import saver
+from lockstep.runs import saver, statefile
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import RunFolder, refuse_existing
 
@@ -207,6 +208,75 @@ def test_an_unreadable_checkpoint_is_not_passed_over_nor_renamed(stopped, monkey
     monkeypatch.setattr(type(folder), "iterdir", denied)
     with lockstep_error(r"this user may not read .*checkpoints:"):
         print(Run(stopped).steps)
+
+
+NOT_NAMES = (
+    "step-0000000007.safetensors",
+    "step-07.safetensors",
+    "step-7.safetensors",
+    "Step-000000007.safetensors",
+    "step-000000007.SAFETENSORS",
+    "step-00000000\N{FULLWIDTH DIGIT SEVEN}.safetensors",
+    "step-\N{ARABIC-INDIC DIGIT ZERO}00000007.safetensors",
+    "step-+00000007.safetensors",
+    "step-00000000_7.safetensors",
+    " step-000000007.safetensors",
+    "step-000000007.safetensors\n",
+    "step-000000007.safetensors~",
+    "step--00000007.safetensors",
+)
+
+
+@pytest.mark.parametrize("name", [*NOT_NAMES, statefile.file_name(249)])
+@pytest.mark.parametrize("make", ["file", "link", "folder"])
+def test_only_files_that_training_writes_are_checkpoints(tmp_path, caplog, name, make):
+    """Every command reads the newest of the same files, and each other file is named."""
+    recipe = recipe_with("digits", {"steps": 248})
+    RunFolder.create(tmp_path / "a", recipe).close()
+    run = Run(tmp_path / "a")
+    metadata = {"recipe_digest": recipe.digest(), "classes": ["x"]}
+    first = saver.save(run.checkpoints, {"step": torch.tensor(3)}, metadata)
+    if make == "file":
+        saver.save(tmp_path, {"step": torch.tensor(249)}, metadata)
+        (tmp_path / statefile.file_name(249)).rename(run.checkpoints / name)
+    elif make == "link":
+        (run.checkpoints / name).symlink_to(first)
+    else:
+        (run.checkpoints / name).mkdir()
+    (run.checkpoints / ".step-000000008.safetensors-99").touch()
+    assert run.steps == [3]
+    assert run.metadata()["step"] == 3
+    assert caplog.messages == []
+    assert run.load().path == first
+    resumed = RunFolder.resume(run.path)
+    assert resumed.checkpoint.path == first
+    assert len(caplog.messages) == 2
+    for message in caplog.messages:
+        assert f"checkpoints: ignored {printable(name)}: " in message
+        assert "are as step-000000248.safetensors" in message
+    with lockstep_error("has no such checkpoint: its checkpoints are those after 3 steps"):
+        run.load(249)
+    resumed.begin(3, {}, evaluation=False)
+    resumed.close()
+
+
+def test_the_names_of_checkpoints_are_those_that_are_given():
+    for step in (0, 7, 10**9 - 1, 10**9, 10**12):
+        assert statefile.step_of(Path(statefile.file_name(step))) == step
+    assert [name for name in NOT_NAMES if statefile.step_of(Path(name)) is not None] == []
+
+
+@pytest.mark.parametrize("steps", [5, None])
+def test_the_result_then_the_recipe_state_the_last_step(tmp_path, steps):
+    length = {"steps": steps} if steps else {"epochs": 1}
+    RunFolder.create(tmp_path / "a", recipe_with("digits", length)).close()
+    run = Run(tmp_path / "a")
+    for step in (2, 4, 6):
+        saver.save(run.checkpoints, {"step": torch.tensor(step)}, {})
+    assert run.steps == ([4, 2] if steps else [6, 4, 2])
+    result = {"steps": 3, "accuracy": {}, "accuracy_interval": [0, 1], "train_s": 1}
+    (run.path / "result.json").write_text(json.dumps(result | {"weights_sha256": ""}))
+    assert run.steps == [2]
 
 
 def test_the_folder_of_a_new_run_is_flushed_with_those_above_it(tmp_path, monkeypatch):

@@ -47,8 +47,9 @@ class Training:
         saver.prune(self.run.checkpoints, keep, None, set())
 
     def end(self):
-        numbers = dict.fromkeys(("steps", "train_s", "total_s", "images_per_s", "processes"), 1)
+        numbers = dict.fromkeys(("train_s", "total_s", "images_per_s", "processes"), 1)
         result = {
+            "steps": RECIPE.steps,
             "accuracy": {},
             "accuracy_interval": [0, 1],
             "peak_memory_bytes": [1],

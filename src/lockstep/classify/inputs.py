@@ -139,11 +139,13 @@ def _below(place: Path) -> Iterator[Item]:
                 waiting.append((inner, (*above, identity)))
 
 
-def in_order(images: Iterable[Item], work: Callable[[Path | int, Any], T]) -> Iterator[T]:
-    """Yield `work(name, image)` for each item, in order. A few threads work ahead, each with the
-    program's threads.
+def in_order(
+    images: Iterable[Item], work: Callable[[Path | int, Any], T], threads: int
+) -> Iterator[T]:
+    """Yield `work(name, image)` for each item, in order. A few threads work ahead, each of which
+    computes with `threads`.
     """
-    workers = numerics.workers()
+    workers = numerics.workers(threads)
     waiting = deque[Future[T]]()
     pool = numerics.pool(workers, "predict")
     try:

@@ -181,7 +181,7 @@ class Classifier:
                 return Prediction(name, error=str(error))
             return self.predict_pixels(pixels, top, name, evidence)
 
-        return in_order(items(sources), work)
+        return in_order(items(sources), work, self.recipe.threads_per_tower)
 
     def predict_pixels(
         self, pixels: NDArray[np.uint8], top: int = 1, name: Path | int = 0, evidence: bool = False
@@ -212,8 +212,13 @@ class Classifier:
 
         They are classified together, as a batch of an evaluation.
         """
+
+        def inputs_of(_: Path | int, image: Any) -> Tensor:
+            with self._computing():
+                return self._inputs(image)
+
+        inputs = torch.cat([*in_order(items(images), inputs_of, self.recipe.threads_per_tower)])
         with self._computing():
-            inputs = torch.cat(list(in_order(items(images), lambda _, image: self._inputs(image))))
             # How many images are moved depends on the size of the batch.
             whole = self.recipe.eval_batch if "unsure" in self.recipe.test_views else len(images)
             rows = torch.arange(max(len(images), whole))
@@ -223,9 +228,11 @@ class Classifier:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Compute as an evaluation does, whatever flags and modes of torch the program has."""
+        """Compute as an evaluation does, whatever flags, threads and modes of torch the program
+        has.
+        """
         with (
-            numerics.own_flags(self.recipe.exact),
+            numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact),
             without_modes(),
             torch.no_grad(),
         ):
@@ -317,7 +324,7 @@ def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:
         return (None, None) if step is None else (Run.open(path.parent.parent), step)
     if not path.exists():
         give = f"{near(path)}give the folder of a run, as in runs/digits-1, or a model file"
-        raise LockstepError(f"{path} does not exist: {give}")
+        raise LockstepError(f"{path} does not exist: {give}", DATA)
     return Run.open(path), None
 
 

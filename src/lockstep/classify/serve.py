@@ -121,7 +121,7 @@ class _Service:
         self._classifier = classifier
         self._names = {"localhost", socket.gethostname().lower(), host.lower()}
         self._held: dict[Request, int] = {}  # bytes of the requests that are being answered
-        workers = min(_WORKERS, numerics.workers())
+        workers = min(_WORKERS, numerics.workers(classifier.recipe.threads_per_tower))
         self._workers = numerics.pool(workers, "classify")
         self._alone = ThreadPoolExecutor(1, "decode")
         options = {"limit_px": PIXEL_LIMIT, **classifier.decoding._asdict()}

@@ -49,7 +49,9 @@ def doctor() -> Iterator[str | Record]:
     )
     backends = uses_by_backend()
     used = [name for name, uses in backends.items() if uses]
-    yield f"portable bits are those of every CPU tried; computed here in {' and '.join(used)}"
+    yield (
+        f"portable bits are those of every kind of CPU tried; computed here in {' and '.join(used)}"
+    )
     none = f"none: a driver is here, but {problem}" if problem else "none"
     yield f"gpu   {', '.join(gpus) or none}"
     if gpus and find_spec("pynvml") is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from lockstep.commands.of_run import evaluated_split, fields_of_run
+from lockstep.commands.of_run import evaluated, fields_of_run
 from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of, require_writable
 from lockstep.errors import LockstepError, option, printable
 from lockstep.files import Record, given, near
@@ -19,7 +19,7 @@ from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import DamagedFileError, checkpoints_in, step_or_best
+from lockstep.runs.statefile import DamagedFileError, step_or_best
 from lockstep.text import counted, label_rows, loss_text, scores_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
@@ -189,7 +189,7 @@ def evaluate(
         fields = fields_of_run(run, trust_code, data=data, device=device, processes=processes)
         spec = EvaluateSpec(
             **fields,
-            split=split or evaluated_split(**fields),
+            **({"split": split} if split else evaluated(**fields)),
             weights=weights,
             examples=examples,
             checkpoint=step,
@@ -197,7 +197,8 @@ def evaluate(
         )
         if not watch:
             return EvaluationRecord(**record_of(spec, quiet))
-    return watched(spec, seconds, once, quiet)
+    # The folder may change while it is watched.
+    return watched(spec.replace(surveyed=None), seconds, once, quiet)
 
 
 def wait_for_run(path: Path, interval: float, quiet: bool) -> None:
@@ -232,7 +233,7 @@ def watched(
     while True:
         # The result is read before the folder: if it exists, the checkpoints found afterwards are
         # the last ones.
-        ended, paths = Run.open(run.path).complete, checkpoints_in(run.checkpoints)
+        ended, paths = Run.open(run.path).complete, run.files
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
             raise run.no_checkpoint()

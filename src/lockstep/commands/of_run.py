@@ -30,9 +30,9 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 
-def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
-    """Return the split to evaluate of the run at `path`: "all" if the user has given a folder of
-    other images.
+def evaluated(recipe: Recipe, placement: Placement, path: Path) -> dict[str, Any]:
+    """Return fields of a spec: the `split` to evaluate of the run at `path`, "all" if the user has
+    given a folder of other images, and `surveyed`, as a job looks for images only once.
 
     The images are those of training if the folder is, or if the SHA-256 of the training images is
     the same. A message says what differs. It is an error if the folder has no images of the run's
@@ -46,12 +46,14 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
         not (recipe.dataset == IMAGE_FOLDER and data and known and classes)
         or known.resolve() == data.resolve()
     ):
-        return recipe.evaluated_split
+        return {"split": recipe.evaluated_split}
     survey, digests = recipe.survey(data), run.metadata().get("data_sha256", {})
     recorded = "train" in survey.splits and digests.get("train")
     if recorded and survey.examples().digest("train", recipe.decoding) == recorded:
-        return recipe.evaluated_split
-    images = recipe.survey(data, classes).require_sound().splits[ALL]
+        surveyed = survey.require_sound().examples()
+        return {"split": recipe.evaluated_split, "surveyed": surveyed}
+    survey = recipe.survey(data, classes).require_sound()
+    images = survey.splits[ALL]
     seen = f"{known} is not here to say which are known"
     if known.is_dir():
         trained = {photo.sha256 for photo in recipe.survey(known).splits.get("train", ())}
@@ -62,4 +64,4 @@ def evaluated_split(recipe: Recipe, placement: Placement, path: Path) -> str:
         f"{data} is not the data of training: all {len(images):,} images are evaluated; "
         f"{seen}{lacking}"
     )
-    return ALL
+    return {"split": ALL, "surveyed": survey.examples()}

@@ -32,9 +32,8 @@ def load(
 
     It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
     dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
-    deterministic, and without TF32. The flags of your program are as before when it returns.
-    Torch's number of threads stays as it is; another number than the recipe's, which `lockstep
-    predict` sets, may change low-order bits of probabilities.
+    deterministic, without TF32, and with the recipe's number of threads. So its probabilities are
+    those of `lockstep predict`. The flags of your program are as before when it returns.
 
     Args:
         source: a run, its folder, the file of one of its checkpoints, or a model file.

@@ -1,6 +1,5 @@
 """The command line: text -> arguments -> one call. The only place that prints errors and exits."""
 
-import errno
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,13 @@ from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError, printable
-from lockstep.files import given, require_permission, reserve_standard_streams
+from lockstep.files import (
+    given,
+    note_once,
+    refused,
+    require_permission,
+    reserve_standard_streams,
+)
 from lockstep.launch.world import World
 from lockstep.messages import DISTRIBUTION, handled, on_stderr
 from lockstep.pictures.table import SOURCES
@@ -66,7 +71,6 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-_EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
 COMMANDS = {
     "eval": shell(evaluate),
@@ -198,13 +202,15 @@ def main() -> None:
     try:
         with handled(on_stderr if world.process == 0 else lambda text: None):
             _require_own_package()
+            if sys.flags.optimize > 1:
+                note_once("docstrings", "python -OO removes the help texts of options and commands")
             try:
                 app(prog_name="lockstep")
+            except BrokenPipeError:
+                raise
             except OSError as error:
                 require_permission(Path(str(error.filename)), error)
-                if error.errno in _EXHAUSTED:
-                    raise LockstepError(f"the system refuses: {error}", ENVIRONMENT) from None
-                raise
+                raise refused(error) from None
     except LockstepError as error:
         sys.stdout.flush()
         name = "lockstep"

@@ -1,7 +1,7 @@
 """`lockstep recipes` and `lockstep show`."""
 
 import inspect
-import re
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Annotated
@@ -12,9 +12,6 @@ from lockstep.errors import option
 from lockstep.files import Record
 from lockstep.messages import command
 
-# the accuracy that a docstring states, of which images if a user brings them, and the time
-_MEASURED = re.compile(r"Measured: ([\d.]+ %)(?: of (.+?))? in ([^.]+(?:\.\d[^.]*)?)\.")
-
 
 def recipes() -> Iterator[str | Record]:
     """List the recipes: the network and data of each, and its measured accuracy and time.
@@ -24,28 +21,36 @@ def recipes() -> Iterator[str | Record]:
       lockstep recipes --json                 what each is for, and how its results were measured
     """
     from lockstep.data import IMAGE_FOLDER
-    from lockstep.recipes import RECIPES
+    from lockstep.recipes import MEASURED, RECIPES
 
+    measured = json.loads(MEASURED.read_text())
     texts = {
         name: [" ".join(part.split()) for part in (inspect.getdoc(make) or "").split("\n\n")]
         for name, make in RECIPES.items()
     }
-    yield {name: {"summary": parts[0], "measured": parts[1:]} for name, parts in texts.items()}
-    row = "{:16}  {:30}  {:11}  {:8}  {}".format
+    yield {
+        name: {"summary": parts[0], "measured": parts[1:], "record": measured[name]}
+        for name, parts in texts.items()
+    }
+    row = "{:16}  {:24}  {:11}  {:8}  {}".format
     yield row("recipe", "network it trains", "dataset", "accuracy", "time")
-    measured_on = defaultdict[str, list[str]](list)
+    about = defaultdict[str, list[str]](list)
     for name, make in RECIPES.items():
         recipe = make()
-        result = _MEASURED.match(texts[name][-1])
-        assert result is not None
-        accuracy, images, time = result.groups()
-        network = f"{recipe.model}, last layer" if recipe.head else recipe.model
+        shown = measured[name]
+        network = f"{recipe.model}, head" if recipe.head else recipe.model
         own = recipe.dataset == IMAGE_FOLDER
-        yield row(name, network, "your images" if own else recipe.dataset, accuracy, time)
-        if images:
-            measured_on[images].append(name)
-    shown = [f"{images} ({', '.join(names)})" for images, names in measured_on.items()]
-    yield f"your images: {'; '.join(shown)}"
+        yield row(
+            name,
+            network,
+            "your images" if own else recipe.dataset,
+            shown["accuracy"],
+            shown["time"],
+        )
+        for each in shown["about"]:
+            about[each].append(name)
+    for each, names in about.items():
+        yield f"{each}: {', '.join(names)}"
     yield (
         f"To train one: {command('train', 'RECIPE')}, with {option('data', 'DIR')} for images of "
         "your own"

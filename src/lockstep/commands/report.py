@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.commands.of_run import evaluated_split, existing, fields_of_run
+from lockstep.commands.of_run import evaluated, existing, fields_of_run
 from lockstep.commands.shell import AnyRun, Quiet, record_of, require_writable
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver
@@ -106,12 +106,12 @@ def report(
             fields = fields_of_run(
                 opened, trust_code, data=data, processes=processes, device=device
             )
-            split = evaluated_split(**fields)
-            if split != opened.recipe().evaluated_split:  # The run's own page stays.
+            chosen = evaluated(**fields)
+            if chosen["split"] != opened.recipe().evaluated_split:  # The run's own page stays.
                 require_writable(path, force)
-            record = record_of(ReportSpec(**fields, split=split), quiet)
+            record = record_of(ReportSpec(**fields, **chosen), quiet)
     except LockstepError as error:
-        if error.code != DATA:
+        if error.code != DATA or data is not None:
             raise
         lacking = (
             f"The images were not classified again, so there are no pictures and no "

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import asdict
 from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
@@ -27,7 +28,7 @@ from lockstep.errors import ENVIRONMENT, LockstepError, option, printable
 from lockstep.files import Record, discard, no_room
 from lockstep.jobs.specs import Output, Spec, TrainSpec
 from lockstep.launch.submit import Outcome, require_alone, submit
-from lockstep.messages import DISTRIBUTION
+from lockstep.messages import DISTRIBUTION, LoggedLines, logger
 from lockstep.runs.run import Run
 from lockstep.schema import entries_of
 
@@ -107,12 +108,12 @@ def _of_function(parameter: inspect.Parameter, text: str | None) -> inspect.Para
 def _of_recipe(name: str) -> inspect.Parameter:
     """Return the option of a setting of the recipe, or of a shorthand."""
     annotation = Recipe.shorthands.get(name) or _plain(Recipe.model_fields[name].annotation)
-    return _parameter(name, annotation, typer.Option(help=_OF_RECIPE[name]), default=None)
+    return _parameter(name, annotation, typer.Option(help=_OF_RECIPE.get(name)), default=None)
 
 
 def _of_placement(name: str) -> inspect.Parameter:
     """Return the option of a field: its bound and description, and its default in the help."""
-    field, text = Placement.model_fields[name], _OF_PLACEMENT[name]
+    field, text = Placement.model_fields[name], _OF_PLACEMENT.get(name, "")
     bound = next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     if field.default not in (None, False):
         number = isinstance(field.default, float)
@@ -184,10 +185,15 @@ def run_job(
 ) -> Outcome:
     """Do a job for the shell, or for a Python program, whose output and signals are its own.
 
+    A Python program that has configured logging for the logger "lockstep" gets the lines of a run
+    there, else on stdout.
+
     Raises: LockstepError; in the shell typer.Exit if the job was stopped.
     """
     if not in_shell():
-        with open(os.devnull, "w") if quiet else nullcontext(sys.stdout) as stdout:
+        printed = logger.isEnabledFor(INFO) and not logger.hasHandlers()
+        lines = sys.stdout if printed else LoggedLines()
+        with open(os.devnull, "w") if quiet else nullcontext(lines) as stdout:
             return submit(spec, Output(quiet, verbose=verbose), inline=inline, stdout=stdout)
     if isinstance(spec, TrainSpec):
         spec = spec.replace(started=STARTED)

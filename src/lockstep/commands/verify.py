@@ -17,16 +17,13 @@ from lockstep.runs.chain import chain_of, drawn
 from lockstep.runs.run import Run
 from lockstep.text import few, listed, plural
 
-_SHOWN = 12  # tensors that are listed; --json lists all
-
 _ALIKE = (
     "this machine is like that of the run. Suspect a changed file, or the memory of one of them"
 )
 _WHAT = {
     "checkpoints": "the checkpoint after {step} steps",
-    "weights_sha256": "the SHA-256 of the result, of the weights after {step} steps,",
+    "result.json": "result.json, of the weights after {step} steps,",
     "model.safetensors": "model.safetensors, of the weights after {step} steps,",
-    "accuracy": "the accuracy of the result, of the weights after {step} steps,",
 }
 
 
@@ -45,10 +42,10 @@ def verify(
 ) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
-    By default these are the steps between the newest two valid checkpoints. Compared are the
-    contents of checkpoints and of model.safetensors, and the weights and accuracy in result.json.
-    The number of processes may be another one. The folder is only read, so it may be a copy, or a
-    run that is being trained.
+    By default these are the steps between the newest two valid checkpoints, or from the newest to
+    the result. Compared are the contents of checkpoints, model.safetensors and result.json. The
+    output names the fields that are stated and not compared. The number of processes may be another
+    one. The folder is only read, so it may be a copy, or a run that is being trained.
 
     A run of train --keep all is a chain: --all, --sample and --link replay its links, from
     checkpoint to checkpoint. A link that is missing, exchanged or edited is refused.
@@ -147,11 +144,18 @@ def lines_of(record: Record) -> Iterator[str]:
         numbers, count = chain["replayed"], len(chain["steps"]) - 1
         steps = sum(end - begin for begin, end in record["parts"])
         replayed = f"{plural(len(numbers), 'link')} of {count} ({few([*map(str, numbers)])}), "
-        replayed += f"{steps} of {chain['steps'][-1]} steps,"
+        replayed += f"{steps} of {record['steps']} steps,"
     yield f"{replayed} replayed: {verdict}"
     yield f"  compared  {', '.join(compared)}" + (
         "" if same else f"; {len(record['differences'])} differ"
     )
+    stated = [f"{listed(names)} of {what}" for what, names in record["stated"].items() if names]
+    if not record["complete"]:
+        steps = plural(record["steps"], "step")
+        yield f"  missing   result.json and model.safetensors: {steps} complete this run"
+    elif "result.json" not in counts:
+        stated += ["result.json", "model.safetensors"]
+    yield f"  stated    and not compared: {'; '.join([*stated, 'all other files'])}"
     if "data" in record:
         yield f"  data      {record['data']}, which the run names: {option('data')} was not given"
     if record["initial_weights"] != "known":
@@ -169,14 +173,10 @@ def lines_of(record: Record) -> Iterator[str]:
     yield f"  first     {name} differs"
     yield f"            recorded {first['recorded']}, replayed {first['replayed']}"
     for difference in record["differences"]:
-        tensors = difference.get("tensors")
-        if not tensors:
-            continue
-        yield f"  tensors   {len(tensors)} differ after {difference['step']} steps"
-        for name in tensors[:_SHOWN]:
-            yield f"            {name}"
-        if len(tensors) > _SHOWN:
-            yield f"            and {len(tensors) - _SHOWN} more: --json lists all"
+        for kind in ("metadata", "tensors"):
+            if names := difference.get(kind):
+                differ = f"{len(names)} differ after {difference['step']} steps: {few(names)}"
+                yield f"  {kind:9} {differ}"
     machine = record["machine"] or {"probe_equal": None, "changes": []}
     probes = {True: "the arithmetic probe is equal", False: "the arithmetic probe differs"}
     probe = probes.get(machine["probe_equal"], "no arithmetic probe is recorded")

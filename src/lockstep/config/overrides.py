@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import LockstepError, option
+from lockstep.errors import DATA, USAGE, LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
 from lockstep.schema import dotted, validated
 
@@ -82,7 +82,8 @@ def read_file(path: Path) -> dict[str, Any]:
         ValueError,
     ) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
         problem = getattr(error, "strerror", None) or error
-        raise LockstepError(f"recipe file {path}: {near(path)}{problem}") from None
+        code = DATA if isinstance(error, FileNotFoundError) else USAGE
+        raise LockstepError(f"recipe file {path}: {near(path)}{problem}", code) from None
     except RecursionError:
         raise LockstepError(f"recipe file {path}: its brackets nest too deeply") from None
 

@@ -7,6 +7,7 @@ features in place of images.
 """
 
 import copy
+import hashlib
 from collections import Counter
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.digest import digest
+from lockstep.core.digest import add_to, digest
 from lockstep.core.network import NORMS, Network, Shape, failure
 from lockstep.errors import LockstepError, unknown
 from lockstep.kernels.portable import arithmetic, freeze
@@ -81,12 +82,11 @@ class Backbone:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the float32 features of `images`, uint8 [n, H, W, C], as bytes on the CPU: [n, 1,
-        views, 4 * D].
+        views, 4 * D]. Each image is computed alone, as a batch may have other low-order bits.
         """
         with arithmetic(self._arithmetic):
-            values = self.network(self.every_view(images))
-        by_image = values.view(self._views, len(images), 1, -1).permute(1, 2, 0, 3)
-        return by_image.contiguous().cpu().view(torch.uint8)
+            features = [self.network(self.every_view(image)) for image in images[:, None]]
+        return torch.stack(features)[:, None].cpu().view(torch.uint8)
 
     def every_view(self, images: Tensor) -> Tensor:
         """Return the network's input for images as they are, then for their mirror images if there
@@ -97,9 +97,14 @@ class Backbone:
 
     def identity(self) -> str:
         """Return a digest of the weights, and of the bits that this machine computes for an image
-        of noise.
+        of noise. Processes compare it; it identifies no backbone, as `weights_sha256` does.
         """
         return digest([self(self._noise()), *self.network.module.state_dict().values()]).hex()
+
+    def weights_sha256(self) -> str:
+        """Return the SHA-256, in hex, of all tensors of the layers, by name."""
+        module = self.network.module
+        return add_to(hashlib.sha256(), {**module.state_dict(), **dict(module.named_buffers())})
 
     def _noise(self) -> Tensor:
         """Return an image without meaning, uint8 [1, H, W, C], the same on every machine."""

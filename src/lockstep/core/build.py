@@ -3,12 +3,14 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import rng
 from lockstep.config.recipe import Recipe
@@ -21,6 +23,7 @@ from lockstep.schema import load_object
 
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
 _IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
+_SPARE_BYTES = 1 << 28  # for tensors of a model that no file has
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -123,25 +126,55 @@ def _takes_shape(positional: Sequence[inspect.Parameter], takes_any: bool) -> bo
     return not takes_any or positional[1].default is inspect.Parameter.empty
 
 
+class _Allowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Ends the building of a model when it has made tensors of more than `most` bytes. None of them
+    has taken memory before it is written to.
+    """
+
+    def __init__(self, model: str, most: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model, self._left = model, most
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return what an operation returns, and count a tensor that is made of none."""
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and not any(isinstance(each, Tensor) for each in args):
+            self._left -= made.nbytes
+            if self._left < 0:
+                raise LockstepError(
+                    f"the weights are of another model than {self._model}: it is larger than its "
+                    f"file",
+                    DATA,
+                )
+        return made
+
+
 def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors) -> nn.Module:
     """Return the recipe's model with the weights `tensors`, by name.
 
     Raises: LockstepError if they are of another model.
     """
-    # The shapes of a built-in model are compared before any memory is taken for them: a damaged
-    # or hostile file may ask for any width. A user's model may need real tensors while it is
-    # built.
+    # A damaged or hostile file may ask for any width and depth of a network whose code is not the
+    # user's. So such a network may only make tensors for weights that the file has. The shapes of a
+    # built-in one are compared before any memory is taken for them; others may need real tensors
+    # while they are built.
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-    if ":" not in recipe.model:  # Only a user's model computes tensors that no file has.
+    own, built_in = "model" in recipe.custom_code, recipe.model in MODELS
+    if built_in:  # Others may compute tensors that no file has.
         recipe = recipe.replace(arithmetic="native")
-    for device in ("cpu",) if ":" in recipe.model else ("meta", "cpu"):
-        with torch.device(device):
+    most = 4 * sum(tensor.nbytes for tensor in tensors.values()) + _SPARE_BYTES
+    for device in ("meta", "cpu") if built_in else ("cpu",):
+        with torch.device(device), nullcontext() if own else _Allowance(recipe.model, most):
             module = build_model(recipe, shape, classes)
-        own = {
+        made = {
             name: (tensor.shape, _stored_dtype(tensor))
             for name, tensor in named_tensors(module).items()
         }
-        if differing := sorted(name for name in own | stored if own.get(name) != stored.get(name)):
+        if differing := sorted(
+            name for name in made | stored if made.get(name) != stored.get(name)
+        ):
             names = ", ".join(differing[:5])
             raise LockstepError(
                 f"the weights are of another model than {recipe.model}: {names} differ",

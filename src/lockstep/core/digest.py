@@ -3,7 +3,7 @@ tensors' own device.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
     sum modulo 2^64 over every 1,024th word. The sums are of integers, so their order does not
     matter, and CPUs and GPUs agree. SHA-256 of all bytes would take five times as long on a CPU,
     and would need a copy on a GPU. Waits for the device.
+
+    It is for processes that compare what they computed. What identifies a content, as the key of a
+    cache does, is `add_to`, since other tensors with an equal sum are easily made.
     """
     result = hashlib.sha256()
     row = 8 * _COLUMNS
@@ -34,3 +37,12 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
             result.update(sums.cpu().numpy().tobytes())
         result.update(raw[whole:].cpu().numpy().tobytes())
     return result.digest()
+
+
+def add_to(sha256: "hashlib._Hash", tensors: Mapping[str, Tensor]) -> str:
+    """Return `sha256`, in hex, after the names, types, shapes and bits of all `tensors`."""
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha256.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()

@@ -7,10 +7,11 @@ the library (ring or tree, buckets, channels) can change a bit.
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from lockstep import hardware
 from lockstep.core.monitor import Monitor
-from lockstep.core.shared import Memory, Shared
+from lockstep.core.shared import REFUSED, Memory, Shared
 from lockstep.errors import ENVIRONMENT, LockstepError, PeerLostError, option
+from lockstep.messages import logger
 
 # PyTorch 2.11 has only the second
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -177,6 +179,12 @@ def _lost_peers_reported() -> Iterator[None]:
         yield
     except (LOST_PEER, RuntimeError) as error:
         text = str(error)
+        if found := re.search("Unable to find .*", text):  # of Gloo, about this host
+            raise LockstepError(
+                f"this host has no address by which the others can connect ({found[0]}): set "
+                f"GLOO_SOCKET_IFNAME to a network interface with an address",
+                ENVIRONMENT,
+            ) from None
         if not isinstance(error, LOST_PEER) and not re.search(
             "gloo|connection", text, re.IGNORECASE
         ):
@@ -289,13 +297,23 @@ class Processes(Group):
             for process, host in enumerate(hosts)
             if host == hosts[self.process]
         }
-        with suppress(OSError):
+        problem: Exception | str = "refused to another process"
+        try:
             opened = {process: memory.open(*address) for process, address in here.items()}
             others = [address[0] for process, address in here.items() if process != self.process]
             shared = Shared(self.process, opened, others, self._limit_s)
+        except REFUSED as error:
+            problem = error
         everywhere = self.gather(torch.tensor(shared is not None)).all()
         memory.close()
-        return shared if everywhere else None
+        if everywhere:
+            return shared
+        if len(here) > 1 and sys.platform == "linux":
+            logger.warning(
+                f"the system refuses memory that processes share (memfd_create, pidfd_open or "
+                f"/proc/PID/fd: {problem}), so they send messages, which take longer"
+            )
+        return None
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
         """Begin `work` in a thread of its own, beside what this process computes."""

@@ -9,7 +9,6 @@ import os
 import select
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -17,6 +16,8 @@ from torch import Tensor
 from lockstep.errors import PeerLostError, option
 
 _HEADER = 16  # values before a vector, for the count of meetings
+# A system that has no such memory, or a container that refuses it. torch raises a RuntimeError.
+REFUSED = (OSError, AttributeError, RuntimeError)
 _LOOK_S = 5e-5  # seconds between two looks at the first; later, a hundredth of the time waited
 
 
@@ -25,7 +26,7 @@ class Memory:
 
     Attributes:
         file: its number, -1 where there is no such memory (macOS). secret: what only the processes
-            of the run know.
+            of the run know. problem: why there is none, or None.
     """
 
     def __init__(self, length: int) -> None:
@@ -35,14 +36,19 @@ class Memory:
         self.secret = int.from_bytes(os.urandom(7))
         self.file = -1
         self._length = _HEADER + length
-        with suppress(OSError, AttributeError):
+        self.problem: Exception | None = None
+        try:
             self.file = os.memfd_create(str(self.secret))
             os.ftruncate(self.file, 4 * self._length)
+        except REFUSED as error:
+            self.problem = error
 
     def open(self, process: int, file: int, secret: int) -> Tensor:
         """Return the memory of the process with this id, by the numbers of its `Memory`. Raises:
-        OSError.
+        one of REFUSED.
         """
+        if self.problem:
+            raise self.problem
         path = f"/proc/{process}/fd/{file}"
         if os.readlink(path) != f"/memfd:{secret} (deleted)":
             raise FileNotFoundError(path)
@@ -64,7 +70,8 @@ class Shared:
     def __init__(
         self, process: int, memories: dict[int, Tensor], others: Sequence[int], limit_s: float
     ) -> None:
-        """Take the opened memory of all processes, of which this one is `process`. Raises: OSError.
+        """Take the opened memory of all processes, of which this one is `process`. Raises: one of
+        REFUSED.
 
         others: the ids of the other processes. limit_s: after that many seconds without an answer,
         they count as lost.

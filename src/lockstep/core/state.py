@@ -169,6 +169,11 @@ class State:
         """Return `flat` [parameters], in the model's order, as views by parameter name."""
         return named_views(flat, self._shapes)
 
+    @property
+    def weights(self) -> Tensor:
+        """Return the vector of all parameters, in the model's order."""
+        return self._flat
+
     def is_finite(self) -> bool:
         """Return whether every parameter is finite. Waits for the device."""
         return bool(is_finite(self._flat))

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import near
+from lockstep.files import cached, near
 from lockstep.messages import command
+from lockstep.pictures.formats import named_format
 
 
 class Archive(NamedTuple):
@@ -115,6 +114,8 @@ def find(source: Source, folder: Path | None) -> list[Path]:
     fetch = command("data", "fetch", source.name, *(() if folder is None else ("--data", folder)))
     problem = lacking or f"no {source.files[0][0]} in {', '.join(map(str, _roots(source, folder)))}"
     question = near(folder) if folder else ""
+    if folder and not lacking and (known := named_format(folder)):
+        problem += f", and {known}"
     raise LockstepError(
         f"dataset {source.name}: {question}{problem}. Give the folder as {option('data', 'DIR')} "
         f"or in LOCKSTEP_DATA, or download it: {fetch}",
@@ -155,7 +156,7 @@ def destination(source: Source, folder: Path | None) -> Path:
 def _roots(source: Source, folder: Path | None) -> list[Path]:
     data = _stated(folder)
     roots = [data, data / source.name] if data else []
-    return roots if folder else [*roots, platformdirs.user_cache_path("lockstep") / source.name]
+    return roots if folder else [*roots, cached(source.name)]
 
 
 def _stated(folder: Path | None) -> Path | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -119,6 +120,10 @@ class Dataset:
         row_ids: 32 bytes for each row of `images` that decide its pixels, or None.
         numbers: int64 [N], on the CPU: if the examples were selected from a dataset, their numbers
             in it, from 0.
+        paths: of the files of the dataset that the examples are of, or were selected from, below
+            its folder, with a NUL between two; "" if it is no folder.
+        caution: what makes an accuracy on it doubtful, a sentence, or "".
+        notes: what a user should know of its source, one sentence each.
     """
 
     images: Tensor
@@ -130,6 +135,9 @@ class Dataset:
     groups: Tensor | None = None
     row_ids: Sequence[bytes] | None = None
     numbers: Tensor | None = None
+    paths: str = ""
+    caution: str = ""
+    notes: Sequence[str] = ()
 
     @staticmethod
     def of(
@@ -168,6 +176,19 @@ class Dataset:
         if self.rows is None:
             return [*self.row_ids]
         return [self.row_ids[row] for row in self.rows.tolist()]
+
+    def names(self) -> list[Path | int]:
+        """Return what names each example: of a folder the path of the image below it, else its
+        number in the split, from 0.
+
+        The paths are those of the survey that found the images, as the folder may have changed
+        since. Of examples that were held out, the number is that among all training images.
+        """
+        numbers: list[int] = [*range(len(self))]
+        if self.numbers is not None:
+            numbers = self.numbers.tolist()
+        paths = self.paths.split("\0")
+        return [Path(paths[number]) for number in numbers] if self.paths else [*numbers]
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the same dataset on another device. A large file that is mapped stays on the

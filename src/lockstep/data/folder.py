@@ -3,7 +3,6 @@ pixels.
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError
-from lockstep.messages import logger
+from lockstep.files import cache_key
 from lockstep.pictures.decode import (
     Decoding,
     UnreadableImageError,
     decode_image,
-    decoder_versions,
+    identity,
     read_image,
 )
 from lockstep.pictures.examples import Examples
@@ -30,20 +29,17 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
     """Return the splits of a surveyed folder, images [N, *decoding.shape].
 
     The SHA-256 of a split covers the classes, `decoding`, and the SHA-256 and label of each file.
-    What a user should know is logged as warnings. Each image is decoded once into a file of pixels;
-    later calls are fast.
+    Each image is decoded once into a file of pixels; later calls are fast.
     Raises: LockstepError if a file cannot be read, or has changed since the survey.
     """
-    for note in examples.notes:
-        logger.warning(note)
     digits = examples.sha256.tobytes().hex()
     hashes = [digits[start : start + 64] for start in range(0, len(digits), 64)]
     paths = examples.paths.split("\0")
     # The decoder decides the pixels. It is no part of the dataset's SHA-256: another decoder is
     # another environment, in which a run may be resumed.
-    key = json.dumps([*decoding.key, decoder_versions()])
+    key = pixels_key(decoding)
     ids = [hashlib.sha256(f"{key} {sha256}".encode()).digest() for sha256 in hashes]
-    cache = RowCache(f"pixels {key}", decoding.shape)
+    cache = RowCache(key, decoding.shape)
     rows = cache.find_or_make(
         ids,
         lambda i: _pixels(examples.root, paths[i], hashes[i], decoding),
@@ -61,8 +57,16 @@ def load(examples: Examples, decoding: Decoding) -> dict[str, Dataset]:
             mapped=True,
             groups=None if examples.groups is None else torch.from_numpy(examples.groups[own]),
             row_ids=cache.ids,
+            paths="\0".join(paths[own]),
+            caution=examples.cautions.get(name, ""),
+            notes=examples.notes,
         )
     return datasets
+
+
+def pixels_key(decoding: Decoding) -> str:
+    """Return the key of the pixels that `decoding` makes of files."""
+    return cache_key("pixels", decoding=decoding, decoder=identity())
 
 
 def _pixels(root: Path, name: str, sha256: str, decoding: Decoding) -> NDArray[np.uint8]:

@@ -153,6 +153,14 @@ def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         problem = "not a complete gzip file" if path.suffix == ".gz" else "cannot be read"
         raise LockstepError(f"{path}: {problem} ({error})", DATA) from None
     header = np.frombuffer(data[:length], ">u4").tolist() if len(data) >= length else []
+    if header != expected and header[:1] == expected[:1]:
+        sizes = [" x ".join(map(str, each)) for each in (header[1:], shape)]
+        raise LockstepError(
+            f"{path} has {sizes[0]} values, and in dataset mnist it has {sizes[1]}. Of another "
+            f"dataset, as EMNIST, give the arrays in Python, as in "
+            f"lockstep.train('folder', data={{'train': (images, labels)}})",
+            DATA,
+        )
     if header != expected:
         raise LockstepError(f"{path}: its idx header is {header}, expected {expected}", DATA)
     body = np.frombuffer(data, np.uint8, offset=length)

@@ -12,15 +12,37 @@ import numpy as np
 import torch
 
 from lockstep import numerics
+from lockstep.config.recipe import Recipe
 from lockstep.core.backbone import Backbone
 from lockstep.core.group import Group
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError, option
+from lockstep.files import Record, cache_key
 from lockstep.messages import progress
 from lockstep.pictures.pixels import Bytes, RowCache
 
 _AT_A_TIME = 1024  # images whose features are exchanged and written together
+
+
+def features_key(recipe: Recipe, fingerprint: Record, code: Record) -> str:
+    """Return the key of what decides features besides the weights and the images.
+
+    `fingerprint` is that of the session, and `code` the user's, if the network is: see
+    `runs/provenance.py`.
+    """
+    return cache_key(
+        "backbone",
+        model=recipe.model,
+        options=recipe.model_options,
+        head=recipe.head,
+        augmentation=recipe.augmentation.model_dump(mode="json"),
+        arithmetic=recipe.arithmetic,
+        precision=recipe.precision,
+        threads=recipe.threads_per_tower,
+        fingerprint=fingerprint,
+        code=code,
+    )
 
 
 def features_of(
@@ -37,8 +59,8 @@ def features_of(
     computed.
 
     All processes call this together. Each computes a part, by `threads` threads, and receives the
-    others'. The first process of each host writes the file. `key` is what decides the features
-    besides network and images.
+    others'. The first process of each host writes the file. `key` is that of what decides the
+    features besides weights and images: see `features_key`.
     If the processes compute different features, that is an error where the run is `exact`; else
     their file is of no other run.
     Raises: LockstepError, in every process, for that and if features are not finite.
@@ -53,16 +75,18 @@ def features_of(
             f"libraries and model of CPU or GPU, or train with {option('portable', True)}",
             ENVIRONMENT,
         )
-    known = " ".join(dict.fromkeys(row.numpy().tobytes().hex() for row in every))
-    cache = RowCache(f"features {key} {known}", backbone.shape)
+    known = [*dict.fromkeys(row.numpy().tobytes().hex() for row in every)]
+    shape, weights = [*images.images.shape[1:]], backbone.weights_sha256()
+    own = cache_key("features", key=key, weights=weights, shape=shape, computed=known)
+    cache = RowCache(own, backbone.shape)
     rows = cache.find(ids)
     lacking = group.gather(rows < 0).any(0)
     if lacking.any():
         missing = np.flatnonzero(lacking.cpu())
         what = f"features of {len(missing):,} images"
         firsts = range(0, len(missing), _AT_A_TIME)
-        own = len(missing) // group.processes + len(firsts)  # at most, as parts are divided
-        with progress(f"computing the {what}", own) as advance:
+        most = len(missing) // group.processes + len(firsts)  # as parts are divided
+        with progress(f"computing the {what}", most) as advance:
             # A part is written before the next is computed: an interrupted start continues there.
             for first in firsts:
                 part = images.select(missing[first : first + _AT_A_TIME])

@@ -13,12 +13,13 @@ from safetensors.torch import load, save
 
 from lockstep.core.group import Group
 from lockstep.core.state import State
-from lockstep.errors import ENVIRONMENT, USAGE, LockstepError, option
+from lockstep.errors import DATA, ENVIRONMENT, USAGE, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.probe import probe
 from lockstep.jobs.replica import Replica
 from lockstep.runs.provenance import compare, releases
 from lockstep.runs.statefile import StateFile
+from lockstep.schema import dotted
 
 
 def require_agreement(replica: Replica) -> Record:
@@ -27,27 +28,23 @@ def require_agreement(replica: Replica) -> Record:
     Raises: LockstepError, in every process, unless all have the same versions, recipe, data,
         names of classes, model source, weights, and, if the recipe is exact, the same arithmetic.
     """
-    placement = replica.placement
-    data = {
-        "training data" if name == "train" else f"{name} data": sha256
-        for name, sha256 in replica.data_sha256.items()
-    }
-    _require_equal(
+    placement, train_set = replica.placement, replica.splits["train"]
+    require_equal(
         replica,
         {
-            "recipe": replica.recipe.digest(),
+            **replica.recipe.model_dump(mode="json"),
             "image decoder": replica.decoder,
             # The model's code is imported by now, and with it timm or torchvision.
             "versions": releases(),
-            **data,
             # The sha256 of a split covers labels, not their names.
-            "names of the classes": replica.splits["train"].classes,
+            "number of classes": len(train_set.classes),
+            "class": dict(enumerate(train_set.classes)),
+            "image shape": [*train_set.images.shape[1:]],
+            **{f"{name} images": sha256 for name, sha256 in replica.data_sha256.items()},
             "source of the model or dataset": replica.model_source,
             "weights": replica.state.weights_sha256(),
-            f"options {option('eval_every')} and {option('save_every')}": [
-                placement.eval_every,
-                placement.save_every,
-            ],
+            option("eval_every"): placement.eval_every,
+            option("save_every"): placement.save_every,
         },
     )
     arithmetic = probe(
@@ -60,7 +57,7 @@ def require_agreement(replica: Replica) -> Record:
     replica.choose_decay()
     if replica.recipe.exact:
         decay = replica.bound.recipe.weight_decay
-        _require_equal(replica, {"arithmetic": arithmetic, "weight decay": decay})
+        require_equal(replica, {"arithmetic": arithmetic, "weight decay": decay})
     return {
         "probe": arithmetic,
         "data_sha256": replica.data_sha256,
@@ -70,31 +67,49 @@ def require_agreement(replica: Replica) -> Record:
     }
 
 
-def _require_equal(replica: Replica, identity: Record) -> None:
+def require_equal(replica: Replica, identity: Record) -> None:
     """Raise a LockstepError, in every process, unless `identity` is the same in all.
 
-    The message names two processes that differ, their hosts, and how their fingerprints differ.
+    The message names two processes that differ, their hosts, the first entry that differs with both
+    values, and how their fingerprints differ.
     """
     this = {
-        "identity": identity,
+        "identity": dotted(identity),
         "host": socket.gethostname(),
         "fingerprint": replica.fingerprint,
     }
     first, *others = [json.loads(text) for text in exchange(json.dumps(this), replica.group)]
     for process, other in enumerate(others, 1):
-        for name in identity:
-            if other["identity"].get(name) == first["identity"][name]:
+        for name in first["identity"] | other["identity"]:
+            both = [one["identity"].get(name) for one in (first, other)]
+            if both[0] == both[1]:
                 continue
-            changes = compare(first["fingerprint"], other["fingerprint"])
-            environments = "; ".join(map(str, changes)) or "in nothing"
+            if (split := name.removesuffix(" images")) in replica.splits:
+                both = _images(replica, split, process)
+            changes = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
             raise LockstepError(
                 f"process 0 (host {first['host']}) and process {process} (host {other['host']}) "
-                f"do not have the same {name}, so they would not train one network. Their "
-                f"environments differ: {environments}. Give every host the same files, options, "
-                f"libraries, variables and model of CPU or GPU, and let a model draw random "
-                f"numbers only from torch's generator",
+                f"do not have the same {name} ({both[0]} and {both[1]}), so they would not compute "
+                f"one result.{f' Their environments differ: {changes}.' if changes else ''} Give "
+                f"every host the same files, options, libraries, variables and model of CPU or "
+                f"GPU, and let a model draw random numbers only from torch's generator",
                 ENVIRONMENT,
             )
+
+
+def _images(replica: Replica, split: str, process: int) -> list[str]:
+    """Return how many different images of a split process 0 and `process` have, and of each the
+    first that the other one lacks. All processes call this together.
+    """
+    images = replica.splits[split]
+    examples = zip(images.ids(), images.labels.tolist(), images.names(), strict=True)
+    own = {f"{one.hex()} {label}": str(name) for one, label, name in examples}
+    every = [json.loads(text) for text in exchange(json.dumps(own), replica.group)]
+    pair = every[0], every[process]
+    return [
+        f"{len(one)}, first {next((one[key] for key in one if key not in other), 'none')}"
+        for one, other in (pair, pair[::-1])
+    ]
 
 
 def restore(replica: Replica, checkpoint: StateFile | None) -> Record:
@@ -105,10 +120,19 @@ def restore(replica: Replica, checkpoint: StateFile | None) -> Record:
         are not given.
     """
     recipe, group = replica.recipe, replica.group
-    if checkpoint is not None and checkpoint.metadata.get("recipe_digest") != recipe.digest():
-        raise LockstepError(
-            f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
-        )
+    if checkpoint is not None:
+        stated, steps = checkpoint.metadata, replica.bound.steps
+        if stated.get("recipe_digest") != recipe.digest():
+            raise LockstepError(
+                f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
+            )
+        same = (stated.get("data_sha256") or {}).get("train") == replica.data_sha256["train"]
+        if same and checkpoint.step > steps:
+            raise LockstepError(
+                f"{checkpoint.path} is beyond the end of its run, which has {steps} steps: remove "
+                f"it",
+                DATA,
+            )
     tensors = group.broadcast(save(checkpoint.tensors) if checkpoint else b"")
     if tensors:
         replica.state.load_state_dict(load(tensors))

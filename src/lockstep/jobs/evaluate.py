@@ -8,7 +8,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.head.confidence import SHARE, Confidence
-from lockstep.jobs.agreement import restore
+from lockstep.jobs.agreement import require_equal, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.predictions import write_predictions
 from lockstep.jobs.replica import Replica
@@ -41,8 +41,10 @@ def replica_of(spec: EvaluateSpec, ctx: Context) -> Replica:
     """
     recipe, placement = spec.recipe, spec.placement
     if recipe.dataset != IMAGE_FOLDER or spec.split != ALL:
-        return Replica(recipe, placement, ctx)
-    images = read_splits(recipe, placement, Run(spec.path).classes or ())[ALL]
+        return Replica(recipe, placement, ctx, surveyed=spec.surveyed)
+    images = read_splits(recipe, placement, Run(spec.path).classes or (), spec.surveyed)[ALL]
+    for note in images.notes:
+        logger.warning(note)
     return Replica(
         recipe, placement, ctx, dict.fromkeys(("train", recipe.evaluated_split, ALL), images)
     )
@@ -57,6 +59,8 @@ def judge(
     Raises: LockstepError.
     """
     replica = replica_of(spec, ctx)
+    # Each program of an outer launch has surveyed the folder for itself, perhaps before a change.
+    require_equal(replica, {f"{spec.split} images": replica.splits[spec.split].sha256})
     dataset = replica.split(spec.split, spec.examples)
     run, checkpoint, notes = Run(spec.path), None, list[str]()
     if ctx.first:

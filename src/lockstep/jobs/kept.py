@@ -7,17 +7,15 @@ import hashlib
 import json
 import re
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from lockstep import files
+from lockstep import files, models
 from lockstep.data.catalog import Archive
 from lockstep.data.fetch import fetch_file
 from lockstep.errors import LockstepError, option
 from lockstep.messages import logger
-from lockstep.models import TIMM
 from lockstep.runs.statefile import SUFFIX
 
 # folder, file and SHA-256
@@ -28,7 +26,7 @@ _SUFFIX = ".pt"  # of a kept file whose URL has none: `kept` looks for one
 
 def folder() -> Path:
     """Return the folder of kept weights."""
-    return platformdirs.user_cache_path("lockstep") / "weights"
+    return files.cached("weights")
 
 
 def kept(sha256: str | None) -> Path | None:
@@ -61,6 +59,15 @@ def downloaded(url: str) -> Path:
     return path
 
 
+def settings_key(name: str, image_px: int | None) -> str:
+    """Return the key of the settings of timm's network `name` for images of `image_px`."""
+    release = ""
+    with suppress(PackageNotFoundError):
+        release = version("timm")
+    source = files.sha256(Path(models.__file__).with_name("from_timm.py"))
+    return files.cache_key("timm", name=name, image_px=image_px, timm=release, source=source)
+
+
 def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dict[str, Any]:
     """Return the settings that go with timm's network `name`: what its configuration says, and with
     `with_weights` the SHA-256 of its trained weights, which are then kept.
@@ -68,7 +75,7 @@ def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dic
     The key "licence" is that of the weights, in words. A later call needs no network.
     Raises: LockstepError.
     """
-    index = folder() / f"{TIMM[:-1]}-{name}-{image_px or 'own'}.json"
+    index = folder() / f"{settings_key(name, image_px)}.json"
     if with_weights:
         # One that is damaged is written again.
         with suppress(OSError, ValueError, KeyError, TypeError):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loss import probabilities_of
-from lockstep.data import IMAGE_FOLDER
 from lockstep.data.dataset import Dataset
 from lockstep.files import deliver
 from lockstep.head.confidence import Confidence
@@ -16,7 +15,6 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.pages import prediction_table
 from lockstep.pages.prediction import Prediction
-from lockstep.pictures.photos import ALL
 
 
 def write_predictions(
@@ -32,7 +30,7 @@ def write_predictions(
     The file is written whole or not at all. Raises: LockstepError.
     """
     assert spec.predictions is not None
-    lines = _lines(names_of(spec, dataset), dataset, result, confidence)
+    lines = _lines(dataset.names(), dataset, result, confidence)
 
     def write(temporary: Path) -> None:
         with (
@@ -78,21 +76,3 @@ def labels_of(images: Dataset, row: int) -> list[str]:
     label = images.labels[row]
     numbers = label.nonzero()[:, 0].tolist() if images.several else [int(label)]
     return [images.classes[number] for number in numbers]
-
-
-def names_of(spec: EvaluateSpec, images: Dataset) -> list[Path | int]:
-    """Return what names each of the `images` that are evaluated: of a folder the path of the image
-    in it, else its number in the split, from 0.
-
-    Of images that were held out, it is the number among all training images.
-    """
-    recipe, split = spec.recipe, spec.split
-    numbers: list[int] = [*range(len(images))]
-    if images.numbers is not None:
-        numbers = images.numbers.tolist()
-    if recipe.dataset != IMAGE_FOLDER:
-        return [*numbers]
-    known = images.classes if split == ALL else None
-    found = recipe.survey(spec.placement.data, known).splits
-    photos = found["train" if split == "held-out" else split]
-    return [Path(photos[number].path) for number in numbers]

@@ -1,6 +1,5 @@
 """Replica: one process's data, model and state. All processes of a run hold the same."""
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from lockstep.data.dataset import Dataset, first_other_class
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.head import confidence, outliers
-from lockstep.head.features import features_of
+from lockstep.head.features import features_key, features_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.splits import read_splits, splits_of
 from lockstep.jobs.weights import InitialWeights, load_initial_weights
@@ -31,7 +30,7 @@ from lockstep.kernels.portable import arithmetic
 from lockstep.messages import logger
 from lockstep.pictures.decode import decoder_versions
 from lockstep.pictures.examples import Examples
-from lockstep.runs.provenance import fingerprint, sources
+from lockstep.runs.provenance import fingerprint, imported_code, sources
 from lockstep.runs.statefile import FROZEN_FILE
 from lockstep.text import listed
 
@@ -190,13 +189,13 @@ class Replica:
             dataset = dataset.spread(examples)
         if self.backbone is not None:
             recipe = self.recipe
-            augmentation = recipe.augmentation.model_dump(mode="json")
+            code = imported_code(recipe.model) if "model" in recipe.custom_code else {}
             cores = hardware.cores() // self.local_processes
             dataset = features_of(
                 self.backbone,
                 dataset,
                 self._readers,
-                json.dumps([self.fingerprint, augmentation, recipe.precision]),
+                features_key(recipe, self.fingerprint, code),
                 first_of_host=self._first_of_host,
                 threads=max(1, cores // recipe.threads_per_tower),
                 exact=recipe.exact,

@@ -10,7 +10,7 @@ from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import confidence_of, judge
-from lockstep.jobs.predictions import labels_of, names_of, used_thresholds
+from lockstep.jobs.predictions import labels_of, used_thresholds
 from lockstep.jobs.result import sure_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
@@ -39,7 +39,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     probabilities = probabilities_of(logits, spec.recipe.several)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
-    names = names_of(spec, dataset)
+    names = dataset.names()
     confidences = [confidence_of(spec, replica, share) for share in _SURE]
     sure = [one and sure_answers(one, dataset, counted) for one in confidences]
     if thresholds is None:

@@ -39,6 +39,12 @@ from lockstep.text import (
 _FEW = 20  # training images of a class, below which a warning says so
 _UNEQUAL = 4  # times the images of the smallest class that the largest one has
 _WIDE = 0.3  # of an interval of F1, above which a warning says so
+# Fields of result.json that tell of the computers, the time and the sessions. `Result.decided`
+# returns all others but the link.
+STATED = (
+    "train_s total_s images_per_s steps_per_s gpu_utilization peak_memory_bytes processes device "
+    "versions model_source sessions mixed_arithmetic run"
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,14 @@ class Result:
     Attributes:
         replica: whose state has the resulting weights: after the last update.
         evaluations: those of the resulting weights by kind of weights, the classifier's first.
-        memory: each process's peak, in bytes.
         sure: what `sure_answers` returned for the test set.
+        memory: each process's peak, in bytes.
     """
 
     replica: Replica
     evaluations: Mapping[str, Evaluation]
+    sure: Record | None
     memory: list[int]
-    sure: Record | None = None
 
     @property
     def best(self) -> Evaluation:
@@ -107,12 +113,30 @@ class Result:
                 f"this accuracy may be chance: always answering {most_common} gives "
                 f"{share / best.examples:.2%}"
             )
+        texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
                 f"no answer is marked as sure, unsure or unlike: that takes "
                 f"{outliers.LEAST_IMAGES} training images, and these are {len(train_set)}"
             )
         return texts
+
+    def decided(self) -> Record:
+        """Return the fields of result.json that recipe and data decide. `lockstep verify` computes
+        them again.
+        """
+        replica, recipe = self.replica, self.replica.recipe
+        return {
+            "recipe": recipe.name,
+            "digest": recipe.digest(),
+            "weights_sha256": replica.state.weights_sha256(),
+            "steps": replica.state.step,
+            "examples": replica.state.step * recipe.batch,
+            **scores(self.evaluations, self.sure, replica.splits["train"].classes),
+            "warnings": self.warnings(),
+            "left_out": [*recipe.left_out],
+            "loss": {kind: result.loss for kind, result in self.evaluations.items()},
+        }
 
     def record(self, log: Log, run: RunFolder, started: float, mixed: bool) -> Record:
         """Return the content of result.json.
@@ -126,19 +150,12 @@ class Result:
         steps_per_s = log.monitor.steps_per_s()
         steps = [row for row in run.metrics() if row["kind"] == "step"]
         losses = [row.get("loss") for row in steps if not row.get("skipped")]
+        decided = self.decided()
         return {
-            "recipe": recipe.name,
-            "digest": recipe.digest(),
-            "weights_sha256": replica.state.weights_sha256(),
+            **decided,
+            "loss": {"train": losses[-1] if losses else None, **decided["loss"]},
             "link": link.sha256,
-            "steps": replica.state.step,
-            "examples": replica.state.step * recipe.batch,
-            **scores(self.evaluations, self.sure, replica.splits["train"].classes),
-            "warnings": self.warnings(),
-            "left_out": [*recipe.left_out],
             **({"gpu_utilization": log.gpus.mean} if replica.gpus else {}),
-            "loss": {"train": losses[-1] if losses else None}
-            | {kind: result.loss for kind, result in self.evaluations.items()},
             "train_s": round(log.monitor.mark.seconds, 3),
             "total_s": round(time.time() - started, 3),
             "images_per_s": None if recipe.head else round(steps_per_s * recipe.batch, 1),
@@ -162,11 +179,9 @@ class Result:
                 f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
                 f"of the last step"
             )
-        if "accuracy_one_view" in record:
-            others += (
-                f"; {record['accuracy_one_view']:.2%} without mirrored and shifted views of "
-                f"each image"
-            )
+        if record.get("accuracy_one_view", best.accuracy) != best.accuracy:
+            views = "mirrored" + " and shifted" * recipe.test_views.startswith("flip-translate")
+            others += f"; {record['accuracy_one_view']:.2%} without {views} views of each image"
         what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(
             best.several
         )
@@ -224,7 +239,9 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
         return "not exact, as set in the recipe"
     if recipe.arithmetic == "portable":
         code = listed([*recipe.custom_code.values()])
-        return "the same on every kind of CPU" + (f", as far as {code} keeps them" if code else "")
+        return "the same on every kind of CPU tried" + (
+            f", as far as {code} keeps them" if code else ""
+        )
     return "the same on any number of processes"
 
 

@@ -22,9 +22,10 @@ Line = tuple[str, str]  # (label, text)
 
 # name -> a description for several processes
 _REDUCTIONS = {
-    "tree": "each process adds one slice of the vectors, in the canonical tree; exact",
-    "allreduce": "the backend's own all-reduce, in its own order of additions; not exact, for "
-    "comparison",
+    "tree": "each process adds one slice of the vectors, in the canonical tree: the same sum on "
+    "any number of processes",
+    "allreduce": "the backend's own all-reduce, in its own order of additions: another sum on "
+    "another number of processes",
 }
 
 
@@ -35,6 +36,9 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
     shape = "x".join(map(str, train_set.images.shape[1:]))
     done = f", {replica.state.step} of them done" if replica.state.step else ""
     epochs = bound.epoch(bound.steps)
+    passes = f"of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
+    if recipe.head:  # The images pass the network once, so their epochs say nothing of the time.
+        passes = f"of the last layer over {len(train_set)} training images"
     # The user has given a file of weights, or a network of timm.
     given = replica.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {replica.placement.init}" if given else ""
@@ -58,8 +62,7 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
         ),
         (
             "time",
-            f"{plural(bound.steps, 'step')} of {recipe.batch} images "
-            f"({epochs:.{int(epochs < 10)}f} epochs)"
+            f"{plural(bound.steps, 'step')} {passes}"
             f"{done}, on {plural(replica.group.processes, 'process')}{turns}",
         ),
         ("run", f"{run}, with all settings in its log.txt"),

@@ -38,6 +38,8 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         for text in spec.notes:
             logger.warning(text)
         replica = Replica(spec.recipe, spec.placement, ctx, surveyed=spec.surveyed)
+        for text in replica.splits["train"].notes:  # Later commands do not repeat them.
+            logger.warning(text)
         identity = require_agreement(replica)
 
         # Where does it go?

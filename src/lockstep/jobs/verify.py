@@ -5,28 +5,29 @@ is only read.
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
 from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import Record
+from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, restore
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import judged, scores
+from lockstep.jobs.result import STATED, Result, judged
 from lockstep.jobs.specs import VerifySpec
 from lockstep.messages import logger
 from lockstep.runs import statefile
+from lockstep.runs.chain import Link
 from lockstep.runs.provenance import compare, texts
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import FROZEN, SHA256, StateFile, contents_sha256, file_name
-
-# of result.json, where they are known
-_SCORES = ("accuracy_one_view", "sure", "mean_average_precision", "f1", "classes")
 
 
 def verify(spec: VerifySpec, ctx: Context) -> Record | None:
@@ -41,9 +42,10 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     replica = Replica(spec.recipe, spec.placement, ctx)
     identity = require_agreement(replica)
     if ctx.first:
+        statefile.warn_of_others(run.checkpoints, run.last_step)
         for entry in (run.metadata(), *run.sessions()):
             replica.require_same_data(run.path, entry)
-        _require_result(run, replica.bound.steps, parts[-1][1])
+        _require_result(run, replica.bound.steps)
     parts = json.loads(ctx.group.broadcast(json.dumps(parts).encode()))
     compared = list[Record]()
     for begin, end in parts:
@@ -61,6 +63,13 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
         "run": str(run.path),
         "same": not differences,
         "parts": [part for part in parts if part[0] < part[1]],
+        "steps": replica.bound.steps,
+        "complete": run.complete,
+        # A chain has been found to fit.
+        "stated": {
+            row["what"]: [name for name in row["stated"] if not spec.parts or name != "previous"]
+            for row in compared
+        },
         "initial_weights": "known" if _knows_initial(replica) else "not compared",
         "data_sha256": replica.data_sha256,
         "compared": dict(Counter(row["what"] for row in compared)),
@@ -70,9 +79,9 @@ def verify(spec: VerifySpec, ctx: Context) -> Record | None:
     }
 
 
-def _require_result(run: Run, steps: int, end: int) -> None:
-    """Raise a LockstepError if the result is not that of the recipe's `steps`, if only a part of it
-    is there, or if its weights are damaged. `end` is the last step of the replay.
+def _require_result(run: Run, steps: int) -> None:
+    """Raise a LockstepError if the result, or a checkpoint, is not of the recipe's `steps`, if only
+    a part of the result is there, or if its weights are damaged.
     """
     result = run.result()
     if (result is None) == os.path.lexists(run.model):
@@ -83,7 +92,7 @@ def _require_result(run: Run, steps: int, end: int) -> None:
         )
     if result:
         statefile.read(run.model)
-    if (result or {"steps": steps})["steps"] != steps or end > steps:
+    if (result or {"steps": steps})["steps"] != steps or max(run.steps, default=0) > steps:
         raise LockstepError(
             f"{run.path} is of another number of steps than its recipe, which has {steps}", DATA
         )
@@ -93,16 +102,15 @@ def replayed(run: Run, start: int | None) -> tuple[int, int]:
     """Return the numbers of updates before and after the replay.
 
     The replay begins with the newest valid checkpoint up to `start`, by default the second newest
-    of all, or with the initial state, and ends at the next one. Raises: LockstepError if nothing is
-    recorded in between.
+    of all, or with the initial state, and ends at the next one, or at the result. Raises:
+    LockstepError if nothing is recorded in between.
     """
-    steps, result = run.steps, run.result() or {}
-    start = (*steps, 0, 0)[1] if start is None else start
-    last = max(*steps, result.get("steps", 0), 0)
-    paths = (run.checkpoints / file_name(step) for step in steps if step <= start)
+    states = sorted({*run.steps, (run.result() or {}).get("steps", 0), 0}, reverse=True)
+    start = (*states, 0)[1] if start is None else start
+    paths = (path for step, path in reversed(run.files.items()) if step <= start)
     state = next(filter(None, map(_read, paths)), None)
     begin = state.step if state else 0
-    end = min((step for step in steps if step > start), default=last)
+    end = min((step for step in states if step > start), default=states[0])
     if begin != start:
         logger.warning(
             f"there is no valid checkpoint after {start} steps: the replay starts from step {begin}"
@@ -165,8 +173,8 @@ def _replay(run: Run, replica: Replica, ctx: Context, loaded: int | None, end: i
     with ctx.progress("replaying steps", end - state.step + 1) as advance:
         for _ in chain([None], updates):
             advance(1)
-            if ctx.first and state.step != loaded:
-                rows += _of_checkpoint(run, replica)
+            if ctx.first:
+                rows += _of_checkpoint(run, replica, loaded)
             if state.step == end:
                 break
     updates.close()
@@ -202,14 +210,17 @@ def _machine(run: Run, identity: Record, end: int) -> Record | None:
     }
 
 
-def _of_checkpoint(run: Run, replica: Replica) -> Iterator[Record]:
+def _of_checkpoint(run: Run, replica: Replica, loaded: int | None) -> Iterator[Record]:
     """Yield what the checkpoint of this step has, if there is one, beside the same of the replayed
-    state.
+    state. The `loaded` one is no result of the replay, so it counts only if its metadata differ.
     """
     state = replica.state
-    if state.step in run.steps and (saved := _read(run.checkpoints / file_name(state.step))):
-        found = _compared(saved, state.state_dict(), replica.metadata())
-        yield {"step": state.step, "what": "checkpoints", **found}
+    path = run.checkpoints / file_name(state.step)
+    if os.path.lexists(path) and (saved := _read(path)):
+        metadata = {"step": state.step, **replica.metadata()}
+        found = _compared(saved, state.state_dict(), metadata, "previous", "evaluations")
+        if state.step != loaded or found["metadata"]:
+            yield {"step": state.step, "what": "checkpoints", **found}
 
 
 def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -> Iterator[Record]:
@@ -218,34 +229,59 @@ def _of_result(run: Run, replica: Replica, evaluations: dict[str, Evaluation]) -
     """
     result, step = run.result() or {}, replica.state.step
     tensors, metadata = replica.model_file()
-    sha256 = replica.state.weights_sha256()
-    stated = {"recorded": result["weights_sha256"], "replayed": sha256}
-    yield {"step": step, "what": "weights_sha256", **stated}
-    found = scores(*judged(replica, evaluations, tensors), replica.splits["train"].classes)
-    found = json.loads(json.dumps(found))
-    every = {*found, *_SCORES}
-    names = sorted(name for name in every if result.get(name) != found.get(name)) or ["accuracy"]
-    recorded, replayed = ({name: row.get(name) for name in names} for row in (result, found))
-    yield {"step": step, "what": "accuracy", "recorded": recorded, "replayed": replayed}
+    found = finite(Result(replica, *judged(replica, evaluations, tensors), []).decided())
+    found["loss"]["train"] = result.get("loss", {}).get("train")
+    stated = ["loss.train", *(name for name in STATED.split() if name in result)]
+    if last := statefile.metadata_if_valid(run.checkpoints / file_name(step)):
+        found["link"] = Link.of(last).sha256
+    else:
+        stated.append("link")
+    names = [name for name in different(result, found) if name not in stated]
+    recorded, replayed = (
+        {name: row[name] for name in names or ["weights_sha256"] if name in row}
+        for row in (result, found)
+    )
+    yield {
+        "step": step,
+        "what": "result.json",
+        "recorded": recorded,
+        "replayed": replayed,
+        "stated": stated,
+    }
     saved = _compared(statefile.read(run.model), tensors, metadata)
     yield {"step": step, "what": "model.safetensors", **saved}
 
 
-def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record) -> Record:
-    """Return the SHA-256 of the file `saved`, and what it is with what the replay has."""
-    # The source of the user's model may have changed since: `compare` says that.
-    replayed = {**saved.metadata, **metadata, "model_source": saved.metadata.get("model_source")}
+def _compared(saved: StateFile, tensors: NamedTensors, metadata: Record, *stated: str) -> Record:
+    """Return the SHA-256 of the file `saved`, and what it is with what the replay has.
+
+    The `stated` metadata are those of the file.
+    """
+    if metadata["model_source"]:  # It may have changed since: `compare` says that.
+        stated = (*stated, "model_source")
+    replayed = metadata | {name: saved.metadata.get(name) for name in (SHA256, *stated)}
+    if _frozen(tensors):
+        replayed["frozen"] = True
     return {
         "recorded": saved.metadata[SHA256],
         "replayed": contents_sha256(replayed, tensors),
+        "metadata": different(saved.metadata, replayed),
         "tensors": different(saved.tensors, tensors),
+        "stated": [*stated],
     }
 
 
-def different(recorded: NamedTensors, replayed: NamedTensors) -> list[str]:
-    """Return the names of the tensors that do not have the same type, shape and bits."""
+def different(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tensors that do not have the same type, shape and bits, and of the
+    other values that do not have the same JSON.
+    """
     first, second = (
-        {name: contents_sha256({}, {name: tensor}) for name, tensor in tensors.items()}
-        for tensors in (recorded, replayed)
+        {
+            name: contents_sha256({}, {name: value})
+            if isinstance(value, Tensor)
+            else json.dumps(value, sort_keys=True)
+            for name, value in values.items()
+        }
+        for values in (recorded, replayed)
     )
     return sorted({name for name, _ in first.items() ^ second.items()})

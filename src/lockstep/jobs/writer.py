@@ -188,7 +188,7 @@ class RunWriter:
             tensors, metadata = replica.model_file()
             evaluations, sure = judged(replica, evaluations, tensors)
             mixed = is_mixed(folder.earlier, self.identity)
-            result = Result(replica, evaluations, memory, sure)
+            result = Result(replica, evaluations, sure, memory)
             record = result.record(self.log, folder, self.spec.started, mixed)
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))

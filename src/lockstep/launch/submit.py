@@ -7,11 +7,13 @@ returns through another. Only workers import torch, which takes a second. In an 
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -19,12 +21,16 @@ from lockstep import hardware, numerics
 from lockstep.config.placement import Placement, check, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, option
-from lockstep.files import Record
+from lockstep.files import NOTED, Record, noted
 from lockstep.jobs.specs import Output, Spec
 from lockstep.launch.relay import Relay
 from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
+from lockstep.messages import LoggedLines, logger
+from lockstep.text import size
+
+_ROOM_BYTES = 1 << 18  # for the temporary files of a process
 
 
 def submit(
@@ -64,6 +70,7 @@ def submit(
     variables = {
         **numerics.environment(spec.recipe.threads_per_tower),
         "TORCH_CPP_LOG_LEVEL": "FATAL",
+        NOTED: ",".join(noted),
     }
     # The process group of this program, as in Ray Train, serves a store at the address of the outer
     # launch.
@@ -74,13 +81,27 @@ def submit(
     ):
         variables[SERVED] = "True"
     most = world.processes if world.launcher else capacity(spec.recipe, spec.placement)
-    processes = spec.placement.processes or min(spec.recipe.towers, most)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as name, contextlib.ExitStack() as stack:
+    processes = asked or min(spec.recipe.towers, most)
+    if processes > 1 and not world.launcher and not hardware.has_loopback():
+        problem = f"the network interface {hardware.LOOPBACK}, which processes need, has no address"
+        if asked:
+            raise LockstepError(
+                f"{problem}: bring it up (ip link set {hardware.LOOPBACK} up), or leave out "
+                f"{option('processes')}",
+                ENVIRONMENT,
+            )
+        if not output.quiet:
+            logger.warning(f"{problem}, so one process computes everything")
+        processes = 1
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(_temporary_folder(processes))
         relay = None
         if stdout is not None and not _is_descriptor_1(stdout):
             relay = stack.enter_context(contextlib.closing(Relay(stdout)))
             variables["PYTHONIOENCODING"] = "utf-8:backslashreplace"
-        job = Supervisor(spec, output, world, processes, Path(name), variables, relay)
+            if isinstance(stdout, LoggedLines):  # A line that is redrawn is no message.
+                variables["TERM"] = "dumb"
+        job = Supervisor(spec, output, world, processes, name, variables, relay)
         if stdout is None:
             stack.enter_context(handled_by(job.request.remember))
         elif threading.current_thread() is threading.main_thread():
@@ -90,19 +111,44 @@ def submit(
                 if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)
             ]
             stack.enter_context(handled_by(job.request.remember, unused))
-        problem = None
+        failure = None
         try:
             outcome = job.run()
         except LockstepError as error:
-            problem = error
+            failure = error
     received = job.request.received
     if stdout is not None and received in (signal.SIGTERM, signal.SIGHUP):
         signal.raise_signal(received)
-    if problem:
-        raise problem
+    if failure:
+        raise failure
     if stdout is not None and job.killed:
         raise KeyboardInterrupt
     return outcome
+
+
+@contextlib.contextmanager
+def _temporary_folder(processes: int) -> Iterator[Path]:
+    """Yield a new folder, removed afterwards, with room for what the `processes` write there.
+    Raises: LockstepError if there is none.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)
+            room = Path(stack.enter_context(folder), "room")
+            with open(room, "wb") as file:
+                file.write(bytes(_ROOM_BYTES * processes))
+                if processes > 1:  # They find each other by a file that torch locks.
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            room.unlink()
+        except OSError as error:
+            raise LockstepError(
+                f"temporary files cannot be used in "
+                f"{tempfile.tempdir or 'any folder'} "
+                f"({error.strerror}): let TMPDIR name a folder that allows it, with "
+                f"{size(_ROOM_BYTES * processes)} of room",
+                ENVIRONMENT,
+            ) from None
+        yield room.parent
 
 
 def _inline(spec: Spec, output: Output) -> Outcome:

@@ -210,6 +210,8 @@ class Supervisor:
                     env={**os.environ, **self.variables, **place},
                     stdin=subprocess.DEVNULL,
                     stdout=self.relay.descriptor if self.relay else None,
+                    # Notes of jobs other than training.
+                    stderr=subprocess.STDOUT if self.relay else None,
                     # A terminal's Ctrl-C reaches only the launcher, which forwards it.
                     start_new_session=True,
                 )

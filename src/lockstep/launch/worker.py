@@ -24,8 +24,9 @@ from lockstep.jobs.specs import Spec
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.launch.supervisor import End
 from lockstep.launch.world import World, meet
-from lockstep.messages import handled, on_stderr
+from lockstep.messages import handled, on_stderr, waiting
 from lockstep.runs.statefile import DamagedFileError
+from lockstep.text import duration
 
 if TYPE_CHECKING:
     import torch
@@ -111,27 +112,36 @@ def _join(spec: Spec, world: World, ctx: "Context") -> None:
 
     if world.processes == 1:
         return
+    limit_s = SLOW * spec.placement.timeout
+    # Process 0 may be on a host that does not answer.
+    shown = world.local == 0 and not ctx.output.quiet
     # The handler of a signal would not run while this process waits for those of other hosts to
     # start.
     with (
         handled_by(signal.SIG_DFL) if world.launcher else contextlib.nullcontext(),
         ctx.monitor.doing("communication"),
+        handled(on_stderr if shown else lambda text: None),
     ):
         # In portable arithmetic, hosts with and without GPUs compute the same bits.
         store = meet(world, "any" if spec.recipe.arithmetic == "portable" else ctx.device.type)
-        gpus, limit_s = (
-            spec.placement.gpus or (),
-            SLOW * spec.placement.timeout if world.launcher else NO_TIMEOUT_S,
-        )
-        ctx.group = connect(
-            world.process,
-            world.processes,
-            ctx.device,
-            store,
-            ctx.monitor,
-            limit_s,
-            shares_gpu=len({*gpus}) < len(gpus),
-        )
+        gpus, hint = spec.placement.gpus or (), ""
+        if world.launcher:
+            hint = ": set GLOO_SOCKET_IFNAME to the network interface that joins the hosts"
+        with waiting(
+            lambda: (
+                f"waiting for connections between the {world.processes} processes, at most "
+                f"{duration(limit_s)} (ten times {option('timeout')}){hint}"
+            )
+        ):
+            ctx.group = connect(
+                world.process,
+                world.processes,
+                ctx.device,
+                store,
+                ctx.monitor,
+                limit_s if world.launcher else NO_TIMEOUT_S,
+                shares_gpu=len({*gpus}) < len(gpus),
+            )
 
 
 def main() -> None:
@@ -151,7 +161,7 @@ def main() -> None:
     ).start()
 
     def send(kind: str, value: Any) -> None:
-        files.replace(folder / f"{kind}.json", json.dumps(value).encode())
+        files.replace(folder / f"{kind}.json", json.dumps(value).encode(), durable=False)
 
     try:
         from lockstep.jobs.context import Context  # imports torch
@@ -163,14 +173,15 @@ def main() -> None:
         lost = isinstance(error, PeerLostError)
         damaged = str(error.path) if isinstance(error, DamagedFileError) else ""
         end = End(error.code, str(error), not lost, lost, time.time(), damaged)
-    except Exception:
-        end = End(
-            CRASH, f"process {world.process} crashed:\n{traceback.format_exc()}", time=time.time()
-        )
+    except Exception as error:
+        code, text, known = CRASH, f" crashed:\n{traceback.format_exc()}", False
+        if isinstance(error, OSError) and not spec.recipe.custom_code:
+            code, text, known = ENVIRONMENT, f": {files.refused(error)}", files.is_refusal(error)
+        end = End(code, f"process {world.process}{text}", known, time=time.time())
     with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone
         sys.stdout.flush()
     with contextlib.suppress(OSError):
-        files.replace(folder / f"ended-{world.process}", json.dumps(end).encode())
+        files.replace(folder / f"ended-{world.process}", json.dumps(end).encode(), durable=False)
     os._exit(end.code)  # without clean-up: a collective may be pending in another thread
 
 

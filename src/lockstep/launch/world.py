@@ -14,9 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lockstep.errors import ENVIRONMENT, LockstepError, option
+from lockstep.messages import waiting
+from lockstep.text import duration, few
 
 # The file in which the worker processes of one host find each other; "" in a worker process of an
 # outer launch.
@@ -94,7 +96,8 @@ def _outer(launcher: str, given: Mapping[str, str]) -> World:
         # Without a number on the host there is one process on each host, as in Kubernetes.
         world = World(launcher, int(process), int(processes), int(local or 0), (address, int(port)))
         numbered = 0 <= world.process < world.processes and 0 <= world.local < world.processes
-        if numbered and address and 0 < int(port) < 1 << 16:
+        # A name that no network can have, as one of empty parts, is a ValueError.
+        if numbered and address.encode("idna") and 0 < int(port) < 1 << 16:
             return world
     except ValueError:
         pass
@@ -105,6 +108,14 @@ def _outer(launcher: str, given: Mapping[str, str]) -> World:
         f"alone, unset these variables",
         ENVIRONMENT,
     )
+
+
+@dataclass
+class _Wait:
+    """What this process waits for: `who` of the processes, and `why` that takes so long."""
+
+    who: str = "process 0"
+    why: str = ""
 
 
 def meet(world: World, device: str) -> Store:
@@ -119,42 +130,53 @@ def meet(world: World, device: str) -> Store:
 
     if isinstance(world.rendezvous, Path):
         return dist.FileStore(str(world.rendezvous), world.processes)  # type: ignore[attr-defined]
+    assert world.rendezvous is not None
     serves = world.process == 0 and os.environ.get(SERVED) != "True"
+    wait, (host, port) = _Wait(), world.rendezvous
     try:
-        return _agree(_connect(world, serves), world, device)
+        with waiting(
+            lambda: (
+                f"waiting for {wait.who} of {world.processes} at {host}:{port}, at most "
+                f"{duration(JOIN_S)} ({wait.why})"
+            )
+        ):
+            return _agree(_connect(world, serves, wait), world, device, wait)
     except (OSError, dist.DistError) as error:  # a TimeoutError is an OSError
-        assert world.rendezvous is not None
         raise LockstepError(
-            f"process {world.process} of {world.processes} does not find the others at "
-            f"{world.rendezvous[0]}, port {world.rendezvous[1]} "
-            f"({str(error).partition(chr(10))[0] or 'no answer'}). Start all processes, and let "
-            f"the hosts connect to each other. If another program has the port, set MASTER_PORT to "
-            f"a free one",
+            f"process {world.process} of {world.processes} does not find the others at {host}, "
+            f"port {port} ({str(error).partition(chr(10))[0] or 'no answer'}). Start all "
+            f"processes, and let the hosts connect to each other. If another program has the port, "
+            f"set MASTER_PORT to a free one",
             ENVIRONMENT,
         ) from None
 
 
-def _connect(world: World, serves: bool) -> Store:
+def _connect(world: World, serves: bool, wait: _Wait) -> Store:
     """Return the store at the address of the job, which process 0 `serves`. Raises: OSError,
     DistError.
     """
     import torch.distributed as dist
 
-    found = Future[Store]()
-    wait, until = timedelta(seconds=ANSWER_S), time.monotonic() + JOIN_S
-    while not serves:
+    found, address = Future[Store](), cast(tuple[str, int], world.rendezvous)
+    limit, until = timedelta(seconds=ANSWER_S), time.monotonic() + JOIN_S
+    while True:
         try:
-            socket.create_connection(world.rendezvous, timeout=5.0).close()  # type: ignore[arg-type]
+            if serves:  # Kubernetes may publish the name after the program has started.
+                socket.getaddrinfo(*address)
+            else:
+                socket.create_connection(address, timeout=5.0).close()
             break
-        except OSError:
+        except OSError as error:
             if time.monotonic() > until:
                 raise
+            wait.why = error.strerror or str(error)
         time.sleep(_POLL_S)
+    wait.why = "no answer"
 
     def connect() -> None:
         try:
             store = dist.TCPStore(  # type: ignore
-                *world.rendezvous, is_master=serves, timeout=wait, wait_for_workers=False
+                *address, is_master=serves, timeout=limit, wait_for_workers=False
             )
             found.set_result(store)
         except Exception as error:
@@ -168,7 +190,7 @@ def _connect(world: World, serves: bool) -> Store:
     return store
 
 
-def _agree(store: Store, world: World, device: str) -> Store:
+def _agree(store: Store, world: World, device: str, wait: _Wait) -> Store:
     """Return the part of `store` for this start, after process 0 has compared what all processes
     run.
 
@@ -191,12 +213,17 @@ def _agree(store: Store, world: World, device: str) -> Store:
         )
         part = dist.PrefixStore(store.get(f"start/{own}").decode(), store)  # type: ignore[attr-defined]
         part.set(f"identity/{world.process}", json.dumps([socket.gethostname(), identity]))
+        wait.who, wait.why = "the others", "process 0 waits for them too"
         problem = part.get("problem").decode()
         part.set(f"read/{world.process}", "")
     else:
         part, problem = dist.PrefixStore(own, store), ""  # type: ignore[attr-defined]
         missing, until = set(range(1, world.processes)), time.monotonic() + JOIN_S
         while missing:
+            wait.who = (
+                f"process{'es' * (len(missing) > 1)} {few([str(n) for n in sorted(missing)])}"
+            )
+            wait.why = "not started, or not connected"
             for other in sorted(missing):
                 if part.check([f"identity/{other}"]):
                     missing.remove(other)
@@ -211,7 +238,7 @@ def _agree(store: Store, world: World, device: str) -> Store:
                 elif store.check([f"here/{other}"]):
                     store.set(f"start/{store.get(f'here/{other}').decode()}", own)
             if time.monotonic() > until:
-                raise TimeoutError(f"missing: {sorted(missing)}")
+                raise TimeoutError(f"missing: {wait.who}")
             time.sleep(_POLL_S)
         part.set("problem", problem)
         # It may serve the store, so it must not end before the others have read.

@@ -82,8 +82,7 @@ class Log(Observer):
             self._running = torch.zeros_like(terms)
         if non_finite:
             scale = (
-                f"the loss scale {state.loss_scale:g} is too large for "
-                f"{named_towers(non_finite[:1])}"
+                f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite)}"
             )
             self.note(f"step {step}: skipped, {scale}")
         else:

@@ -4,15 +4,18 @@ import csv
 import io
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from lockstep import errors
 from lockstep.errors import LockstepError, option
 from lockstep.text import few
 
+MINUS = "\N{MINUS SIGN}"  # a dash of typography, as spreadsheets write it
 TRUTH = {
     "0": False,
     "0.0": False,
+    "-1": False,
+    "-1.0": False,
     "false": False,
     "no": False,
     "1": True,
@@ -23,7 +26,8 @@ TRUTH = {
 # What may stand between names, the likeliest first. Of the last two, most are parts of one name.
 _MARKS = (";", "|", ",", "+", "&", "/", " ", "_", "-")
 _CLEAR = _MARKS[:-2]
-_OTHER = re.compile(r"(?<![a-z])(train|val(id)?|test|split|fold|group)(?![a-z])", re.I)
+# Words of splits and groups in a name.
+OTHER = re.compile(r"(?<![a-z])(train|val(id)?|test|split|fold|group)(?![a-z])", re.I)
 
 
 def names_in(text: str, mark: str | None) -> list[str]:
@@ -78,7 +82,7 @@ def label_columns(
         for place in free
         if header[place]
         and place not in texts
-        and 2 * sum(line[place].lower() in TRUTH for line in lines if place < len(line))
+        and 2 * sum(_plain(line[place]) in TRUTH for line in lines if place < len(line))
         > len(lines)
     ]
     if not several:
@@ -97,8 +101,14 @@ def label_columns(
     if stated:
         places = [header.index(name) for name in names]
         return places if len(places) > 1 else [place for place in places if place in binary]
-    doubtful = [header[place] or "one without a name" for place in free if place not in binary]
-    doubtful += [name for name in names if _OTHER.search(name)]
+    # A delimiter at the end of each line makes an empty column.
+    filled = [
+        place
+        for place in free
+        if header[place] or any(line[place : place + 1] != [""] for line in lines)
+    ]
+    doubtful = [header[place] or "one without a name" for place in filled if place not in binary]
+    doubtful += [name for name in names if OTHER.search(name)]
     if binary and doubtful:
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow(names)
@@ -116,10 +126,31 @@ def named_by_columns(
     one says something else than 0 and 1.
     """
     for place in columns:
-        if line[place].lower() not in TRUTH:
+        if _plain(line[place]) not in TRUTH:
             raise LockstepError(
                 f"{table}: line {number} has {line[place]!r} in the column {header[place]!r}, "
                 f"where 0 or 1 is allowed: correct it, or name the other columns as "
                 f"{option('label_column')}"
             )
-    return [header[place] for place in columns if TRUTH[line[place].lower()]]
+    return [header[place] for place in columns if TRUTH[_plain(line[place])]]
+
+
+def note_of_signs(table: str, cells: Mapping[str, int]) -> str:
+    """Return the note that -1 counts as no, if a table's columns of labels say -1 and 1. `cells`
+    has the first line of each of their texts. Raises: LockstepError if they say 0 too, because -1
+    may then mean something else than no.
+    """
+    lines = {_plain(cell): number for cell, number in cells.items()}
+    negative = next((lines[text] for text in ("-1", "-1.0") if text in lines), None)
+    if negative is None:
+        return ""
+    if not lines.keys() & ({text for text in TRUTH if not TRUTH[text]} - {"-1", "-1.0"}):
+        return f"{table}: -1 counts as 0, because its columns of labels have no 0"
+    raise LockstepError(
+        f"{table}: line {negative} has -1 in a column of labels, where others have 0. In some "
+        f"datasets, as CheXpert, -1 means uncertain: write 0 or 1 for it, or remove these rows"
+    )
+
+
+def _plain(cell: str) -> str:
+    return cell.lower().replace(MINUS, "-")

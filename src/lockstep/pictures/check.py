@@ -1,27 +1,13 @@
 """The report of `lockstep data check DIR` on a folder of images, as a record and as text."""
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import combinations
 from statistics import median
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.files import Record
 from lockstep.pictures.photos import Survey
-from lockstep.pictures.scan import SPLITS, Photo
-from lockstep.pictures.threads import in_threads
+from lockstep.pictures.scan import SPLITS
+from lockstep.pictures.similar import near_duplicates
 from lockstep.text import few
-
-# Two hashes are alike if the bits that differ are at most a quarter (1 / _ALIKE) of those that are
-# set in one hash or in both.
-# Copies of photos at half the size or as JPEG of quality 20 mostly have 0.03, photos that were
-# taken one after the other up to 0.25, and others 0.33 or more.
-_ALIKE = 4
-# Of the shorter side. Smaller pictures, as of digits, have equal hashes too often.
-_LEAST_PX = 64
-_PLAIN = 16  # Two hashes with fewer set bits are never alike.
 
 
 def record_of(survey: Survey) -> Record:
@@ -49,7 +35,7 @@ def record_of(survey: Survey) -> Record:
         "duplicates": survey.duplicates(),
         "contradicting": [] if survey.several else survey.duplicates("labels"),
         "leaks": survey.duplicates("split"),
-        "near_duplicates": near_duplicates(survey),
+        "near_duplicates": near_duplicates(survey.splits),
         "in_no_class": [photo.path for photo in scan.unlabelled],
         "other_files": dict(sorted(scan.others.items())),
         "problems": survey.problems,
@@ -62,52 +48,6 @@ def record_of(survey: Survey) -> Record:
         record["labels_per_image"] = dict(sorted(numbers.items()))
         record["without_label"] = sorted(path for path in every if not every[path].labels)
     return record
-
-
-def near_duplicates(survey: Survey) -> list[list[str]]:
-    """Return pairs of similar images: [path in one split, path in a later one]. Their bytes differ.
-
-    Each image of the later split is compared with its most similar one.
-    """
-    pairs: dict[tuple[str, str], None] = {}  # The validation images may be the test images, too.
-    large = [
-        [photo for photo in survey.splits.get(name, ()) if photo.shorter_side >= _LEAST_PX]
-        for name in SPLITS
-    ]
-    for photos, others in combinations(filter(None, large), 2):
-        nearest_of = _nearest(_dhashes(photos), _dhashes(others))
-        for number, nearest in sorted(nearest_of.items()):
-            first, other = photos[nearest], others[number]
-            if first.sha256 != other.sha256:
-                pairs[first.path, other.path] = None
-    return [*map(list, pairs)]
-
-
-def _nearest(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> dict[int, int]:
-    """Return which of `hashes` is the most similar one to each of `others` that has one that is
-    alike: position in `others` -> position in `hashes`. Both are uint64 [n, 2].
-    """
-    columns = hashes.T.copy()
-    nearest: dict[int, int] = {}
-
-    def compare(number: int) -> None:
-        own = others[number][:, None]
-        counts = np.bitwise_count(columns ^ own)
-        differing = counts[0] + counts[1]
-        counts = np.bitwise_count(columns | own)
-        either = counts[0] + counts[1]
-        alike = np.flatnonzero((differing <= either // _ALIKE) & (either >= _PLAIN))
-        if len(alike):
-            nearest[number] = int(alike[(differing[alike] / either[alike]).argmin()])
-
-    in_threads("comparing the images of two splits", compare, range(len(others)))
-    return nearest
-
-
-def _dhashes(photos: Sequence[Photo]) -> NDArray[np.uint64]:
-    return np.frombuffer(
-        bytes.fromhex("".join(photo.dhash for photo in photos)), np.uint64
-    ).reshape(-1, 2)
 
 
 def lines_of(record: Record) -> list[str]:

@@ -8,19 +8,21 @@ imported on first use, because it is not needed to print a help text.
 import contextlib
 import hashlib
 import io
+import logging
 import re
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.files import read_bytes
+from lockstep.files import read_bytes, sha256
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +43,9 @@ RULES = 3  # the version of the rules in `decode_image`; another version may giv
 _REDUCING_GAP = 2.0
 _TEXT_LIMIT = 1 << 27  # bytes of all texts and the colour profile of a PNG
 _ORIENTATION = 0x0112  # the EXIF tag
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of a TIFF
+# tags of a TIFF
+_BITS, _COLOURS, _SAMPLES, _TILE_WIDTH, _TILE_HEIGHT, _SAMPLE_FORMAT = 258, 262, 277, 322, 323, 339
+_PNG = b"\x89PNG\r\n\x1a\n"
 _FAINT = 16  # levels. What differs from white by no more cannot be seen on it.
 # How a file begins that is not read -> what it is, and what to do.
 _OTHERS = {
@@ -144,7 +148,7 @@ def decode_image(
     the shorter side.
     3. Palettes are resolved. 16-bit grey is divided by 257; of 16-bit colours the high byte is
        taken. CMYK and YCbCr become RGB without a colour profile. 32-bit, floating-point and Lab
-       images are refused.
+       images are refused, and a TIFF of more than four bands.
     4. With `fit` "crop", the largest square in the middle is resized by Pillow's filter
        `interpolation` with antialiasing, in one call, which first averages whole blocks of pixels
        if the square is 4 `image_px` wide or more. With "squash", it is the whole image, whose
@@ -263,6 +267,14 @@ def decoder_versions() -> dict[str, str | None]:
     }
 
 
+@cache
+def identity() -> dict[str, str | None]:
+    """Return what decides the pixels of a file besides its `Decoding`: the source of this module,
+    and the versions of the libraries. Keys of caches are made of it.
+    """
+    return {"source": sha256(Path(__file__)), **decoder_versions()}
+
+
 def read_image(path: Path) -> bytes:
     """Return the bytes of an image's file. Raises: UnreadableImageError, LockstepError for too
     little memory.
@@ -295,8 +307,57 @@ def _opened(data: bytes) -> "Iterator[Image]":
     with _one_error_type(data):
         # Pillow may be built without some, and the script of `lockstep export` do without HEIF.
         formats = [name for name in FORMATS if name in Image.OPEN]
-        with Image.open(io.BytesIO(data), formats=formats) as image:
+        with Image.open(io.BytesIO(_mended(data)), formats=formats) as image:
             yield image
+
+
+def _mended(data: bytes) -> bytes:
+    """Return the bytes of a PNG without texts and the like whose checksum is wrong, as viewers show
+    it, and other bytes as they are.
+
+    Chunks that decide pixels stay, so that Pillow refuses them, and so do those behind the pixels,
+    of which it verifies none.
+    """
+    if not data.startswith(_PNG):
+        return data
+    parts, kept, start = list[bytes](), 0, len(_PNG)
+    while (name := data[start + 4 : start + 8]) not in (b"", b"IDAT"):
+        end = start + 12 + int.from_bytes(data[start : start + 4])
+        if name[:1].islower() and name != b"tRNS" and end <= len(data):
+            checksum = zlib.crc32(data[start + 4 : end - 4])
+            if checksum != int.from_bytes(data[end - 4 : end]):
+                parts.append(data[kept:start])
+                kept = end
+        start = end
+    return b"".join((*parts, data[kept:]))
+
+
+def _bands(tags: Mapping[int, Any]) -> str:
+    """Return what is not read in a TIFF with these `tags`, or "": bands or values that no picture
+    has. Pillow leaves out bands, or does not know the file.
+    """
+    bands = tags.get(_SAMPLES, 1)
+    bits = max(tags.get(_BITS, (1,)))
+    floating = 3 in tags.get(_SAMPLE_FORMAT, ())
+    cmyk = tags.get(_COLOURS) == 5
+    if bands <= 4 + cmyk and bits <= 16 and not floating:
+        return ""
+    kind = "floating-point" if floating else "integer"
+    return (
+        f"a TIFF image of {bands} {'band' if bands == 1 else 'bands'} with {kind} values of {bits} "
+        f"bits: export it as RGB or grey of 8 bits"
+    )
+
+
+def _tags(data: bytes) -> Mapping[int, Any]:
+    """Return the tags of a TIFF that Pillow does not know; those of another file are an error."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    tags = ImageFileDirectory_v2(data[:8])
+    file = io.BytesIO(data)
+    file.seek(tags.next)
+    tags.load(file)
+    return tags
 
 
 @cache
@@ -316,6 +377,7 @@ def _load_plugins() -> None:
 
         pillow_heif.register_heif_opener(thumbnails=False)
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 @contextlib.contextmanager
@@ -333,7 +395,10 @@ def _one_error_type(data: bytes = b"") -> Iterator[None]:
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImageError(_what(data[:_HEAD])) from None
+        unusual = ""
+        with contextlib.suppress(Exception):  # of damaged tags
+            unusual = _bands(_tags(data))
+        raise UnreadableImageError(unusual or _what(data[:_HEAD])) from None
     except MemoryError:
         raise _no_memory() from None
     # Pillow raises many types for damaged files, SyntaxError and struct.error among them.
@@ -408,10 +473,12 @@ def _opaque(image: "Image") -> "Image":
 
 def _require_size(image: "Image", limit: int) -> int:
     """Return how many pixels are decoded at once: of an image, or of a tile of a TIFF, which may be
-    larger.
+    larger. Raises: UnreadableImageError beyond `limit`, and for a TIFF of unusual bands.
     """
     width, height = image.size
     tags = getattr(image, "tag_v2", {})
+    if unusual := _bands(tags):
+        raise UnreadableImageError(unusual)
     pixels: int = max(width * height, tags.get(_TILE_WIDTH, 0) * tags.get(_TILE_HEIGHT, 0))
     if pixels > limit:
         raise UnreadableImageError(f"{pixels / 1e6:.0f} megapixels, more than {limit / 1e6:.0f}")

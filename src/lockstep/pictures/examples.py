@@ -26,6 +26,7 @@ class Examples(NamedTuple):
         labels: int64 [n], or with several labels uint8 [n, classes], 1 for each that an image has.
         groups: equal numbers stay on one side of a division, int64 [n]; None without groups.
         paths: below the folder, with a NUL between two. One text is smaller than a list.
+        cautions: split -> what makes an accuracy on it doubtful, a sentence.
     """
 
     root: Path
@@ -36,6 +37,7 @@ class Examples(NamedTuple):
     labels: NDArray[np.integer]
     groups: NDArray[np.int64] | None
     paths: str
+    cautions: dict[str, str]
 
     def digest(self, split: str, decoding: Decoding) -> str:
         """Return the SHA-256 of a split, in hex. It covers the classes, how images become pixels,

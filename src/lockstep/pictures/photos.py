@@ -19,23 +19,23 @@ from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from numpy.typing import NDArray
 
 from lockstep import files
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.messages import command
 from lockstep.pictures import decode
+from lockstep.pictures.cells import typed
 from lockstep.pictures.decode import (
-    RULES,
     Fit,
     UnreadableImageError,
-    decoder_versions,
     read_image,
 )
 from lockstep.pictures.examples import Examples
+from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.scan import Photo, Scan, no_collections, scan_folder
+from lockstep.pictures.similar import cautions
 from lockstep.pictures.table import UNREAD_TABLES, UNSTATED, LabelSource
 from lockstep.pictures.threads import in_threads
 from lockstep.text import few, listed, noted, plural
@@ -120,6 +120,7 @@ class Survey:
             labels,
             groups,
             "\0".join([photo.path for photo in photos]),
+            cautions(self.splits, self.scan.root),
         )
 
     def duplicates(self, differ: str = "path", same: str = "sha256") -> list[list[str]]:
@@ -190,7 +191,7 @@ def survey_folder(
             split or "train": [photo for photo in usable if photo.split == split]
             for split in scan.folders
         }
-        problems = problems or _class_problems(scan, training, known, usable)
+        problems = problems or _explained(scan, _class_problems(scan, training, known, usable))
         if "validation" in splits and "test" not in splits:
             splits["test"] = splits["validation"]
             notes.append(
@@ -201,14 +202,16 @@ def survey_folder(
     else:
         splits = {ALL: usable}
         strange = sorted({name for photo in scan.photos for name in photo.labels} - {*classes})
-        problems += noted(strange, "class", "that the run does not know", "move their images away")
+        unknown = noted(strange, "class", "that the run does not know", "move their images away")
+        problems += _explained(scan, unknown)
     if not problems:
-        problems = [
+        empty = [
             f"{'it' if split == ALL else split} holds no folder with an image that can be read: "
             f"fill it, or move it away"
             for split, photos in splits.items()
             if not photos
         ]
+        problems = _explained(scan, empty)
     problems += _unreadable(scan.photos)
     survey = Survey(scan, known, splits, problems, notes, keys, source.several)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
@@ -325,6 +328,15 @@ def _class_problems(
     return problems
 
 
+def _explained(scan: Scan, problems: list[str]) -> list[str]:
+    """Return the `problems`, after the name of the format in which the images or their labels lie,
+    if it is known. It replaces them where no image has a class.
+    """
+    images = bool(scan.photos or scan.unlabelled)
+    known = named_format(scan.root, images) if problems else ""
+    return [known, *(problems if scan.photos else ())] if known else problems
+
+
 def _unread(scan: Scan) -> str:
     """Return which files are not read as images, or ""."""
     suffixes = few(
@@ -433,12 +445,32 @@ def _divide(
     return []
 
 
+def _inner_folders(scan: Scan) -> list[str]:
+    """Return the note on classes whose images all lie in folders of their own names: perhaps these
+    are the classes.
+    """
+    inner = defaultdict[str, set[str]](set)  # class -> the folders in it; "" for its own images
+    for photo in scan.readable if scan.by == "folders" else ():
+        for name in photo.labels:
+            part, slash, _ = f"/{photo.path}".partition(f"/{name}/")[2].partition("/")
+            inner[name].add(part if slash else "")
+    counts = Counter(name for names in inner.values() for name in names)
+    nested = [
+        f"{name}: {few(sorted(names))}"
+        for name, names in sorted(inner.items())
+        if len(names) > 1 and "" not in names and all(counts[part] == 1 for part in names)
+    ]
+    regex = typed("label_from", "([^/]+)/[^/]+$")
+    remedy = f"they count to it. If they are the classes, add {regex}"
+    return noted(nested, "class", "whose images lie in folders", remedy)
+
+
 def _notes(survey: Survey, fit: Fit) -> list[str]:
     """Return what a user should know of the folder, besides its problems, if images become squares
     by `fit`.
     """
     scan = survey.scan
-    notes = []
+    notes = _inner_folders(scan)
     sides = [
         f"{plural(len({photo.group for photo in photos}), 'group')} in {split}"
         for split, photos in survey.splits.items()
@@ -517,7 +549,7 @@ def read_photos(scan: Scan) -> list[Photo]:
 def index_file(root: Path) -> Path:
     """Return the index of the folder `root`. Two paths to one folder share it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
-    return platformdirs.user_cache_path("lockstep") / "folders" / f"{name}.jsonl"
+    return files.cached(f"folders/{name}.jsonl")
 
 
 def _examined(root: Path, photo: Photo) -> Photo:
@@ -531,11 +563,13 @@ def _examined(root: Path, photo: Photo) -> Photo:
 
 @no_collections()
 def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
-    """Return path -> photo, of those in the index that have not changed.
+    """Return path -> photo, of those in the index that have not changed. Files whose stamps may not
+    show a change are not taken from it.
 
     An index with many other entries is written anew, and one of another decoder is removed.
     """
-    listed_photos = {photo.path: photo for photo in photos}
+    unsure = files.unstamped()
+    listed_photos = {photo.path: photo for photo in photos if unsure.isdisjoint(photo.stamps[3:4])}
     known: dict[str, Photo] = {}
     entries = 0
     with suppress(OSError):
@@ -547,9 +581,9 @@ def _load(path: Path, photos: list[Photo]) -> dict[str, Photo]:
                 entries += len(block)
                 parts = [line.rstrip(b"\n").partition(b" ") for line in block]
                 sound = [text for crc, _, text in parts if crc == b"%08x" % zlib.crc32(text)]
-                for name, stamps, *values in json.loads(b"[%b]" % b",".join(sound)):
+                for name, seen, *values in json.loads(b"[%b]" % b",".join(sound)):
                     photo = listed_photos.get(name)
-                    if photo is not None and stamps == [*photo.stamps]:
+                    if photo is not None and seen == [*photo.stamps]:
                         known[name] = Photo(*photo[:5], *values)
         if entries > 2 * len(known) + _STALE:
             new = path.with_suffix(".new")
@@ -591,5 +625,4 @@ def _adding_to(path: Path) -> Iterator[Callable[[Photo], None]]:
 
 def _header() -> bytes:
     """Return the first line of an index. It says which decoder and which fields the photos have."""
-    header = json.dumps([RULES, decoder_versions(), Photo._fields])
-    return hashlib.sha256(header.encode()).hexdigest().encode()
+    return files.cache_key("photos", decoder=decode.identity(), fields=Photo._fields).encode()

@@ -9,7 +9,6 @@ were written whose rows all had their checksums. Until one of them changes, or t
 again, no start reads all rows.
 """
 
-import hashlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +17,21 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import platformdirs
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.errors import ENVIRONMENT, LockstepError
-from lockstep.files import locked, no_room, open_to_write, replace
+from lockstep.files import (
+    cache_key,
+    cached,
+    courtesy,
+    locked,
+    no_room,
+    open_to_write,
+    replace,
+    stamps,
+)
 from lockstep.messages import logger
 from lockstep.pictures.threads import in_threads
 from lockstep.text import plural, size
@@ -40,7 +47,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def folder() -> Path:
     """Return the folder of all these files."""
-    return platformdirs.user_cache_path("lockstep") / "pixels"
+    return cached("pixels")
 
 
 class RowCache:
@@ -59,7 +66,7 @@ class RowCache:
         self._row_bytes = int(np.prod(shape))
         self._checked = 0  # rows from the first one on that were compared with their checksums
         self._damaged = set[int]()  # those of them that differed
-        self._path = folder() / f"{hashlib.sha256(f'{key} {shape}'.encode()).hexdigest()[:32]}.rows"
+        self._path = folder() / f"{cache_key('rows', key=key, shape=shape)}.rows"
         self._open()
 
     def _open(self) -> None:
@@ -95,8 +102,7 @@ class RowCache:
         try:
             facts: list[object] = [_BOOT.read_text()]
             for path in (self._path, self._path.with_suffix(".ids")):
-                status = path.stat()
-                facts += [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+                facts += stamps(path.stat())
         except OSError:
             return b""
         return repr(facts).encode()
@@ -178,12 +184,16 @@ class RowCache:
 
             try:
                 if hasattr(os, "posix_fallocate"):  # so that a full disk is noticed now
-                    os.posix_fallocate(rows.fileno(), first * row_bytes, len(missing) * row_bytes)
+                    with courtesy("fallocate", "a full disk is noticed late"):
+                        os.posix_fallocate(
+                            rows.fileno(), first * row_bytes, len(missing) * row_bytes
+                        )
                 doing = f"writing {what} to {self._path.parent}"
                 in_threads(doing, write, range(len(missing)))
             finally:
                 written = os.fstat(entries.fileno()).st_size // _ENTRY.itemsize
-                os.truncate(rows.fileno(), written * row_bytes)
+                with courtesy("truncate", "the cache takes more space than it needs"):
+                    os.truncate(rows.fileno(), written * row_bytes)
 
 
 def _checksum(row_id: bytes, row: Bytes) -> int:

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.files import near
-from lockstep.pictures.cells import joining, names_in, typed
+from lockstep.files import near, stamps
+from lockstep.pictures.cells import MINUS, joining, names_in, typed
+from lockstep.pictures.formats import named_format
 from lockstep.pictures.named import found_in
 from lockstep.pictures.table import (
     TABLES,
@@ -69,7 +70,9 @@ _MASK = re.compile(
 )
 # Parts of words, of which each match of `_MASK` has one.
 _MASK_WORDS = ("mask", "gt", "truth", "seg", "annotat", "label")
-_BETWEEN = re.compile(r"[\s_-]+")  # the words of a class's name
+# What separates the words of a class's name. A dash before or after all words is a sign, as in -1
+# and A-.
+_BETWEEN = re.compile(r"(?<=[^\W_])[\s_-]+(?=[^\W_])|[\s_]+")
 
 
 class Photo(NamedTuple):
@@ -80,9 +83,7 @@ class Photo(NamedTuple):
         split: as in `Scan.folders`.
         labels: the names of its classes; () if it is in none, or has none of several labels.
         group: the name of the images that it stays with where a split is divided, or "".
-        stamps: size, st_mtime_ns and st_ctime_ns; () if the file cannot be examined, as a link to
-            nowhere. A program can set st_mtime_ns to any time, so only the last one shows that
-            another file of equal size took its place.
+        stamps: as `files.stamps`; () if the file cannot be examined, as a link to nowhere.
         sha256: of the file's bytes, in hex; "" if they cannot be read.
         format, width, height, grey, dhash, pixels_sha256: see `decode.Metadata`.
         cause: why the file cannot be decoded; "" if it can.
@@ -246,6 +247,8 @@ def require_folder(path: Path) -> None:
         return
     if path.exists():
         problem = f"{path} is a file"
+        if known := named_format(path):
+            raise LockstepError(known, DATA)
     elif path.is_symlink():
         problem = f"{path} is a link to {os.readlink(path)}, which does not exist: correct the link"
     else:
@@ -364,11 +367,11 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
             if name[0] == "." or (not image and is_foreign(name)):
                 continue
             file = f"{folder}/{name}" if folder else name
-            stamps: tuple[int, ...] = ()
+            seen: tuple[int, ...] = ()
             try:
                 status = entry.stat()
                 mode = status.st_mode
-                stamps = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+                seen = stamps(status)
             except OSError as error:  # A link to nowhere is listed, so that its cause is shown.
                 mode = stat.S_IFREG
                 if not (image or class_name):  # perhaps a class
@@ -378,7 +381,7 @@ def _add(scan: Scan, split: str, class_name: str, path: str) -> None:
                 if class_name:
                     (scan.links if entry.is_symlink() else folders).append(file)
             elif stat.S_ISREG(mode) and (image or is_image(entry.path)):
-                photos.append(Photo(file, split, labels, "", stamps))
+                photos.append(Photo(file, split, labels, "", seen))
             else:
                 scan.others[suffix] += 1
                 if suffix in TABLES:
@@ -431,6 +434,7 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
         scan.problems += errors
         return
     scan.notes += [f"not read: {error}" for error in errors]
+    scan.notes += [table.note for table in tables if table.note]
     needed = [path for path, labels in labels_of.items() if labels or not by_folder]
     rows, problems = matched(tables, index, needed, source.several)
     if by_folder:
@@ -546,7 +550,8 @@ def _doubts(scan: Scan) -> list[str]:
     """Return what can be read in two ways in the names of classes, folders and files."""
     alike = defaultdict[str, list[str]](list)
     for name in sorted(set().union(*scan.classes.values())):
-        words = _BETWEEN.sub(" ", unicodedata.normalize("NFKC", name))
+        plain = unicodedata.normalize("NFKC", name).replace(MINUS, "-")
+        words = _BETWEEN.sub(" ", plain)
         alike[words.strip().casefold()].append(repr(name))
     apart = option("layout", "table" if scan.table and scan.by != "names" else scan.by)
     problems = [

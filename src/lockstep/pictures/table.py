@@ -11,7 +11,7 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from lockstep.errors import LockstepError, option
 from lockstep.files import read_bytes
-from lockstep.pictures.cells import label_columns, named_by_columns
-from lockstep.text import few, listed, noted
+from lockstep.pictures.cells import OTHER, label_columns, named_by_columns, note_of_signs
+from lockstep.text import few, listed, noted, plural
 
 TABLES = {"csv", "tsv"}
 UNREAD_TABLES = {"json", "jsonl", "xlsx", "xls", "ods", "parquet"}
@@ -37,7 +37,7 @@ _WORDS = {
         "imagename",
         "imagepath",
     ),
-    "class": ("label", "class", "category", "target", "labels", "classname"),
+    "class": ("label", "class", "category", "target", "labels", "classname", "labelname"),
     "split": ("split",),
     "group": ("group",),
 }
@@ -45,6 +45,8 @@ _MAX_BYTES = 1 << 28
 _SAMPLE = 200  # rows that show which column names files
 _SHOWN = 20  # columns in a message
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:")
+# The first line of some spreadsheets, which states the delimiter.
+_DELIMITER = re.compile(r'\s*"?sep=(.)', re.I)
 # How the tables of `pages/prediction_table.py` begin: they hold answers, not labels.
 _PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,answers?,error,")
 
@@ -104,12 +106,14 @@ class Table(NamedTuple):
     title: the name of its file, with the header.
     folder: where the file is: a path that begins with the name of the scanned folder.
     columns: the names of the columns that are labels, with 0 and 1 in them.
+    note: what a user should know of how its cells are read, or "".
     """
 
     title: str
     folder: str
     rows: list[Row]
     columns: list[str]
+    note: str
 
 
 class PathIndex:
@@ -180,7 +184,24 @@ class PathIndex:
             end = end.partition("/")[2]
         return self._at(end)
 
-    def are_in(self, cells: Sequence[str], folder: str) -> bool:
+    def prefix_in(self, cells: Sequence[str], folder: str) -> str | None:
+        """Return the folders before the path that `cells` have and the images lack, mostly "".
+        None: the cells name no images.
+
+        A path of another computer may begin so. The folder of a split is never left out: its images
+        may be others of the same names.
+        """
+        paths = [cell.replace("\\", "/") for cell in cells]
+        shared = "".join(paths[:1]).split("/")[:-1]
+        for count in range(len(shared) + 1):
+            prefix = "".join(f"{part}/" for part in shared[:count])
+            if OTHER.search(prefix):
+                break
+            if self._are_in([path.removeprefix(prefix) for path in paths], folder):
+                return prefix
+        return None
+
+    def _are_in(self, cells: Sequence[str], folder: str) -> bool:
         """Return whether the `cells` name images: half of them do, or as many as half of the
         images.
         """
@@ -204,22 +225,30 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         text = unicodedata.normalize("NFC", data.decode("utf-16" if wide else "utf-8-sig"))
         if _PREDICTIONS.match(text):
             return None
-        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        stated = _DELIMITER.match(text)
+        delimiter = stated[1] if stated else max(",;\t", key=text.strip().partition("\n")[0].count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        header = [cell.strip() for cell in next(lines, [])]
-        numbered = (
-            (lines.line_num, [cell.strip() for cell in line]) for line in lines if any(line)
-        )
+        stripped = ((lines.line_num, [cell.strip() for cell in line]) for line in lines)
+        numbered = ((number, line) for number, line in stripped if any(line))
+        if stated:
+            next(numbered)
+        _, header = next(numbered, (0, []))
         sample = [*islice(numbered, _SAMPLE)]
-        naming = []
+        naming = dict[int, str]()  # place -> what its cells have before the path
         for place, title in enumerate(header):
             cells = [line[place] for _, line in sample if place < len(line)]
             # Numbers are often something else than names of files, unless the column is called so.
             numbers = all(map(str.isdigit, cells)) and _plain(title) not in _WORDS["file"]
-            if not numbers and index.are_in(cells, folder):
-                naming.append(place)
+            prefix = None if numbers else index.prefix_in(cells, folder)
+            if prefix is not None:
+                naming[place] = prefix
         if not naming and (by_folder or path.startswith("../")):
             return None
+        if any(index.find(title, folder) for title in header):
+            raise LockstepError(
+                f"{name} begins with a row of an image: put a line with the names of its columns "
+                f"before it, as file,label"
+            )
         if not sample:
             raise LockstepError(
                 f"{name} has no rows: give it a line with the names of its columns, and then one "
@@ -230,12 +259,13 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
             _place(name, header, naming, "split", source.split_column, False),
             _place(name, header, naming, "group", source.group_column, False),
         ]
-        cell, binary, column = None, list[int](), source.label_column
+        cell, binary, column, texts_of = None, list[int](), source.label_column, dict[str, int]()
         texts = _named(header, "class")
         asked = column or (source.several and not source.label_separator)
         if not by_folder and (asked or not texts):
             first = [line for _, line in sample]
             binary = label_columns(name, header, first, column, places, texts, source.several)
+        prefix = naming.get(places[0] or 0, "")
         columns = binary if source.several else []
         if not columns:
             cell = _place(name, header, naming, "class", column, not by_folder, binary)
@@ -243,17 +273,33 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         if cell is not None and not source.several:
             needed.append(cell)
         for number, line in chain(sample, numbered):
-            if len(line) != len(header) or not all(line[place] for place in needed):
-                correct = "correct it"
-                if cell is not None and line[cell : cell + 1] == [""]:
-                    correct += f", or add {option('several_labels', True)} if it has no label"
+            if not any(line[len(header) :]):  # A delimiter may end each line.
+                del line[len(header) :]
+            if len(line) != len(header):
                 raise LockstepError(
-                    f"{name}: line {number} lacks a value, or has one too many: {correct}"
+                    f"{name}: line {number} has {plural(len(line), 'cell')}, and the first line "
+                    f"{len(header)}: correct it, with quotes around a cell that has {delimiter!r} "
+                    f"in it"
                 )
+            for place in needed:
+                if not line[place]:
+                    correct = "fill it"
+                    if place in columns:
+                        correct = "write 1 if the image has this label, and 0 if not"
+                    elif place == cell:
+                        correct += f", or add {option('several_labels', True)} if it has no label"
+                    raise LockstepError(
+                        f"{name}: line {number} has an empty cell in the column "
+                        f"{header[place]!r}: {correct}"
+                    )
             labels = named_by_columns(name, number, header, line, columns)
+            for place in columns:
+                texts_of.setdefault(line[place], number)
             if cell is not None and line[cell]:
                 labels = [line[cell]]
             file, split, group = ("" if place is None else line[place] for place in places)
+            if prefix:
+                file = file.replace("\\", "/").removeprefix(prefix)
             rows.append(Row(file, tuple(sorted(labels)), split, group))
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
@@ -264,13 +310,14 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         why = getattr(error, "strerror", None) or str(error)
         raise LockstepError(f"{name} cannot be read ({why}): save it as CSV in UTF-8") from None
     title = f"{name} ({', '.join(header[:_SHOWN])})"
-    return Table(title, folder, rows, [header[place] for place in columns])
+    titles = [header[place] for place in columns]
+    return Table(title, folder, rows, titles, note_of_signs(name, texts_of))
 
 
 def _place(
     name: str,
     header: list[str],
-    naming: list[int],
+    naming: Collection[int],
     what: str,
     stated: str | None,
     needed: bool,
@@ -290,9 +337,9 @@ def _place(
         columns = [place for place, cell in enumerate(header) if cell == stated]
     if what == "file" and (len(columns) != 1 or _plain(header[columns[0]]) == "id"):
         columns = (
-            naming
+            [*naming]
             if len(columns) == 1 and naming
-            else [place for place in naming if place in columns] or columns or naming
+            else [place for place in naming if place in columns] or columns or [*naming]
         )
     if len(columns) > 1 or ((needed or stated) and not columns):
         which = f"none called {stated!r} names" if stated else "none names"

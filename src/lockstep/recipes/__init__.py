@@ -18,6 +18,7 @@ from lockstep.recipes.built_in import (
 # To add a recipe, write its function and add it to these. Its name has dashes in place of
 # underscores.
 _FUNCTIONS = (digits, cifar10, cifar10_tutorial, mnist, folder, photos, photos_tuned)
+MEASURED = Path(__file__).with_name("measured.json")  # `python -m benchmarks.tables` writes it.
 RECIPES = {function.__name__.replace("_", "-"): function for function in _FUNCTIONS}
 
 

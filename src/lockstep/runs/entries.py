@@ -33,7 +33,13 @@ class Entries(BaseModel):
             raise ValueError(f"{name}: {first['msg']}") from None
 
 
-class Evaluations(Entries):
+class _Sealed(Entries):
+    """Entries that a SHA-256 covers. There are no others, so that nobody can choose it by one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Evaluations(_Sealed):
     """What a checkpoint states of the evaluations so far: see `Policy`."""
 
     recorded: int
@@ -41,19 +47,21 @@ class Evaluations(Entries):
     best_correct: int
 
 
-class PreviousLink(Entries):
+class PreviousLink(_Sealed):
     """What a checkpoint states of the newest link before it: see `runs/chain.py`."""
 
     step: _Count
     sha256: str
 
 
-class Metadata(Entries):
+class Metadata(_Sealed):
     """The metadata of a state file."""
 
     contents_sha256: str
     step: int | None = Field(None, ge=0)
-    weights_sha256: str | None = None  # of a model file, as in result.json
+    # of a model file: as in result.json, and recipe.json
+    weights_sha256: str | None = None
+    recipe: Record | None = None
     recipe_digest: str | None = None
     data_sha256: dict[str, str] | None = None
     model_source: dict[str, str] = {}
@@ -76,6 +84,12 @@ class SessionEntry(Entries):
     versions: dict[str, str | None] = {}
 
 
+class RecipeEntries(Entries):
+    """What recipe.json states of a run's length."""
+
+    steps: _Count | None = None
+
+
 class ResultEntries(Entries):
     """result.json."""
 
@@ -85,6 +99,7 @@ class ResultEntries(Entries):
     train_s: _Number
     weights_sha256: str
     link: str | None = None
+    loss: dict[str, _Number | None] = {}
     warnings: list[str] = []
     peak_memory_bytes: list[_Count] = []
     gpu_utilization: dict[str, _Number] = {}

@@ -214,6 +214,25 @@ def sources(function: str) -> dict[str, str]:
     return {str(file.relative_to(root)): sha256(file) for file in sorted(files)}
 
 
+def imported_code(function: str) -> Record:
+    """Return all that the user's `package.module:function` may be made of: the SHA-256 of each
+    source file of its package, and of no installed one, that this process has imported, and the
+    versions of packages.
+    """
+    package = re.split("[.:]", function)[0]
+    modules = [*sys.modules.items()]
+    files = {
+        file
+        for name, module in modules
+        if (file := _file(module)) and (name.split(".")[0] == package or not _is_installed(file))
+    }
+    versions = {name: str(vars(module).get("__version__")) for name, module in modules}
+    return {
+        "files": {str(file): sha256(file) for file in files},
+        "versions": {name: text for name, text in versions.items() if "." not in name},
+    }
+
+
 def describe_custom_code(recipe: Recipe) -> str:
     """Return in words which code of the user the recipe names, as in "model mynet:build"."""
     return (

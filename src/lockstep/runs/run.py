@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lockstep.config.recipe import Recipe
-from lockstep.errors import DATA, LockstepError, option
+from lockstep.errors import DATA, USAGE, LockstepError, option
 from lockstep.files import (
     Record,
     first_with,
     given,
+    lock_file,
     near,
     open_to_read,
     read_json,
@@ -22,8 +23,14 @@ from lockstep.files import (
     unreadable,
 )
 from lockstep.runs import statefile
-from lockstep.runs.entries import Entries, ResultEntries, SessionEntry, metrics_row
-from lockstep.runs.statefile import StateFile, checkpoints_in, file_name, metadata_if_valid
+from lockstep.runs.entries import (
+    Entries,
+    RecipeEntries,
+    ResultEntries,
+    SessionEntry,
+    metrics_row,
+)
+from lockstep.runs.statefile import StateFile, checkpoints_in, metadata_if_valid
 from lockstep.schema import validated
 
 
@@ -53,7 +60,9 @@ class Run:
         path = given(path)
         if not path.is_dir():
             raise LockstepError(
-                f"{path} is not a folder: {near(path)}give the folder of a run, as in runs/digits-1"
+                f"{path} is not a folder: {near(path)}give the folder of a run, as in "
+                "runs/digits-1",
+                USAGE if path.exists() else DATA,
             )
         if not (path / "recipe.json").is_file():
             first = first_with(path, "recipe.json")
@@ -106,11 +115,25 @@ class Run:
         return tuple(self.metadata().get("classes") or ()) or None
 
     @property
-    def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, valid or damaged, the newest first. Reads no
-        file.
+    def last_step(self) -> int | None:
+        """Return the number of updates of the whole run, by its result or its recipe; None if the
+        size of the dataset decides. Raises: LockstepError if one of them is damaged.
         """
-        return [*reversed(checkpoints_in(self.checkpoints))]
+        stated = self.result() or self.read("recipe.json", RecipeEntries) or {}
+        steps: int | None = stated.get("steps")
+        return steps
+
+    @property
+    def files(self) -> dict[int, Path]:
+        """Return the checkpoints by step, valid or damaged, the oldest first. Every command takes
+        one of these. Raises: LockstepError.
+        """
+        return checkpoints_in(self.checkpoints, self.last_step)
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, valid or damaged, the newest first."""
+        return [*reversed(self.files)]
 
     def recipe(self) -> Recipe:
         """Return the recipe that the run was started with. Raises: LockstepError."""
@@ -143,7 +166,7 @@ class Run:
         """Return the metadata in the newest checkpoint that can be read, {} if there is none. Only
         `load` verifies a checkpoint.
         """
-        paths = reversed(checkpoints_in(self.checkpoints).values())
+        paths = reversed(self.files.values())
         return next(filter(None, map(metadata_if_valid, paths)), {})
 
     def sessions(self) -> list[Record]:
@@ -206,17 +229,17 @@ class Run:
         Raises: LockstepError if there is none, or it is damaged.
         """
         if which is None:
-            newest = statefile.newest_verified(self.checkpoints)
+            newest = statefile.newest_verified(self.checkpoints, self.last_step)
             if newest is None:
                 raise self.no_checkpoint()
             return newest
-        steps = sorted(self.steps)
-        if not steps:
+        files = self.files
+        if not files:
             raise self.no_checkpoint()
-        available = f"its checkpoints are those after {', '.join(map(str, steps))} steps"
+        available = f"its checkpoints are those after {', '.join(map(str, files))} steps"
         if which == "best":
             judged = self.judged()
-            tested = [step for step in steps if step in judged]
+            tested = [step for step in files if step in judged]
             if not tested:
                 raise LockstepError(
                     f"{option('checkpoint', 'best')}: no checkpoint of {self.path} was evaluated "
@@ -226,12 +249,12 @@ class Run:
             # the first of equals
             best = max(tested, key=lambda step: float(judged[step]["accuracy"]))
         step = best if which == "best" else which
-        try:
-            return statefile.read(self.checkpoints / file_name(step))
-        except FileNotFoundError:
-            raise LockstepError(
-                f"{option('checkpoint', step)}: {self.path} has no such checkpoint: {available}"
-            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if step in files:
+                return statefile.read(files[step])
+        raise LockstepError(
+            f"{option('checkpoint', step)}: {self.path} has no such checkpoint: {available}"
+        )
 
     def no_checkpoint(self) -> LockstepError:
         """Return the error for a run without a checkpoint."""
@@ -248,7 +271,7 @@ class Run:
         """
         try:
             with open_to_read(self.path / ".lock") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                lock_file(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:

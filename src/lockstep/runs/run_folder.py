@@ -19,6 +19,7 @@ from lockstep.files import (
     Record,
     finite,
     flush,
+    lock_file,
     open_to_write,
     read_lines,
     remove_abandoned,
@@ -111,7 +112,7 @@ class RunFolder(Run):
         folder = RunFolder(path, placement)
         with folder._locked():
             statefile.keep_frozen(folder.checkpoints, frozen, folder.fence)
-            folder.checkpoint = statefile.newest_verified(folder.checkpoints)
+            folder.checkpoint = statefile.newest_verified(folder.checkpoints, folder.last_step)
             if folder.checkpoint is None:
                 logger.warning(f"{path} has no checkpoint: it starts again before its first step")
             folder.earlier = folder.sessions()
@@ -129,7 +130,7 @@ class RunFolder(Run):
             # Perhaps `eval --watch` only tests the lock now, and frees it at once.
             if self.is_held():
                 time.sleep(0.1)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._token = uuid.uuid4().hex
             self._lock.write(self._token)
             self._lock.truncate()  # which flushes first

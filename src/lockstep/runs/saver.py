@@ -206,4 +206,4 @@ def prune(folder: Path, keep: int, best: int | None, verified: set[Path]) -> Non
 def _set_aside(path: Path) -> None:
     """Rename the checkpoint at `path` to `damaged-...`."""
     with contextlib.suppress(OSError):
-        path.rename(path.with_name(f"damaged-{path.name}"))
+        path.rename(path.with_name(f"{statefile.DAMAGED}{path.name}"))

@@ -33,6 +33,7 @@ from lockstep.files import (
 )
 from lockstep.messages import logger
 from lockstep.runs.entries import Metadata
+from lockstep.text import few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +44,8 @@ SUFFIX = ".safetensors"
 SHA256 = "contents_sha256"  # in the metadata: that of the tensors and of the other metadata
 FROZEN = "frozen/"  # begins the names of the tensors that are in the file beside the checkpoints
 FROZEN_FILE = f"frozen{SUFFIX}"
-_NAME = re.compile(rf"step-(\d{{9,}})\{SUFFIX}", re.ASCII)
+DAMAGED = "damaged-"  # begins the new names of checkpoints that a resumed run does not use
+_NAME = re.compile(rf"step-(\d+)\{SUFFIX}", re.ASCII)
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")  # in messages of the library safetensors
 _MAX_HEADER_BYTES = 16 << 20  # A JSON text takes up to 30 times its size in memory.
 
@@ -71,9 +73,12 @@ class StateFile:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint, or None if it is the name of another file."""
+    """Return the step in the name of a checkpoint, or None if Lockstep gives no checkpoint this
+    name.
+    """
     match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+    step = int(match[1]) if match else -1
+    return step if path.name == file_name(step) else None
 
 
 def file_name(step: int) -> str:
@@ -94,9 +99,9 @@ def step_or_best(checkpoint: str | int | None) -> int | Literal["best"] | None:
     return int(text)
 
 
-def checkpoints_in(folder: Path) -> dict[int, Path]:
+def checkpoints_in(folder: Path, last: int | None = None) -> dict[int, Path]:
     """Return the checkpoints in `folder` by step, valid or damaged, the oldest first. Other files
-    do not count.
+    do not count, nor do checkpoints after `last` updates, the last ones of the run.
 
     Raises: LockstepError if this user may not read the folder.
     """
@@ -105,7 +110,19 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     except OSError as error:
         require_permission(folder, error)
         return {}
-    return {step: paths[step] for step in sorted(step for step in paths if step is not None)}
+    steps = sorted(step for step in paths if step is not None)
+    return {step: paths[step] for step in steps if last is None or step <= last}
+
+
+def warn_of_others(folder: Path, last: int | None) -> None:
+    """Name the files in `folder` that do not count as checkpoints of a run of `last` updates."""
+    known = {*checkpoints_in(folder, last).values(), folder / FROZEN_FILE}
+    names = sorted(path.name for path in {*folder.glob("[!.]*")} - known)
+    if others := [name for name in names if not name.startswith(DAMAGED)]:
+        logger.warning(
+            f"{folder}: ignored {few(others)}: the names of this run's checkpoints are as "
+            f"{file_name(last or 0)}, and no step is after its last one"
+        )
 
 
 def metadata_of(path: Path) -> Record:
@@ -185,16 +202,19 @@ def keep_frozen(folder: Path, tensors: Tensors, fence: Fence) -> None:
     write(path, copied(tensors), {}, fence)
 
 
-def newest_verified(folder: Path) -> StateFile | None:
-    """Return the newest checkpoint in `folder` that verifies, or None if there is none at all.
+def newest_verified(folder: Path, last: int | None = None) -> StateFile | None:
+    """Return the newest checkpoint in `folder` that verifies, or None if there is none at all. The
+    run has `last` updates.
 
-    Damaged checkpoints are skipped, with a message. A checkpoint that training deletes during the
-    read is not damaged: a newer one exists, so the search starts again.
+    Files that are no checkpoints of the run are named. Damaged checkpoints are skipped, with a
+    message. A checkpoint that training deletes during the read is not damaged: a newer one exists,
+    so the search starts again.
     Raises: LockstepError if there are checkpoints, and all are damaged, or this user may not read
     the newest.
     """
     damaged = set[Path]()
-    while paths := [path for path in checkpoints_in(folder).values() if path not in damaged]:
+    warn_of_others(folder, last)
+    while paths := [path for path in checkpoints_in(folder, last).values() if path not in damaged]:
         try:
             return read(paths[-1])
         except FileNotFoundError:
@@ -298,12 +318,7 @@ def copied(tensors: Tensors) -> "dict[str, Tensor]":
 
 def contents_sha256(metadata: Record, tensors: Tensors) -> str:
     """Return the SHA-256, in hex, of all `tensors` by name and of all `metadata` but SHA256."""
-    import torch
+    from lockstep.core.digest import add_to
 
     others = {name: value for name, value in metadata.items() if name != SHA256}
-    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return add_to(hashlib.sha256(json.dumps(others, sort_keys=True).encode()), tensors)
