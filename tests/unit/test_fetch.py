@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import requests
 from tests.conftest import OFFLINE
 from tests.helpers import lockstep_error
 from tests.serving import TOY, Server, archive, certificate, listing, packed, refused, toy
