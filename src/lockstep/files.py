@@ -21,7 +21,7 @@ from typing import IO, Any
 import platformdirs
 
 from lockstep.errors import DATA, ENVIRONMENT, LockstepError
-from lockstep.messages import logger
+from lockstep.messages import logger, waiting
 
 # raises an error if this program may not write, just before a new file gets its name
 Fence = Callable[[], None]
@@ -372,7 +372,8 @@ def locked(path: Path, doing: str) -> Iterator[None]:
                 logger.warning(
                     f"another program is {doing}: waiting for it", extra={"progress": True}
                 )
-                lock_file(lock, fcntl.LOCK_EX)
+                with waiting(lambda: f"another program is still {doing}: waiting for it"):
+                    lock_file(lock, fcntl.LOCK_EX)
             if os.fstat(lock).st_nlink == 0:
                 # The last holder removed this lock file while we waited: lock the new one.
                 continue

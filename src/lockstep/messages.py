@@ -132,7 +132,7 @@ def waiting(text: Callable[[], str]) -> Iterator[None]:
     def say() -> None:
         pause_s = _WAIT_S
         while not over.wait(pause_s):
-            logger.warning(text())
+            logger.warning(text(), extra={"progress": True})
             pause_s = _AGAIN_S
 
     thread = threading.Thread(target=say, name="waiting", daemon=True)
