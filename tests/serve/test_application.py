@@ -639,7 +639,7 @@ def test_json_without_a_picture_is_one_sentence(port, body):
 @pytest.mark.parametrize(("kind", "status"), [("image/png", 413), ("text/plain", 415)])
 def test_a_client_that_sends_all_first_reads_the_refusal(port, kind, status):
     size = 40_000_000
-    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nConnection: close\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
         connection.sendall(bytes(size))
