@@ -17,7 +17,7 @@ from tests.conftest import NATIVE, start
 from tests.helpers import refused, succeeded
 
 from lockstep.classify.serve import network_address
-from lockstep.errors import ENVIRONMENT
+from lockstep.errors import ENVIRONMENT, USAGE
 
 PICTURES = load.digits()
 CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
@@ -77,6 +77,15 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
         here("serve", run),
         ENVIRONMENT,
         "serve needs uvicorn: pip install 'lockstep-images[serve]'",
+    )
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "app.example", "https://app.example/", "HTTP://A"])
+def test_an_origin_that_no_browser_sends_is_refused(here, origin):
+    refused(
+        here("serve", "run", "--allow-origin", origin),
+        USAGE,
+        "is no origin: give the scheme and the host",
     )
 
 

@@ -94,10 +94,12 @@ def test_a_name_that_no_host_can_have_is_refused():
 
 
 @contextlib.contextmanager
-def serving(classifier, name="digits", seen=None):
+def serving(classifier, name="digits", seen=None, allow_origin=None):
     """Serve in a thread. Yield the port. The list `seen` receives the server."""
     listening = application.listen("127.0.0.1", 0)
-    running = application.server_of(application.application(classifier, name, "Photos.Example"))
+    running = application.server_of(
+        application.application(classifier, name, "Photos.Example", allow_origin)
+    )
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
     thread.start()
     if seen is not None:
@@ -350,7 +352,7 @@ BOMB = b"\x89PNG\r\n\x1a\n" + b"".join(
         (422, "picture: empty", b"", {}),
         (422, "picture: truncated", PICTURES[0][:60], {}),
         (422, "56 megapixels, more than 55", BOMB, {}),
-        (422, "no file in the field image", form(("a.png", b"x"), field="file"), FORM),
+        (422, "no file in the field image", form(("a.png", b"x"), field="other"), FORM),
         (422, "a.png: not a JPEG", form(("a.png", b"x")), FORM),
         (400, "Too many files", form(*[("a.png", b"x")] * 17), FORM),
         (400, "Missing boundary", b"text", {"Content-Type": "multipart/form-data"}),
@@ -590,3 +592,84 @@ def test_the_page_states_the_limits():
         f"{large['seconds']:g} s",
     )
     assert [limit for limit in limits if limit not in page] == []
+
+
+JSON = {"Content-Type": "application/json"}
+TEXT = base64.b64encode(PICTURES[0]).decode()
+
+
+@pytest.mark.parametrize("field", ["image", "file"])
+@pytest.mark.parametrize(
+    "text", [TEXT, f"data:image/png;base64,{TEXT}", TEXT[:60] + "\n" + TEXT[60:]]
+)
+def test_json_and_both_fields_of_a_form_give_the_same_answer(port, field, text):
+    expected = ask(port, body=PICTURES[0]).content["predictions"][0]
+    form = (
+        f'--x\r\nContent-Disposition: form-data; name="{field}"; filename="picture"\r\n\r\n'
+    ).encode()
+    sent = [
+        (json.dumps({field: text}), JSON),
+        (form + PICTURES[0] + b"\r\n--x--\r\n", FORM),
+    ]
+    for body, headers in sent:
+        answer = ask(port, body=body, **headers)
+        assert (answer.status, answer.content["predictions"]) == (200, [expected])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '"image"',
+        "null",
+        "{}",
+        '{"image": 1}',
+        '{"image": "*"}',
+        '{"image": "\u00e9"}',
+        '{"image": "AA==", "file": "AA=="}',
+        b"\xff",
+    ],
+)
+def test_json_without_a_picture_is_one_sentence(port, body):
+    refused(port, 400, "the JSON has no picture in base64", body=body, **JSON)
+
+
+@pytest.mark.parametrize(("kind", "status"), [("image/png", 413), ("text/plain", 415)])
+def test_a_client_that_sends_all_first_reads_the_refusal(port, kind, status):
+    size = 40_000_000
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
+        connection.sendall(bytes(size))
+        assert connection.recv(100).startswith(f"HTTP/1.1 {status}".encode())
+
+
+def test_a_client_that_expects_100_sends_no_large_body(port):
+    head = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(
+            f"{head}Expect: 100-continue\r\nContent-Length: 40000000\r\n\r\n".encode()
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_only_an_allowed_site_may_use_the_server(classifier, port):
+    site = "https://app.example"
+    asked = {
+        "Access_Control_Request_Method": "POST",
+        "Access_Control_Request_Headers": "content-type",
+    }
+    assert ask(port, method="OPTIONS", Origin=site, **asked).status in (403, 405)
+    with serving(classifier, allow_origin=site) as own:
+        preflight = ask(own, method="OPTIONS", Origin=site, **asked)
+        answer = ask(own, body=PICTURES[0], Origin=site)
+        for each in (preflight, answer):
+            assert each.status == 200
+            assert each.headers["Access-Control-Allow-Origin"] == site
+        for other in ("https://other.example", "null", f"{site}.other.example"):
+            assert ask(own, method="OPTIONS", Origin=other, **asked).status == 400
+            reply = ask(own, body=PICTURES[0], Origin=other)
+            assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (403, None)
+        assert ask(own, body=PICTURES[0], Origin=site, Host="rebound.example").status == 403

@@ -4,7 +4,9 @@ Whatever it refuses, it refuses with a sentence.
 """
 
 import asyncio
+import base64
 import contextlib
+import json
 import logging
 import secrets
 import socket
@@ -23,6 +25,8 @@ from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -39,6 +43,7 @@ from lockstep.pages.prediction import MARKS, Prediction
 from lockstep.text import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
+DRAIN_LIMIT = 128_000_000  # bytes that are read and dropped of a request that is refused
 MEMORY_LIMIT = 200_000_000  # bytes of all requests that are being answered
 CONNECTION_LIMIT = 960  # Most systems allow a program 1,024 open files.
 HEAD_LIMIT_S = 10.0  # for the head of a request to arrive, and for an answer to be read
@@ -58,13 +63,14 @@ Pixels: TypeAlias = NDArray[np.uint8]
 _BEYOND = "it takes more than 1 GB or 20 s to decode: send it as a JPEG or PNG file, or smaller"
 _LARGEST = "all requests together need too much memory, and this one is the largest"
 _TYPE = (
-    "send a picture as the body (Content-Type image/jpeg, for example), or files in the field "
-    "image of a form"
+    "send a picture as the body (Content-Type image/jpeg, for example), files in the field image "
+    'or file of a form, or JSON {"image": BASE64}'
 )
+_FIELDS = ("image", "file")  # of a form or a JSON object
 _PATHS = "this server answers GET /, GET /health and POST /predict"
 _OWN = (
     "only this server's page may use it, at its address, as localhost, or by the name that it "
-    "was started with"
+    "was started with (--host), and a page of another site by --allow-origin"
 )
 # A page that the network's user opens may load nothing from elsewhere, and no other page may frame
 # it.
@@ -80,9 +86,11 @@ _HEADERS = [
 ]
 
 
-def application(classifier: Classifier, name: str, host: str) -> Starlette:
+def application(
+    classifier: Classifier, name: str, host: str, allow_origin: str | None = None
+) -> Starlette:
     """Return the application that serves `classifier` under `name`, at the host name or address
-    `host`.
+    `host`. Pages of `allow_origin` may use it, too.
 
     Raises: LockstepError if it cannot classify pictures.
     """
@@ -91,7 +99,7 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
         raise LockstepError(
             f"{classifier.origin} cannot classify pictures: {prediction.error}", DATA
         )
-    service = _Service(classifier, name, host)
+    service = _Service(classifier, name, host, allow_origin)
     served = Starlette(
         routes=[
             Route("/", service.page),
@@ -101,6 +109,11 @@ def application(classifier: Classifier, name: str, host: str) -> Starlette:
         exception_handlers=dict.fromkeys(
             (HTTPException, LockstepError, ClientDisconnect, Exception), _refused
         ),
+        middleware=[
+            Middleware(CORSMiddleware, allow_origins=[allow_origin], allow_methods=["GET", "POST"])
+        ]
+        if allow_origin
+        else [],
         lifespan=service.running,
     )
     served.router.redirect_slashes = False  # to an address that the client states
@@ -117,8 +130,11 @@ class _Service:
     is decoded, so that it does not delay other requests.
     """
 
-    def __init__(self, classifier: Classifier, name: str, host: str) -> None:
+    def __init__(
+        self, classifier: Classifier, name: str, host: str, allow_origin: str | None
+    ) -> None:
         self._classifier = classifier
+        self._allowed = allow_origin
         self._names = {"localhost", socket.gethostname().lower(), host.lower()}
         self._held: dict[Request, int] = {}  # bytes of the requests that are being answered
         workers = min(_WORKERS, numerics.workers(classifier.recipe.threads_per_tower))
@@ -216,7 +232,8 @@ class _Service:
         with contextlib.suppress(ValueError):
             name = urlsplit(f"//{host}").hostname or ""
             ours = name in self._names or bool(ip_address(name))
-        if not ours or request.headers.get("origin", f"http://{host}") != f"http://{host}":
+        own = f"http://{host}"
+        if not ours or request.headers.get("origin", own) not in (own, self._allowed):
             raise HTTPException(403, _OWN)
 
     async def _record(
@@ -259,11 +276,13 @@ class _Service:
             pictures = [("picture", b"".join([chunk async for chunk in self._body(request)]))]
         elif media_type == "multipart/form-data":
             pictures = await self._files(request)
+        elif media_type == "application/json":
+            pictures = [("picture", await self._in_json(request))]
         else:
             raise HTTPException(415, f"Content-Type is {media_type or 'missing'}: {_TYPE}")
         if not pictures:
             raise HTTPException(
-                422, f"the form has no file in the field image, or not its end: {_TYPE}"
+                422, f"the form has no file in the field image or file, or not its end: {_TYPE}"
             )
         return pictures
 
@@ -281,10 +300,31 @@ class _Service:
                 400, f"the form cannot be read ({str(error).rstrip('.')}): {_TYPE}"
             ) from None
         try:
-            files = [file for file in form.getlist("image") if isinstance(file, UploadFile)]
+            files = [
+                file
+                for field, file in form.multi_items()
+                if field in _FIELDS and isinstance(file, UploadFile)
+            ]
             return [(printable(file.filename or "picture"), await file.read()) for file in files]
         finally:
             await form.close()
+
+    async def _in_json(self, request: Request) -> bytes:
+        """Return the picture of a JSON object, in base64 or as a data: URL. Raises:
+        HTTPException.
+        """
+        body = b"".join([chunk async for chunk in self._body(request)])
+        try:
+            sent = json.loads(body)
+            (text,) = (sent[field] for field in _FIELDS if field in sent)
+            if text.startswith("data:"):
+                text = text.partition(";base64,")[2]
+            # Programs such as base64 break the lines of what they write.
+            return base64.b64decode("".join(text.split()), validate=True)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise HTTPException(
+                400, f"the JSON has no picture in base64 in its field image: {_TYPE}"
+            ) from None
 
     async def _body(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the body of a request. Raises: HTTPException if it is too large, by its header or
@@ -385,12 +425,31 @@ def _busy(cause: str) -> HTTPException:
     return HTTPException(503, f"{cause}: send it again in a few seconds", {"Retry-After": "2"})
 
 
+async def _drain(request: Request) -> None:
+    """Read the rest of a request that is refused, up to a bound.
+
+    The system resets a connection that is closed with unread bytes, and then the client loses the
+    answer. A client that expects 100 Continue has not sent its body.
+    """
+    received = 0
+    if "expect" in request.headers:
+        return
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):  # if all is read
+        async with asyncio.timeout(HEAD_LIMIT_S):
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > DRAIN_LIMIT:
+                    return
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     """Return the answer that says what is wrong. After an error that is none of these, uvicorn logs
     its traceback.
     """
     match error:
         case HTTPException():
+            if error.status_code < 500:
+                await _drain(request)
             return JSONResponse(
                 {"error": _PATHS if error.status_code in (404, 405) else error.detail},
                 error.status_code,

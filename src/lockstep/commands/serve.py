@@ -1,5 +1,6 @@
 """`lockstep serve`."""
 
+import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -10,11 +11,13 @@ import typer
 from lockstep import numerics
 from lockstep.commands.predict import load_in_own_program
 from lockstep.commands.shell import Checkpoint, Source, require_extra
-from lockstep.errors import SIGNAL_BASE
+from lockstep.errors import SIGNAL_BASE, LockstepError, option
 from lockstep.messages import logger
 from lockstep.text import plural
 
 _EVERY = ("0.0.0.0", "::")  # every address of this machine
+# as browsers send it, without a path
+_ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d+)?")
 
 
 def serve(
@@ -25,6 +28,7 @@ def serve(
     sure: float = 0.95,
     device: str = "auto",
     trust_code: bool = False,
+    allow_origin: str | None = None,
 ) -> Iterator[str]:
     """Classify pictures on a page, and by POST /predict.
 
@@ -46,7 +50,13 @@ def serve(
         sure: Share of the sure answers that shall be right, by training images that were held out.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
+        allow_origin: The site whose pages may use the server too, such as https://app.example.
     """
+    if allow_origin is not None and not _ORIGIN.fullmatch(allow_origin):
+        raise LockstepError(
+            f"{option('allow_origin', allow_origin)} is no origin: give the scheme and the host of "
+            f"one site in lower case, without a path, such as https://app.example"
+        )
     require_extra("serve", ("starlette", "uvicorn", "python_multipart"))
     numerics.prepare(1)  # before torch is imported
     from lockstep.classify import serve as web
@@ -55,7 +65,7 @@ def serve(
         host, port
     ) as listening:  # A busy port is an error before the classifier is loaded.
         classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
-        app = web.application(classifier, Path(str(source)).resolve().name, host)
+        app = web.application(classifier, Path(str(source)).resolve().name, host, allow_origin)
         if not ip_address(listening.getsockname()[0]).is_loopback:
             logger.warning(f"--host {host}: everyone on the network can use this server")
         yield f"serving {classifier.origin}, {plural(len(classifier.classes), 'class')}"
