@@ -79,5 +79,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> "Any":
     if name not in _MODULES:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+        from lockstep.errors import called
+
+        hint = f": did you mean {other}?" if (other := called(name)) in _MODULES else ""
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_MODULES[name]), name)

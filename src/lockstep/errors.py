@@ -10,6 +10,37 @@ ENVIRONMENT = 4
 SIGNAL_BASE = 128  # plus the signal's number, as in shells: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP)  # If a run receives several, the first of these counts.
 
+# What Lockstep calls it -> the words of other programs.
+_SYNONYMS = {
+    "lr": "learning_rate learningrate lr0 base_lr eta",
+    "batch": "batch_size batchsize bs train_batch_size per_device_train_batch_size",
+    "epochs": "num_epochs max_epochs n_epochs num_train_epochs",
+    "steps": "max_steps num_steps train_steps iterations iters max_iter",
+    "processes": "num_workers workers gpus num_gpus n_gpus devices nproc_per_node num_processes",
+    "image_px": "imgsz img_size image_size input_size resolution",
+    "precision": "amp fp16 bf16 half mixed_precision dtype",
+    "optimizer": "opt optim",
+    "weight_decay": "wd l2",
+    "schedule": "scheduler lr_scheduler",
+    "augmentation": "augment augmentations transforms",
+    "data": "data_dir data_path dataset_path datadir root",
+    "runs": "output output_dir out_dir save_dir log_dir logdir project",
+    "name": "run_name experiment exp_name",
+    "model": "arch architecture network model_name backbone",
+    "init": "weights pretrained checkpoint_path ckpt resume_from",
+    "seed": "random_seed random_state",
+    "several_labels": "multilabel multi_label",
+    "save_every": "save_steps save_freq checkpoint_every",
+    "eval_every": "eval_steps eval_freq val_check_interval",
+    "eval --checkpoint best": "patience early_stopping",
+    "train": "fit learn",
+    "eval": "test val validate evaluate score",
+    "predict": "infer inference detect classify",
+    "report": "runs list_runs plot",
+    "recipes": "list models",
+}
+_CALLED = {word: name for name, words in _SYNONYMS.items() for word in words.split()}
+
 # Whether a Python program reads the messages of this process, from all its threads. The command
 # line sets it to False, and every worker process to what the launcher has.
 in_python = True
@@ -66,6 +97,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def called(word: str) -> str:
+    """Return what Lockstep calls an option, a setting or a command of another program, or ""."""
+    return _CALLED.get(word.lower().strip("-").replace("-", "_"), "")
+
+
 def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | None = None) -> str:
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
@@ -78,6 +114,8 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
     near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(
         got, allowed, n=3, cutoff=0.5
     )
+    if (other := called(got)) and what.endswith(("option", "setting")):
+        near = [other if other in allowed or " " in other else option(other)]
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     rest = "" if near and len(listed) > 12 else f"Allowed: {', '.join(listed)}"

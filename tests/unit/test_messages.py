@@ -13,10 +13,10 @@ from typer.main import get_command
 
 import lockstep
 from lockstep import errors
-from lockstep.commands.program import app
+from lockstep.commands.program import COMMANDS, app
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import option
+from lockstep.errors import USAGE, option
 from lockstep.recipes import get_recipe
 
 # A text that ends in -- is followed by a name.
@@ -37,7 +37,7 @@ EXCEPTIONS = {
     "pictures/check.py": {"--json"},
     "pictures/formats.py": {"--data"},  # of commands
     "data/fetch.py": {"--data"},  # of `lockstep data fetch`
-    "errors.py": {"--", "--no-"},  # `option` itself
+    "errors.py": {"--", "--no-", "--checkpoint"},  # `option` itself
     "jobs/verify.py": {"--from"},
     "pages/doubtful.py": {"--json"},
     "pages/runs.py": {"--init"},
@@ -263,3 +263,54 @@ def test_every_part_of_a_job_knows_the_reader(tmp_path, monkeypatch, given, shel
 def test_a_program_that_imports_lockstep_reads_arguments(tmp_path):
     _, err = popen("-c", "import lockstep; lockstep.train(resume=True)", cwd=tmp_path).communicate()
     assert "resume=True continues a run" in err
+
+
+def test_words_of_other_programs_name_what_there_is():
+    names = {
+        "runs",
+        *Recipe.options,
+        *Recipe.model_fields,
+        *Placement.model_fields,
+        *COMMANDS,
+        "train",
+    }
+    assert {*errors._SYNONYMS} - names == {"eval --checkpoint best"}
+    words = [word for text in errors._SYNONYMS.values() for word in text.split()]
+    assert len({*words}) == len(words)
+    assert {*words} & names == {"runs"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "digits", "--learning-rate", "1"), "(Possible options: --lr)"),
+        (("train", "digits", "--imgsz", "1"), "(Possible options: --set image_px=...)"),
+        (("train", "digits", "--patience", "1"), "(Possible options: eval --checkpoint best)"),
+        (("train", "digits", "--set", "batch_size=1"), "did you mean batch?"),
+        (("train", "digits", "--set", "workers=1"), "did you mean --processes?"),
+        (("train", "recipe.yaml"), "a recipe file is TOML"),
+        (("train", "wide.toml"), "it is not in UTF-8: save it as UTF-8"),
+        (("fit", "digits"), "no command 'fit': did you mean lockstep train?"),
+    ],
+)
+def test_a_word_of_another_program_gets_ours_in_the_shell(here, tmp_path, words, said):
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "wide.toml").write_bytes("steps = 1".encode("utf-16"))
+    done = here(*words)
+    assert done.returncode == USAGE
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("learning_rate", "did you mean lr?"),
+        ("gpus", "did you mean processes?"),
+        ("imgsz", "image_px is a setting of the recipe: give settings={'image_px': ...}"),
+    ],
+)
+def test_a_word_of_another_program_gets_ours_in_python(name, said):
+    with lockstep_error(re.escape(said)):
+        lockstep.train("digits", **{name: 1})
+    with pytest.raises(AttributeError, match=r"no attribute 'fit': did you mean train\?"):
+        lockstep.fit  # noqa: B018

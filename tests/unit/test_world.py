@@ -134,13 +134,13 @@ def said(monkeypatch):
     texts = queue.SimpleQueue()
     monkeypatch.setattr(messages, "_WAIT_S", 0.0)
     monkeypatch.setattr(messages, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(messages.logger, "warning", texts.put)
+    monkeypatch.setattr(messages.logger, "warning", lambda text, **_: texts.put(text))
     return texts
 
 
 def test_a_short_wait_is_not_said(monkeypatch):
     texts = []
-    monkeypatch.setattr(messages.logger, "warning", texts.append)
+    monkeypatch.setattr(messages.logger, "warning", lambda text, **_: texts.append(text))
     with messages.waiting(lambda: "a short wait"):
         pass
     assert texts == []

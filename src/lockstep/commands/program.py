@@ -8,7 +8,7 @@ from socket import gethostname
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import lockstep
 from lockstep import errors
@@ -25,7 +25,16 @@ from lockstep.commands.train import train
 from lockstep.commands.verify import verify
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE, LockstepError, printable
+from lockstep.errors import (
+    CRASH,
+    DATA,
+    ENVIRONMENT,
+    USAGE,
+    LockstepError,
+    called,
+    option,
+    printable,
+)
 from lockstep.files import (
     given,
     note_once,
@@ -34,11 +43,23 @@ from lockstep.files import (
     reserve_standard_streams,
 )
 from lockstep.launch.world import World
-from lockstep.messages import DISTRIBUTION, handled, on_stderr
+from lockstep.messages import DISTRIBUTION, command, handled, on_stderr
 from lockstep.pictures.table import SOURCES
+
+
+class _Commands(TyperGroup):
+    """The commands. The word of another program gets the name of ours."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that `args` begins with. Raises: LockstepError for another's word."""
+        if args[0] not in self.commands and (other := called(args[0])) in self.commands:
+            raise LockstepError(f"no command {args[0]!r}: did you mean {command(other)}?")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="lockstep",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -109,7 +130,15 @@ class _Train(TyperCommand):
             for parameter in parameters:
                 parameter.hidden = parameter.name not in _USUAL
         ctx.allow_extra_args = True
-        rest: list[str] = super().parse_args(ctx, args)
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except Exception as error:  # Of an unknown option it has these attributes.
+            if other := called(getattr(error, "option_name", "")):
+                shown = other if " " in other else option(other)
+                if other in {*Recipe.model_fields} - {*Recipe.options}:
+                    shown = option("settings", f"{other}=...")
+                vars(error)["possibilities"] = [shown]
+            raise
         if rest:
             raise LockstepError(_several([ctx.params["what"], *rest]))
         return rest

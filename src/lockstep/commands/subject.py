@@ -150,6 +150,8 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     path = files.given(what)
     if path.suffix == ".toml":
         return "file", path
+    if path.suffix.lower() in (".yaml", ".yml", ".json", ".py", ".cfg", ".ini"):
+        raise LockstepError(f"{path}: a recipe file is TOML, with a name that ends in .toml")
     if os.path.lexists(path / "recipe.json"):
         return "run", path
     if os.path.lexists(path):

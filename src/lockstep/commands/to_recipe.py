@@ -13,7 +13,7 @@ from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER, MEMORY
-from lockstep.errors import LockstepError, option, unknown
+from lockstep.errors import LockstepError, called, option, unknown
 from lockstep.jobs.kept import kept
 from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
 from lockstep.recipes import get_recipe
@@ -34,9 +34,9 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict
     for name in options:
         if name in allowed:
             continue
-        if name in Recipe.model_fields:
+        for setting in {name, called(name)} & {*Recipe.model_fields} - allowed:
             raise LockstepError(
-                f"{name} is a setting of the recipe: give settings={{{name!r}: ...}}"
+                f"{setting} is a setting of the recipe: give settings={{{setting!r}: ...}}"
             )
         raise LockstepError(unknown("option", name, allowed))
     changes = parse(

@@ -82,6 +82,8 @@ def read_file(path: Path) -> dict[str, Any]:
         ValueError,
     ) as error:  # ValueErrors: not TOML, not UTF-8, a number of thousands of digits
         problem = getattr(error, "strerror", None) or error
+        if isinstance(error, UnicodeDecodeError):
+            problem = "it is not in UTF-8: save it as UTF-8"
         code = DATA if isinstance(error, FileNotFoundError) else USAGE
         raise LockstepError(f"recipe file {path}: {near(path)}{problem}", code) from None
     except RecursionError:
