@@ -27,11 +27,11 @@ NAMED = re.compile(r"(?<![\w-])--(?:[a-z][a-z-]*|$)")
 OF_SHELL = {"Option", "Typer", "Field", "command"}
 # Texts that only the command line shows, and options that no Python function has.
 EXCEPTIONS = {
-    "classify/serve.py": {"--host", "--port"},
+    "classify/serve.py": {"--allow-origin", "--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
     "commands/predict.py": {"--csv", "--json", "--top"},
     "commands/program.py": {"--force-reinstall", "--help", "--no-deps"},  # two of them pip's
-    "commands/serve.py": {"--host"},
+    "commands/serve.py": {"--allow-origin", "--host"},
     "commands/shell.py": {"--"},  # declarations
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
@@ -277,7 +277,7 @@ def test_words_of_other_programs_name_what_there_is():
     assert {*errors._SYNONYMS} - names == {"eval --checkpoint best"}
     words = [word for text in errors._SYNONYMS.values() for word in text.split()]
     assert len({*words}) == len(words)
-    assert {*words} & names == {"runs"}
+    assert {*words} & names == {"runs", "fit"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 from lockstep import numerics
 from lockstep.commands.predict import load_in_own_program
 from lockstep.commands.shell import Checkpoint, Source, require_extra
-from lockstep.errors import SIGNAL_BASE, LockstepError, option
+from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.messages import logger
 from lockstep.text import plural
 
@@ -54,7 +54,7 @@ def serve(
     """
     if allow_origin is not None and not _ORIGIN.fullmatch(allow_origin):
         raise LockstepError(
-            f"{option('allow_origin', allow_origin)} is no origin: give the scheme and the host of "
+            f"--allow-origin {allow_origin} is no origin: give the scheme and the host of "
             f"one site in lower case, without a path, such as https://app.example"
         )
     require_extra("serve", ("starlette", "uvicorn", "python_multipart"))
