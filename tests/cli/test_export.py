@@ -61,7 +61,9 @@ def picture(tmp_path_factory):
 def traced(written, monkeypatch):
     """The exporter gives the bytes of the written file, and not in seconds."""
     content = written[1].read_bytes()
-    monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: content)
+    monkeypatch.setattr(
+        "lockstep.classify.export.exported", lambda *_: (content, {"opset": 20, "ir_version": 10})
+    )
 
 
 @pytest.mark.slow
@@ -346,7 +348,7 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
     run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
     monkeypatch.setattr(
         "lockstep.classify.export.exported",
-        lambda classifier, facts: b"not made, which takes seconds",
+        lambda *_: (b"not made, which takes seconds", {"opset": 20, "ir_version": 10}),
     )
     monkeypatch.setattr(
         "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))

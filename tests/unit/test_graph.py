@@ -110,7 +110,7 @@ def test_a_file_has_the_similarity_as_its_second_output():
     source.confidence.outliers = unlike_of(recipe, source.module)
     source.recipe = source.recipe.replace(head=recipe.head)
     graph = graph_of(source.recipe, source.module, source.confidence.outliers)
-    content, facts = exported(source, {"classes": ["a"]})
+    content, _ = exported(source, {"classes": ["a"]})
     session = onnxruntime.InferenceSession(content)
     batch = images(2, *source.image_shape)
     with torch.no_grad():
