@@ -121,7 +121,7 @@ class Classifier:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
         `image` is a path, a file that is open in mode "rb", its bytes, a Pillow image, or an array
-        or tensor uint8 [H, W] or [H, W, C]. It is brought to `image_shape` and then preprocessed as
+        or tensor uint8 [H, W] or [H, W, C] (RGB). It is brought to `image_shape` and then preprocessed as
         in evaluation.
         Raises: LockstepError if it cannot be read.
         """
@@ -131,7 +131,7 @@ class Classifier:
         """Return the Prediction of one image, or a list of those of several, in their order.
 
         One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
-        image, or an array or tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a
+        image, or an array or tensor uint8 [H, W] or [H, W, C] (RGB). Several are an iterable of these, a
         folder (with its subfolders, sorted by name), or an array or tensor [N, H, W, C]. With
         `evidence`, each prediction has its evidence, which takes about as long again.
 
