@@ -16,6 +16,7 @@ from tests.runs import fit_here
 
 import lockstep
 from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.shell import present
 from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits
 from lockstep.jobs.context import Context
@@ -48,6 +49,14 @@ def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
     fields = next(csv.reader([prediction_table.row(found, (name, "-1"))]))
     assert head[-2:] == [cell, "'-1"]
     assert fields[:3] == [cell, cell, "0.75"]
+
+
+def test_a_printed_line_of_a_table_names_its_file(capsys):
+    line = prediction_table.row(Prediction("at\u202f9.png", error="x"), ("a", "b"))
+    present(iter([line, "at\u202f9.png"]), as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("at\u202f9.png,")
+    assert second == r"at\u202f9.png"
 
 
 def test_a_row_is_one_line_that_programs_read():

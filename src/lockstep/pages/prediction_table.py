@@ -21,7 +21,11 @@ _COMPUTED = re.compile("[=+@'-]")  # begins what a spreadsheet computes, and wha
 _BETWEEN = "|"  # several labels of an image in one field; in the name of one it is \|
 
 
-def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> str:
+class Line(str):
+    """A line of a table, which is printed as it is."""
+
+
+def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> Line:
     """Return the line with the names of the columns: what is known of an image, then each of the
     `classes`.
 
@@ -38,7 +42,7 @@ def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> 
     return _line(names)
 
 
-def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> str:
+def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> Line:
     """Return the line of a prediction, with its probability of each of the `classes`.
 
     Of an image that cannot be read, only its file and the error are known. The other fields are
@@ -64,10 +68,10 @@ def _joined(names: Sequence[str]) -> str:
     return _BETWEEN.join(name.replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
 
 
-def _line(values: Sequence[object]) -> str:
+def _line(values: Sequence[object]) -> Line:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(map(_cell, values))
-    return text.getvalue()
+    return Line(text.getvalue())
 
 
 def _cell(value: object) -> object:
