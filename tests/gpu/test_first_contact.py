@@ -58,7 +58,7 @@ def test_a_count_has_the_launches_of_each_tower_and_one_update():
     assert graphs["launches"] < two["launches"] / 2
     assert 0 < one["copies"] < one["launches"] < one["operators"]
     assert one["launches"] < two["launches"] < 2 * one["launches"]
-    assert two["most"]["convolution_backward"] == 2 * one["most"]["convolution_backward"]
+    assert two["most"]["convolution"] == 2 * one["most"]["convolution"]
 
 
 def event(name, device, us=0.0, note=False):
