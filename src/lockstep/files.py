@@ -36,7 +36,10 @@ _ADDRESS = re.compile(r"(\w[\w+.-]+):/+(.*)", re.ASCII)
 # safetensors does.
 _TEMPORARY = re.compile(r"\.[a-z0-9-]+\.(jsonl?|safetensors)-\d+|\.tmp\w{6}")
 _MOUNTS = Path("/proc/self/mountinfo")
-_UNSTAMPED = re.compile("squashfs|erofs|iso9660|udf|cramfs|romfs|vfat|msdos|exfat|fuse.*")
+_UNSTAMPED = re.compile(
+    r"squashfs|erofs|iso9660|udf|cramfs|romfs|vfat|msdos|exfat"
+    r"|fuse\.(squashfuse\w*|fuseiso|archivemount|ratarmount)"
+)
 _REFUSED = {
     errno.EPERM,
     errno.EACCES,

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from tests.conftest import NATIVE, SMALL, in_this_process
 from tests.documents import ROOT
-from tests.helpers import lockstep_error, read_json, record_of, succeeded
+from tests.helpers import lockstep_error, read_json, record_of, refused, succeeded
 from tests.images import noise
 
 import lockstep
@@ -61,7 +61,9 @@ def picture(tmp_path_factory):
 def traced(written, monkeypatch):
     """The exporter gives the bytes of the written file, and not in seconds."""
     content = written[1].read_bytes()
-    monkeypatch.setattr("lockstep.classify.export.exported", lambda classifier, facts: content)
+    monkeypatch.setattr(
+        "lockstep.classify.export.exported", lambda *_: (content, {"opset": 20, "ir_version": 10})
+    )
 
 
 @pytest.mark.slow
@@ -216,6 +218,39 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
         assert found.predict(picture)[2] == expected
 
 
+def test_the_script_takes_the_images_of_a_folder(example, tmp_path, capsys, monkeypatch):
+    for name in ("b.JPG", "a.png", "sub/c.webp", "notes.txt", ".hidden.png", ".git/d.png"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    (tmp_path / "empty").mkdir()
+    names = [path.relative_to(tmp_path).as_posix() for path in example["images_in"](tmp_path)]
+    assert names == ["in/a.png", "in/b.JPG", "in/sub/c.webp"]
+    seen = []
+    found = SimpleNamespace(
+        metadata={"thresholds": None},
+        predict_labels=lambda image: seen.append(image.name) or [("cat", 0.5, None)],
+    )
+    monkeypatch.setitem(example["main"].__globals__, "Exported", lambda file: found)
+    code = example["main"]("x.onnx", f"{tmp_path}/in", f"{tmp_path}/empty", "x.png")
+    assert (code, seen) == (DATA, ["a.png", "b.JPG", "c.webp", "x.png"])
+    assert "empty: no images in this folder" in capsys.readouterr().err
+
+
+def test_a_set_of_operators_that_is_not_written_is_refused(here):
+    done = here("export", "runs/x", "--opset", "17")
+    refused(done, USAGE, "--opset 17: 18 to 25 are allowed")
+
+
+@pytest.mark.slow
+def test_a_file_has_the_operators_that_were_asked_for(written, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    record = lockstep.export(written[0], tmp_path / "old.onnx", opset=18)
+    model = onnx.load(record.file)
+    assert (model.opset_import[0].version, model.ir_version) == (18, record.ir_version)
+    metadata = json.loads(next(p.value for p in model.metadata_props if p.key == "lockstep"))
+    assert (metadata["opset"], metadata["ir_version"]) == (record.opset, record.ir_version)
+
+
 @pytest.mark.slow
 def test_the_script_needs_no_lockstep_and_survives_a_bad_file(written, picture, tmp_path):
     path, file, record = written
@@ -313,7 +348,7 @@ def test_without_a_test_split_held_out_images_are_compared(trained_once, here, m
     run, _ = trained_once("digits", *SMALL, "--set", "held_out=20", "--steps", 2, "--processes", 1)
     monkeypatch.setattr(
         "lockstep.classify.export.exported",
-        lambda classifier, facts: b"not made, which takes seconds",
+        lambda *_: (b"not made, which takes seconds", {"opset": 20, "ir_version": 10}),
     )
     monkeypatch.setattr(
         "lockstep.classify.export.loaded", lambda content: in_float32(lockstep.load(run))

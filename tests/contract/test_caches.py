@@ -237,7 +237,10 @@ def test_stamps_have_device_and_inode(tmp_path):
         assert files.stamps(other) != files.stamps(status)
 
 
-@pytest.mark.parametrize(("kind", "again"), [("squashfs", 4), ("vfat", 4), ("ext4", 0)])
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [("squashfs", 4), ("vfat", 4), ("fuse.squashfuse", 4), ("fuse.sshfs", 0), ("ext4", 0)],
+)
 def test_files_without_a_time_of_change_are_read_again(tmp_path, monkeypatch, kind, again):
     """Another image of a file system, mounted at the same place, may have equal stamps."""
     root = write(tmp_path / "photos", {"cats": [1, 2], "dogs": [3, 4]})

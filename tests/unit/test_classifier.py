@@ -218,7 +218,18 @@ def test_public_objects_have_short_reprs(classifier, run):
         "runs/first", 4000, "test", "ema", 9999, 9000, 0.9, [0.89, 0.91], 0.3, [{}] * 100, counts
     )
     export = lockstep.ExportRecord(
-        "runs/first.onnx", 10**8, "use_exported.py", "0" * 64, "test", 9999, 0.9, 0.9, 0, 1e-6
+        "runs/first.onnx",
+        10**8,
+        "use_exported.py",
+        "0" * 64,
+        "test",
+        9999,
+        0.9,
+        0.9,
+        0,
+        1e-6,
+        20,
+        10,
     )
     prediction = classifier.predict(TEST.images[0], top=10)
     plan = get_recipe("photos-tuned").bind(5000).plan(7)

@@ -18,6 +18,7 @@ from lockstep.data.dataset import Dataset
 from lockstep.data.transforms import to_device
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
+from lockstep.jobs.splits import splits_of
 from lockstep.pictures.pixels import RowCache
 from lockstep.recipes import get_recipe
 
@@ -141,5 +142,7 @@ def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with lockstep_error(r"has no test split, .*its splits are train\. .*held_out="):
         Replica(get_recipe("digits"), Placement(), Context(), {"train": train_set})
+    both = splits_of(get_recipe("digits"), {"train": train_set, "validation": train_set})
+    assert both["test"] is train_set  # as of a folder
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Replica(held, Placement(), Context(), {"train": train_set}).splits

@@ -110,7 +110,7 @@ def test_a_file_has_the_similarity_as_its_second_output():
     source.confidence.outliers = unlike_of(recipe, source.module)
     source.recipe = source.recipe.replace(head=recipe.head)
     graph = graph_of(source.recipe, source.module, source.confidence.outliers)
-    content = exported(source, {"classes": ["a"]})
+    content, _ = exported(source, {"classes": ["a"]})
     session = onnxruntime.InferenceSession(content)
     batch = images(2, *source.image_shape)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_every_recipe_exports_for_any_number_of_images(name):
     pytest.importorskip("onnxruntime")
     source = Source(name)
     transforms._affine.cache_clear()  # as in a new process
-    run = loaded(exported(source, {"classes": ["a"]}))
+    run = loaded(exported(source, {"classes": ["a"]})[0])
     for count in (3, 1):
         batch = images(count, *source.image_shape)
         with torch.no_grad():

@@ -35,9 +35,11 @@ _EXAMPLE = 2  # images that the exporter traces. Another number may come later.
 _OPERATOR = re.compile(r"(?:op='|operator[ :]+|OpOverload\()'?([A-Za-z_]\w*(?:::|\.)\w+)")
 
 
-def exported(classifier: Classifier, metadata: Record) -> bytes:
-    """Return the bytes of a file that holds the graph of `classifier`, with `metadata` as its
-    metadata.
+def exported(
+    classifier: Classifier, metadata: Record, opset: int | None = None
+) -> tuple[bytes, Record]:
+    """Return the bytes of a file that holds the graph of `classifier` in the operators of ONNX's
+    set `opset`, and what its metadata has besides `metadata`: "opset" and "ir_version".
 
     Raises: LockstepError if the network cannot be exported, or is too large.
     """
@@ -70,12 +72,16 @@ def exported(classifier: Classifier, metadata: Record) -> bytes:
             verbose=False,
             input_names=["images"],
             output_names=outputs,
+            opset_version=opset,
         )
         assert made is not None
         proto = made.model_proto  # made anew at each access
+        own = {entry.domain: entry.version for entry in proto.opset_import}
+        facts = {"opset": own[""], "ir_version": proto.ir_version}
+        metadata |= facts
         for name, value in {METADATA: metadata, "classes": metadata["classes"]}.items():
             proto.metadata_props.add(key=name, value=json.dumps(value))
-        return bytes(proto.SerializeToString())
+        return bytes(proto.SerializeToString()), facts
 
 
 def script() -> str:

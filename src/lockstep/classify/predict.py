@@ -121,8 +121,8 @@ class Classifier:
         """Return an image as the network's input, float32 [C, h, w], on the CPU.
 
         `image` is a path, a file that is open in mode "rb", its bytes, a Pillow image, or an array
-        or tensor uint8 [H, W] or [H, W, C]. It is brought to `image_shape` and then preprocessed as
-        in evaluation.
+        or tensor uint8 [H, W] or [H, W, C] (RGB, not OpenCV's BGR). It is brought to `image_shape`
+        and then preprocessed as in evaluation.
         Raises: LockstepError if it cannot be read.
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
@@ -131,9 +131,10 @@ class Classifier:
         """Return the Prediction of one image, or a list of those of several, in their order.
 
         One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
-        image, or an array or tensor uint8 [H, W] or [H, W, C]. Several are an iterable of these, a
-        folder (with its subfolders, sorted by name), or an array or tensor [N, H, W, C]. With
-        `evidence`, each prediction has its evidence, which takes about as long again.
+        image, or an array or tensor uint8 [H, W] or [H, W, C], whose colours are RGB: an image that
+        OpenCV has read is `image[..., ::-1]`. Several are an iterable of these, a folder (with its
+        subfolders, sorted by name), or an array or tensor [N, H, W, C]. With `evidence`, each
+        prediction has its evidence, which takes about as long again.
 
         Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
         """

@@ -1,11 +1,12 @@
 """Classify images by a file of `lockstep export`, without Lockstep: python use_exported.py
-FILE.onnx IMAGE...
+FILE.onnx IMAGE|FOLDER...
 
 It needs numpy, Pillow and onnxruntime, and pillow-heif to read HEIC. `lockstep export` writes this
 script next to the file. It reads images by Lockstep's own code, so it sees the same pixels.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TypeAlias
@@ -17,6 +18,10 @@ from numpy.typing import NDArray
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.pictures.decode import Decoding, decode_image
 
+# of the files that are taken in a folder
+_SUFFIX = re.compile(
+    r"\.(jpe?g|jpe|jfif|png|webp|bmp|dib|gif|tiff?|hei[cf]|hif|avif|p[bgnp]m)", re.IGNORECASE
+)
 Picture: TypeAlias = Path | bytes | NDArray[np.uint8]
 
 
@@ -75,17 +80,38 @@ class Exported:
         return answers
 
 
-def main(file: str, *images: str) -> int:
-    """Print the class or labels of each image. Return the exit code: 3 if one cannot be read."""
+def images_in(place: Path) -> list[Path]:
+    """Return the images in a folder and those below it, sorted, or the file `place` itself. Hidden
+    files are left out.
+    """
+    if not place.is_dir():
+        return [place]
+    return sorted(
+        path
+        for path in place.rglob("*")
+        if _SUFFIX.fullmatch(path.suffix)
+        and not any(part[0] == "." for part in path.relative_to(place).parts)
+    )
+
+
+def main(file: str, *places: str) -> int:
+    """Print the class or labels of each image in `places`, files and folders. Return the exit code:
+    3 if one cannot be read, or a folder has none.
+    """
     try:
         exported = Exported(file)
     except Exception as error:
         print(printable(f"{file} cannot be used: {error}"), file=sys.stderr)
         return DATA
     code, space = 0, " " if exported.metadata["thresholds"] else "  "
-    for image in images:
+    images = {place: images_in(Path(place)) for place in places}
+    for place in places:
+        if not images[place]:
+            print(printable(f"{place}: no images in this folder"), file=sys.stderr)
+            code = DATA
+    for image in (image for place in places for image in images[place]):
         try:
-            found = exported.predict_labels(Path(image))
+            found = exported.predict_labels(image)
             texts = [
                 f"{label} {probability:.2%}" + (f"{space}({answer})" if answer else "")
                 for label, probability, answer in found
@@ -99,6 +125,6 @@ def main(file: str, *images: str) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        print(f"usage: python {sys.argv[0]} FILE.onnx IMAGE...", file=sys.stderr)
+        print(f"usage: python {sys.argv[0]} FILE.onnx IMAGE|FOLDER...", file=sys.stderr)
         sys.exit(2)
     sys.exit(main(*sys.argv[1:]))

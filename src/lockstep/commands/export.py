@@ -16,6 +16,7 @@ from lockstep.files import deliver
 from lockstep.messages import logger, progress
 from lockstep.text import size
 
+_OPSETS = range(18, 26)  # which PyTorch writes without a converter of its own
 TOLERANCE = 1e-3  # largest difference between two probabilities
 # that a runtime is given at a time: it takes new memory for each large batch
 _BATCH_VALUES = 1 << 22
@@ -38,6 +39,8 @@ class ExportRecord:
         otherwise: how many images the file classifies otherwise than Lockstep.
         difference: the largest difference of a probability from Lockstep's, computed in the file's
             precision, float32.
+        opset, ir_version: the versions of ONNX's operators and of its format, by which a runtime
+            says whether it can use the file.
     """
 
     file: str
@@ -50,11 +53,14 @@ class ExportRecord:
     accuracy_lockstep: float
     otherwise: int
     difference: float
+    opset: int
+    ir_version: int
 
     def __str__(self) -> str:
         return "\n".join(
             [
                 f"  file        {printable(self.file)}, {size(self.bytes)}",
+                f"  format      ONNX opset {self.opset}, IR version {self.ir_version}",
                 f"  use         python {printable(shlex.join([self.script, self.file]))} IMAGE...",
                 f"  accuracy    {self.accuracy:.2%} of {self.examples:,} {self.split} images; "
                 f"lockstep eval: {self.accuracy_lockstep:.2%}",
@@ -74,6 +80,7 @@ def export(
     output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE")] = None,
     checkpoint: Checkpoint = None,
     sure: float = 0.95,
+    opset: int | None = None,
     *,
     data: Path | str | None = None,
     trust_code: bool = False,
@@ -102,6 +109,8 @@ def export(
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
             (--eval-every). Default: the newest.
         sure: Share of the sure answers that shall be right, by training images that were held out.
+        opset: Version of ONNX's operators, for a runtime that knows no later one. Default: that of
+            PyTorch.
         data: Folder of the dataset. Default: that of training.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         force: Overwrite a file that is there.
@@ -122,6 +131,11 @@ def export(
     if file.suffix.lower() != ".onnx":
         raise LockstepError(
             f"{file}: programs know a format by the name of its file: give one that ends in .onnx"
+        )
+    if opset is not None and opset not in _OPSETS:
+        raise LockstepError(
+            f"{option('opset', opset)}: {_OPSETS[0]} to {_OPSETS[-1]} are allowed: give one that "
+            f"the runtime knows"
         )
     require_writable(file, force)
     beside = file.with_name("use_exported.py")
@@ -168,7 +182,7 @@ def export(
         "versions": {"lockstep": __version__, "torch": version("torch")},
     }
     with progress("making the file", 1, at_once=True):
-        content = exported(classifier, metadata)
+        content, facts = exported(classifier, metadata, opset)
     batch = max(1, min(len(images), _BATCH_VALUES // images[0].size))
     what = f"comparing the file with Lockstep on {len(images):,} images"
     with progress(what, 3 * len(images), at_once=True) as advance:
@@ -204,4 +218,5 @@ def export(
         accuracy_lockstep=float((expected == own).all(1).mean()),
         otherwise=int((predicted != expected).any(1).sum()),
         difference=float(difference),
+        **facts,
     )

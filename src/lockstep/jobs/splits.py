@@ -8,12 +8,14 @@ from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
 from lockstep.data.dataset import Dataset
 from lockstep.data.fetch import ensure
 from lockstep.errors import DATA, LockstepError, option
+from lockstep.messages import logger
 from lockstep.pictures.examples import Examples
 from lockstep.schema import load_object
 
 
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
+    Without a "test", the validation images are the test images too, as in a folder.
 
     Raises: LockstepError unless there is the split on which a run is evaluated.
     """
@@ -27,6 +29,9 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         )
     if name in splits:
         return splits
+    if name == "test" and "validation" in splits:
+        logger.warning("there is no split test, so the validation images are the test images too")
+        return {**splits, "test": splits["validation"]}
     if recipe.held_out >= len(train_set):
         raise LockstepError(
             f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 "
