@@ -17,6 +17,7 @@ from tests.runs import fit_here
 
 import lockstep
 from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.shell import present
 from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits
 from lockstep.jobs.context import Context
@@ -61,6 +62,14 @@ def test_each_of_several_labels_can_be_read_back(names):
     field = prediction_table._joined(names)
     parts = re.findall(r"((?:[^|\\]|\\.)+)", field)
     assert tuple(re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), p) for p in parts) == names
+
+
+def test_a_printed_line_of_a_table_names_its_file(capsys):
+    line = prediction_table.row(Prediction("at\u202f9.png", error="x"), ("a", "b"))
+    present(iter([line, "at\u202f9.png"]), as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("at\u202f9.png,")
+    assert second == r"at\u202f9.png"
 
 
 def test_a_row_is_one_line_that_programs_read():

@@ -147,8 +147,8 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
     at once.
 
     A part that is a text is for people only, and one that is a dict for programs only, as the
-    result of a run: its process 0 has printed the rest. Where the reader of a pipe has gone, as in
-    `lockstep eval | head`, nothing follows.
+    result of a run: its process 0 has printed the rest. A line of a table has escapes of its own.
+    Where the reader of a pipe has gone, as in `lockstep eval | head`, nothing follows.
     """
     try:
         for part in result if isinstance(result, Iterator) else [result]:
@@ -156,7 +156,7 @@ def present(result: Any, as_json: bool, quiet: bool = False) -> None:
             if as_json and not isinstance(part, str | None):
                 print(json.dumps(part if isinstance(part, dict) else asdict(part)), flush=True)
             elif not (as_json or quiet or isinstance(part, dict | None)):
-                print(printable(part) if isinstance(part, str) else part, flush=True)
+                print(printable(part) if type(part) is str else part, flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
         if isinstance(result, Generator):

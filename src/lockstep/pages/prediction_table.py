@@ -25,7 +25,11 @@ _COMPUTED = re.compile("[=+@'\uff1d\uff0b\uff20\uff0d-]")
 _BETWEEN = "|"  # several labels of an image in one field; in the name of one it is \|
 
 
-def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> str:
+class Line(str):
+    """A line of a table, which is printed as it is."""
+
+
+def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> Line:
     """Return the line with the names of the columns: what is known of an image, then each of the
     `classes`.
 
@@ -42,7 +46,7 @@ def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> 
     return _line([*map(_text, names)])
 
 
-def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> str:
+def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> Line:
     """Return the line of a prediction, with its probability of each of the `classes`.
 
     Of an image that cannot be read, only its file and the error are known. The other fields are
@@ -72,7 +76,7 @@ def _text(name: str) -> str:
     return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
-def _line(values: Sequence[str | float | None]) -> str:
+def _line(values: Sequence[str | float | None]) -> Line:
     """Return a line of numbers, and of texts that no program computes."""
     cells = (
         f"'{value}" if isinstance(value, str) and _COMPUTED.match(value) else value
@@ -80,4 +84,4 @@ def _line(values: Sequence[str | float | None]) -> str:
     )
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    return Line(text.getvalue())
