@@ -81,6 +81,8 @@ def __getattr__(name: str) -> "Any":
     if name not in _MODULES:
         from lockstep.errors import called
 
-        hint = f": did you mean {other}?" if (other := called(name)) in _MODULES else ""
+        other = called(name) or name
+        other = {"eval": "evaluate", "predict": "load"}.get(other, other)  # a command's function
+        hint = f": did you mean {other}?" if other in _MODULES else ""
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -16,21 +16,30 @@ _SYNONYMS = {
     "batch": "batch_size batchsize bs train_batch_size per_device_train_batch_size",
     "epochs": "num_epochs max_epochs n_epochs num_train_epochs",
     "steps": "max_steps num_steps train_steps iterations iters max_iter",
-    "processes": "num_workers workers gpus num_gpus n_gpus devices nproc_per_node num_processes",
+    "processes": "num_workers workers gpus num_gpus n_gpus devices nproc nproc_per_node "
+    "num_processes world_size nodes",
+    "device": "gpu cuda accelerator",
+    "towers": "accumulate gradient_accumulation_steps accumulate_grad_batches",
     "image_px": "imgsz img_size image_size input_size resolution",
     "precision": "amp fp16 bf16 half mixed_precision dtype",
     "optimizer": "opt optim",
     "weight_decay": "wd l2",
-    "schedule": "scheduler lr_scheduler",
+    "schedule": "scheduler lr_scheduler warmup warmup_steps warmup_epochs",
     "augmentation": "augment augmentations transforms",
-    "data": "data_dir data_path dataset_path datadir root",
+    "data": "data_dir data_path dataset_path datadir root classes num_classes class_names",
+    "test_share": "test_size test_split",
+    "held_out": "val_split val_size validation_split",
+    "balanced": "class_weight class_weights",
+    "test_views": "tta",
     "runs": "output output_dir out_dir save_dir log_dir logdir project",
     "name": "run_name experiment exp_name",
+    "model_options": "dropout drop_rate",
     "model": "arch architecture network model_name backbone",
     "init": "weights pretrained checkpoint_path ckpt resume_from",
     "seed": "random_seed random_state",
     "several_labels": "multilabel multi_label",
     "save_every": "save_steps save_freq checkpoint_every",
+    "log_every": "log_interval log_freq print_freq logging_steps",
     "eval_every": "eval_steps eval_freq val_check_interval",
     "eval --checkpoint best": "patience early_stopping",
     "train": "fit learn",
@@ -106,7 +115,7 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
     """Return the error message for a name that is not in `allowed`. The nearest names come first.
 
     `shown` are the names to list, by default all; many are listed only if none is near. `x.got` is
-    nearest to `got`.
+    nearest to `got`, and `got` to `x.got`.
     """
     from difflib import get_close_matches  # not before the program handles signals
 
@@ -114,7 +123,9 @@ def unknown(what: str, got: str, allowed: Iterable[str], shown: Iterable[str] | 
     near = [name for name in allowed if name.endswith(f".{got}")] or get_close_matches(
         got, allowed, n=3, cutoff=0.5
     )
-    if (other := called(got)) and what.endswith(("option", "setting")):
+    inner = got.rpartition(".")[2]
+    other = called(inner) or (inner if inner != got and inner in _SYNONYMS else "")
+    if other and what.endswith(("option", "setting")):
         near = [other if other in allowed or " " in other else option(other)]
     listed = allowed if shown is None else sorted(shown)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

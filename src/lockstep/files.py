@@ -156,8 +156,9 @@ def given(path: str | Path) -> Path:
     """
     address = _ADDRESS.fullmatch(str(path))
     if address and not os.path.lexists(path):
+        shown = path if isinstance(path, str) else f"{address[1]}://{address[2]}"
         raise LockstepError(
-            f"{address[1]}://{address[2]} is an address, and Lockstep reads only files on this "
+            f"{shown} is an address, and Lockstep reads only files on this "
             f"machine: download it first, and give the path of what you downloaded"
         )
     try:
@@ -170,6 +171,8 @@ def given(path: str | Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise LockstepError(f"{str(path)[:80]}... is too long for a path") from None
+    except ValueError:
+        raise LockstepError(f"{str(path)!r:.80} has a character that no path has") from None
     return place
 
 

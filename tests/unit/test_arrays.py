@@ -200,7 +200,32 @@ WRONG = {
     "float labels": (
         arrays(train=(PIXELS, LABELS / 1)),
         None,
-        "^train, example 0: the label is a float",
+        r"^train, example 0: the label is a float, .*: give labels.astype\(int\)",
+    ),
+    "a column of one pair": (
+        arrays(train=[(PIXELS[0], LABELS[:1])]),
+        None,
+        r"^train, example 0: the label has shape \[1\], .*: give label\[0\]",
+    ),
+    "names as labels": (
+        arrays(train=(PIXELS, [str(label) for label in LABELS])),
+        None,
+        "^train, example 0: the label is a str, .*: give the place of its name in classes",
+    ),
+    "a list of images": (
+        arrays(train=([*PIXELS], [*LABELS])),
+        None,
+        r"^train, example 0: got a list, .*list\(zip\(images, labels\)\)",
+    ),
+    "transparency": (
+        arrays(train=(PIXELS[..., [0, 0, 0, 0]], LABELS)),
+        None,
+        r"^train, example 0: the image has shape .* as in images\[..., :3\]",
+    ),
+    "label below": (
+        arrays(test=(PIXELS[:2], [1, -1])),
+        None,
+        "^test, example 1: label -1, allowed are 0 to 2, .*: number them from 0",
     ),
     "label above": (
         arrays(test=(PIXELS[:3], [0, 1, 3])),

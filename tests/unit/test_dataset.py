@@ -3,6 +3,7 @@ is mapped.
 """
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -139,10 +140,22 @@ def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
         assert moved.tolist() == values[name].tolist()
 
 
+def test_an_array_of_one_label_each_may_be_numbers(train_set):
+    """The array is [N, classes], which is also the form of any number of labels."""
+    recipe, labels = get_recipe("digits"), torch.eye(10, dtype=torch.uint8)[train_set.labels]
+    with lockstep_error(r"several.labels.*, or labels.argmax\(1\), as each image has exactly one"):
+        splits_of(recipe, {"train": replace(train_set, labels=labels)})
+    labels[0] = 1
+    with lockstep_error("any number of labels") as error:
+        splits_of(recipe, {"train": replace(train_set, labels=labels)})
+    assert "argmax" not in str(error.value)
+
+
 def test_a_dataset_without_the_evaluated_split_is_refused(train_set):
     with lockstep_error(r"has no test split, .*its splits are train\. .*held_out="):
         Replica(get_recipe("digits"), Placement(), Context(), {"train": train_set})
-    both = splits_of(get_recipe("digits"), {"train": train_set, "validation": train_set})
-    assert both["test"] is train_set  # as of a folder
+    for name in ("validation", "val", "valid"):  # as of a folder
+        both = splits_of(get_recipe("digits"), {"train": train_set, name: train_set})
+        assert both["test"] is train_set
     held = get_recipe("digits").replace(held_out=20)
     assert "held-out" in Replica(held, Placement(), Context(), {"train": train_set}).splits

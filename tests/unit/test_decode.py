@@ -447,7 +447,8 @@ def test_a_truncated_file_is_refused(format, share):
         ("/nowhere.png", "no such file"),
         ("/", ".*directory"),
         (np.zeros((3, 3, 2), np.uint8), r"an array uint8 \[3, 3, 2\]: give uint8"),
-        (np.zeros((3, 3), np.float32), "an array float32"),
+        (np.zeros((3, 9, 9), np.uint8), r"an array .* first, give image.transpose\(1, 2, 0\)$"),
+        (np.zeros((3, 3), np.float32), r"an array float32 .*give \(image \* 255\).round\(\)"),
         (np.zeros((0, 3), np.uint8), "no pixels"),
     ],
 )

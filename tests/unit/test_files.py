@@ -10,8 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.helpers import lockstep_error
 
+import lockstep
 from lockstep import files
+from lockstep.commands.report import Report
 from lockstep.runs import statefile
 
 
@@ -127,3 +130,30 @@ def test_a_file_that_is_being_removed_is_no_strange_one(tmp_path, monkeypatch):
     gone = SimpleNamespace(st_mode=(tmp_path / "lock").stat().st_mode, st_nlink=0)
     monkeypatch.setattr(Path, "lstat", lambda _: gone)
     files.require_own(tmp_path / "lock")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("https://a.org/b", "^https://a.org/b is an address"),
+        ("file:///home/b.png", "^file:///home/b.png is an address"),
+        (Path("s3://a/b"), "^s3://a/b is an address"),
+        ("~nobody.of.this.name/b", "home folder that is not known here"),
+        ("b" * 5_000, "b{80}... is too long for a path"),
+        ("a\0b", r"^'a\\x00b' has a character that no path has"),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_one_sentence(path, words):
+    with lockstep_error(words) as error:
+        files.given(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_written_has_the_path_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Report("page", Path()).save("~/page.html")
+    assert (tmp_path / "page.html").read_text() == "page"
+    with lockstep_error("^https://a.org/page.html is an address"):
+        Report("page", Path()).save("https://a.org/page.html")
+    with lockstep_error("^https://a.org/file.onnx is an address"):
+        lockstep.export("run", output="https://a.org/file.onnx")

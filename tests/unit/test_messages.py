@@ -286,7 +286,12 @@ def test_words_of_other_programs_name_what_there_is():
         (("train", "digits", "--learning-rate", "1"), "(Possible options: --lr)"),
         (("train", "digits", "--imgsz", "1"), "(Possible options: --set image_px=...)"),
         (("train", "digits", "--patience", "1"), "(Possible options: eval --checkpoint best)"),
+        (("train", "digits", "--run-name", "x"), "(Possible options: --name)"),
+        (("eval", "x", "--num-workers", "2"), "(Possible options: --processes)"),
+        (("predict", "x", "--gpu", "0"), "(Possible options: --device)"),
         (("train", "digits", "--set", "batch_size=1"), "did you mean batch?"),
+        (("train", "digits", "--set", "optimizer.learning_rate=1"), "did you mean --lr?"),
+        (("train", "digits", "--set", "optimizer.lr=1"), "did you mean --lr?"),
         (("train", "digits", "--set", "workers=1"), "did you mean --processes?"),
         (("train", "recipe.yaml"), "a recipe file is TOML"),
         (("train", "wide.toml"), "it is not in UTF-8: save it as UTF-8"),
@@ -306,11 +311,20 @@ def test_a_word_of_another_program_gets_ours_in_the_shell(here, tmp_path, words,
     [
         ("learning_rate", "did you mean lr?"),
         ("gpus", "did you mean processes?"),
+        ("run_name", "did you mean name=?"),
         ("imgsz", "image_px is a setting of the recipe: give settings={'image_px': ...}"),
     ],
 )
-def test_a_word_of_another_program_gets_ours_in_python(name, said):
+def test_a_word_of_another_program_gets_ours_in_python(name, said, monkeypatch):
+    monkeypatch.setattr(errors, "in_python", True)
     with lockstep_error(re.escape(said)):
         lockstep.train("digits", **{name: 1})
-    with pytest.raises(AttributeError, match=r"no attribute 'fit': did you mean train\?"):
-        lockstep.fit  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("fit", "train"), ("test", "evaluate"), ("eval", "evaluate"), ("predict", "load")],
+)
+def test_a_function_of_another_library_gets_ours(name, said):
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': did you mean {said}\?"):
+        getattr(lockstep, name)

@@ -160,27 +160,78 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert spec_of(*again).recipe == recipe
 
 
-def test_a_network_much_larger_than_its_file_takes_no_memory(stand_in, monkeypatch):
-    """Its code is not the user's own, so nobody has said that it is trusted."""
+TOO_LARGE = "of another model than timm:toy: it is larger than its file"
 
-    class Wide(nn.Conv2d):
-        def __init__(self, *sizes):
-            super().__init__(*sizes)
-            self.wide = nn.Parameter(torch.empty(1 << 28))  # It takes memory when it is filled:
-            filled.append(nn.init.zeros_(self.wide[:1]))
 
-    filled = list[torch.Tensor]()
+@pytest.fixture
+def stated_by_a_file(stand_in):
+    """Return a function that builds the network of timm that a file states, with this stem."""
     recipe = get_recipe("photos").replace(model="timm:toy", head=None, init_sha256=None)
     recipe = recipe.replace(test_views="one", lr_factors={}, decay_factors=())
-    shape, tensors = (3, SIDE, SIDE), {"fc.weight": torch.zeros(2, 8)}
-    stand_in(layers={"stem": Wide})
-    with lockstep_error("of another model than timm:toy: it is larger than its file") as error:
-        model_with(recipe, shape, 2, tensors)
+
+    def build(stem, tensors=None):
+        stand_in(layers={"stem": stem})
+        shape = (3, SIDE, SIDE)
+        own = tensors or named_tensors(build_model(recipe, shape, 2))
+        return own, named_tensors(model_with(recipe, shape, 2, own))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(1 << 28).zero_(),
+        lambda: torch.arange(1 << 14)[:, None] - torch.arange(1 << 14),  # of two small ones
+        lambda: [torch.empty(1) for _ in range(1 << 20)],
+    ],
+    ids=["wide", "pairs", "deep"],
+)
+def test_a_network_much_larger_than_its_file_takes_no_memory(stated_by_a_file, make):
+    """Its code is not the user's own, so nobody has said that it is trusted."""
+    places, made = [], []
+
+    class Stem(nn.Conv2d):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            places.append(torch.empty(0).device.type)
+            made.append(make())
+
+    with lockstep_error(TOO_LARGE) as error:
+        stated_by_a_file(Stem, {"fc.weight": torch.zeros(2, 8)})
     assert error.value.code == DATA
-    assert filled == []
-    stand_in()
-    own = named_tensors(build_model(recipe, shape, 2))
-    assert named_tensors(model_with(recipe, shape, 2, own)).keys() == own.keys()
+    assert (places, made) == (["meta"], [])
+
+
+class Valued(nn.Conv2d):
+    """A layer that reads a tensor while it is made, as older versions of timm do."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+
+
+def test_a_network_that_reads_values_while_it_is_made_is_loaded(stated_by_a_file):
+    own, loaded = stated_by_a_file(Valued)
+    assert own.keys() == loaded.keys()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in own.items())
+
+
+def test_a_network_that_reads_values_fills_no_more_than_its_file(stated_by_a_file):
+    drawn = []
+
+    class Stem(Valued):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            before = torch.get_rng_state()
+            try:
+                torch.randn(1 << 27)
+            finally:
+                drawn.append(not torch.equal(before, torch.get_rng_state()))
+
+    with lockstep_error(TOO_LARGE):
+        stated_by_a_file(Stem, {"fc.weight": torch.zeros(2, 8)})
+    assert drawn == [False]
 
 
 def test_steps_follow_the_size_of_the_features(stand_in, photos, tmp_path):

@@ -3,6 +3,7 @@ name.
 """
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,11 @@ HOSTILE = 'a,"b"\n\x1b[2J.png'
         ("at 9.41.00\u202fAM.png", "at 9.41.00\u202fAM.png"),
         ("\u3000\xa0.png", "\u3000\xa0.png"),
         ("a\tb\r\n\x1b", r"a\tb\r\n\x1b"),
+        (r"a\tb", r"a\\tb"),
+        ("\t=1", r"\t=1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("\U0001f468\u200d\U0001f469.png", "\U0001f468\u200d\U0001f469.png"),
+        ("\udcff", r"\udcff"),
         ("\u202egnp.\u2028", r"\u202egnp.\u2028"),
     ],
 )
@@ -49,6 +55,13 @@ def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
     fields = next(csv.reader([prediction_table.row(found, (name, "-1"))]))
     assert head[-2:] == [cell, "'-1"]
     assert fields[:3] == [cell, cell, "0.75"]
+
+
+@pytest.mark.parametrize("names", [("a\\", "b"), ("a|b",), ("a\\|b", "\n"), (r"\n", "x")])
+def test_each_of_several_labels_can_be_read_back(names):
+    field = prediction_table._joined(names)
+    parts = re.findall(r"((?:[^|\\]|\\.)+)", field)
+    assert tuple(re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), p) for p in parts) == names
 
 
 def test_a_printed_line_of_a_table_names_its_file(capsys):

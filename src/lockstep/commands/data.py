@@ -84,6 +84,7 @@ def check(
     folder = given(photos)
     recipe = make(get_recipe("folder").model_dump(mode="json"), parse((), options))
     if html:
+        html = given(html)
         require_writable(html, force=False, name="html")
     survey = recipe.survey(folder)
     record = record_of(survey)

@@ -12,7 +12,7 @@ from lockstep import __version__, numerics
 from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
 from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
-from lockstep.files import deliver
+from lockstep.files import deliver, given
 from lockstep.messages import logger, progress
 from lockstep.text import size
 
@@ -127,7 +127,7 @@ def export(
     """
     named = Path(str(path_of(source))).resolve()
     name = named.stem if named.is_file() else named.name
-    file = Path(f"{name}.onnx" if output is None else output)
+    file = given(f"{name}.onnx" if output is None else output)
     if file.suffix.lower() != ".onnx":
         raise LockstepError(
             f"{file}: programs know a format by the name of its file: give one that ends in .onnx"

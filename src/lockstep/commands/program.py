@@ -120,7 +120,25 @@ _USUAL = (
 )
 
 
-class _Train(TyperCommand):
+class _Command(TyperCommand):
+    """A command. The option of another program gets the name of ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments of the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # Of an unknown option it has these attributes.
+            other, own = called(getattr(error, "option_name", "")), {p.name for p in self.params}
+            if other in own:
+                vars(error)["possibilities"] = [option(other)]
+            elif "settings" in own and other in Recipe.model_fields:
+                vars(error)["possibilities"] = [option("settings", f"{other}=...")]
+            elif " " in other:
+                vars(error)["possibilities"] = [other]
+            raise
+
+
+class _Train(_Command):
     """The command `train`: --help shows the options that most people use, --help-all shows all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -130,15 +148,7 @@ class _Train(TyperCommand):
             for parameter in parameters:
                 parameter.hidden = parameter.name not in _USUAL
         ctx.allow_extra_args = True
-        try:
-            rest: list[str] = super().parse_args(ctx, args)
-        except Exception as error:  # Of an unknown option it has these attributes.
-            if other := called(getattr(error, "option_name", "")):
-                shown = other if " " in other else option(other)
-                if other in {*Recipe.model_fields} - {*Recipe.options}:
-                    shown = option("settings", f"{other}=...")
-                vars(error)["possibilities"] = [shown]
-            raise
+        rest = super().parse_args(ctx, args)
         if rest:
             raise LockstepError(_several([ctx.params["what"], *rest]))
         return rest
@@ -182,7 +192,7 @@ app.command(
 )(shell(train, _FIELDS))
 for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
     for name, function in commands.items():
-        group.command(name)(function)
+        group.command(name, cls=_Command)(function)
 app.add_typer(data, name="data", short_help="Download and check datasets.")
 
 

@@ -10,7 +10,7 @@ import typer
 from lockstep.commands.of_run import evaluated, existing, fields_of_run
 from lockstep.commands.shell import AnyRun, Quiet, record_of, require_writable
 from lockstep.errors import DATA, LockstepError, printable
-from lockstep.files import deliver
+from lockstep.files import deliver, given
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone
 from lockstep.messages import muted
@@ -37,7 +37,7 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write the page to the file `path`. Raises: LockstepError if it cannot be written."""
-        deliver(Path(path), self.html.encode())
+        deliver(given(path), self.html.encode())
 
     def _repr_html_(self) -> str:
         """Return the page in a frame, so that its style does not reach the notebook."""
@@ -95,7 +95,7 @@ def report(
 
     require_alone("report")
     opened = existing(run)
-    path = opened.path / "report.html" if output is None else Path(output)
+    path = opened.path / "report.html" if output is None else given(output)
     if output is not None:
         require_writable(path, force)
     if not opened.steps:

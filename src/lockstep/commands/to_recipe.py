@@ -31,10 +31,11 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict
     model or dataset may be a function.
     """
     allowed = {*Recipe.options, *Placement.model_fields}
+    settable = {*Recipe.model_fields} - allowed - {"name"}  # which is an argument of its own
     for name in options:
         if name in allowed:
             continue
-        for setting in {name, called(name)} & {*Recipe.model_fields} - allowed:
+        for setting in {name, called(name)} & settable:
             raise LockstepError(
                 f"{setting} is a setting of the recipe: give settings={{{setting!r}: ...}}"
             )

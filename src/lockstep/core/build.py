@@ -24,6 +24,7 @@ from lockstep.schema import load_object
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
 _IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
 _SPARE_BYTES = 1 << 28  # for tensors of a model that no file has
+_OBJECT_BYTES = 1 << 14  # of a tensor and its layer in Python
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -126,29 +127,46 @@ def _takes_shape(positional: Sequence[inspect.Parameter], takes_any: bool) -> bo
     return not takes_any or positional[1].default is inspect.Parameter.empty
 
 
+class _TooLargeError(LockstepError):
+    """A network asks for more memory than its file accounts for."""
+
+
 class _Allowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Ends the building of a model when it has made tensors of more than `most` bytes. None of them
-    has taken memory before it is written to.
+    """Ends the building of a model whose tensors take much more than those `stored` in its file:
+    one of them, or all that are made of no others.
     """
 
-    def __init__(self, model: str, most: int) -> None:
+    def __init__(self, model: str, stored: NamedTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._model, self._left = model, most
+        self._model = model
+        self._left = self._most = 4 * sum(map(_cost, stored.values())) + _SPARE_BYTES
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return what an operation returns, and count a tensor that is made of none."""
-        made = func(*args, **(kwargs or {}))
-        if isinstance(made, Tensor) and not any(isinstance(each, Tensor) for each in args):
-            self._left -= made.nbytes
-            if self._left < 0:
-                raise LockstepError(
-                    f"the weights are of another model than {self._model}: it is larger than its "
-                    f"file",
-                    DATA,
-                )
+        """Return what an operation returns, if the allowance has room for it."""
+        given = dict(kwargs or {})
+        new = not any(isinstance(each, Tensor) for each in args)
+        if new and "device" in given:
+            # `randn` and `linspace` write to their memory, so its size is known first.
+            self._require_room(func(*args, **given | {"device": torch.device("meta")}), new)
+        made = func(*args, **given)
+        if isinstance(made, Tensor):
+            self._require_room(made, new and "device" not in given)
         return made
+
+    def _require_room(self, made: Tensor, new: bool) -> None:
+        self._left -= _cost(made) if new else 0
+        if self._left < 0 or made.nbytes > self._most:
+            raise _TooLargeError(
+                f"the weights are of another model than {self._model}: it is larger than its file",
+                DATA,
+            )
+
+
+def _cost(tensor: Tensor) -> int:
+    """Return the memory of a tensor, or of the Python objects around it, if that is more."""
+    return max(tensor.nbytes, _OBJECT_BYTES)
 
 
 def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors) -> nn.Module:
@@ -156,18 +174,23 @@ def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors
 
     Raises: LockstepError if they are of another model.
     """
-    # A damaged or hostile file may ask for any width and depth of a network whose code is not the
-    # user's. So such a network may only make tensors for weights that the file has. The shapes of a
-    # built-in one are compared before any memory is taken for them; others may need real tensors
-    # while they are built.
+    # A damaged or hostile file may ask for any width and depth. So the shapes of a network whose
+    # code is not the user's are compared before any memory is taken for them. A user's model may
+    # need real tensors while it is built.
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     own, built_in = "model" in recipe.custom_code, recipe.model in MODELS
-    if built_in:  # Others may compute tensors that no file has.
-        recipe = recipe.replace(arithmetic="native")
-    most = 4 * sum(tensor.nbytes for tensor in tensors.values()) + _SPARE_BYTES
-    for device in ("meta", "cpu") if built_in else ("cpu",):
-        with torch.device(device), nullcontext() if own else _Allowance(recipe.model, most):
-            module = build_model(recipe, shape, classes)
+    native = recipe.replace(arithmetic="native")
+    for device in ("cpu",) if own else ("meta", "cpu"):
+        # Only models that are not built in compute tensors that no file has.
+        stated = native if built_in or device == "meta" else recipe
+        with torch.device(device), nullcontext() if own else _Allowance(recipe.model, tensors):
+            try:
+                module = build_model(stated, shape, classes)
+            except LockstepError as error:
+                # Older versions of timm need the values of some tensors.
+                if device == "meta" and not built_in and not isinstance(error, _TooLargeError):
+                    continue
+                raise
         made = {
             name: (tensor.shape, _stored_dtype(tensor))
             for name, tensor in named_tensors(module).items()

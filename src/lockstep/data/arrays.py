@@ -268,7 +268,7 @@ def _classes(
                     _refuse(
                         where,
                         f"label {number}, allowed are 0 to {len(names) - 1}, as there are "
-                        f"{len(names)} classes",
+                        f"{len(names)} classes: number them from 0, and name each in classes",
                     )
     return list(names)
 
@@ -320,7 +320,11 @@ def _examples(
         for row, example in enumerate(islice(examples, length)):
             where = f"{name}, example {row}"
             if not isinstance(example, tuple | list) or len(example) != 2:
-                _refuse(where, f"got a {type(example).__name__}, expected a pair (image, label)")
+                _refuse(
+                    where,
+                    f"got a {type(example).__name__}, expected a pair (image, label): two lists "
+                    f"become pairs as list(zip(images, labels))",
+                )
             image, label = example
             # A copy, as an iterator may give the next image in the same memory.
             yield np.array(_pixels(where, image, image_px), order="C"), _label(where, label, widths)
@@ -336,6 +340,8 @@ def _label(where: str, label: Any, widths: Widths) -> Label:
         return sorted(_index(where, number) for number in label)
     if _is_array(label) and label.ndim == 1:
         values = _array(label)
+        if len(values) == 1:
+            _refuse(where, "the label has shape [1], expected a whole number: give label[0]")
         if not ((values == 0) | (values == 1)).all():
             _refuse(
                 where, f"the array of labels has {values!r:.100}, expected 0 and 1 for each class"
@@ -355,7 +361,11 @@ def _index(where: str, label: Any) -> int:
     try:
         return operator.index(label)
     except TypeError:
-        _refuse(where, f"the label is a {type(label).__name__}, expected a whole number")
+        if isinstance(label, str):
+            remedy = "give the place of its name in classes"
+        else:
+            remedy = "give labels.astype(int)"
+        _refuse(where, f"the label is a {type(label).__name__}, expected a whole number: {remedy}")
 
 
 def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
@@ -389,6 +399,8 @@ def _pixels(where: str, image: Any, image_px: int | None) -> Bytes:
         turn = ""
         if array.ndim == 3 and array.shape[0] in (1, 3):
             turn = ": move its channels last, as in images.transpose(0, 2, 3, 1) for [N, C, H, W]"
+        elif array.ndim == 3 and array.shape[2] == 4:
+            turn = ": leave out its transparency, as in images[..., :3]"
         _refuse(
             where,
             f"the image has shape {list(array.shape)}, expected [H, W, 1 or 3] (RGB), or [H, W] if "

@@ -12,6 +12,8 @@ from lockstep.messages import logger
 from lockstep.pictures.examples import Examples
 from lockstep.schema import load_object
 
+_VALIDATION = ("validation", "val", "valid")  # names in data of the user's own
+
 
 def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Return `splits`, with "held-out", a part of "train", if the recipe holds out training images.
@@ -22,16 +24,20 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     train_set, name = splits["train"], recipe.evaluated_split
     if train_set.several != recipe.several:
         found = "any number of labels" if train_set.several else "one label"
+        remedy = option("several_labels", train_set.several)
+        if train_set.several and (train_set.labels.sum(1) == 1).all():
+            remedy += ", or labels.argmax(1), as each image has exactly one"
         raise LockstepError(
             f"an image of dataset {recipe.dataset} has {found}, and the recipe has "
-            f"labels={recipe.labels}: give {option('several_labels', train_set.several)}",
+            f"labels={recipe.labels}: give {remedy}",
             DATA,
         )
     if name in splits:
         return splits
-    if name == "test" and "validation" in splits:
+    other = next((each for each in _VALIDATION if each in splits), None)
+    if name == "test" and other:
         logger.warning("there is no split test, so the validation images are the test images too")
-        return {**splits, "test": splits["validation"]}
+        return {**splits, "test": splits[other]}
     if recipe.held_out >= len(train_set):
         raise LockstepError(
             f"held_out: got {recipe.held_out}: the training set has {len(train_set)} images, so 0 "

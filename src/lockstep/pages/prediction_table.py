@@ -1,23 +1,27 @@
 """Predictions as lines of CSV: what `lockstep predict --csv` prints, and `lockstep eval
 --predictions` writes.
 
-A line has no line end. Control characters in names are escaped as in Python, so a row is always one
-line. A text that a spreadsheet would compute has an apostrophe before it, and one that begins with
-apostrophes one more: without its first apostrophe, such a cell is the name.
+A line has no line end. Control characters and backslashes in names are escaped as in Python, so a
+row is always one line, and a name can be read back. A text that a spreadsheet would compute has an
+apostrophe before it, and one that begins with apostrophes one more: without its first apostrophe,
+such a cell is the name.
 """
 
 import csv
 import io
 import re
-import unicodedata
 from collections.abc import Sequence
 
 from lockstep.pages.prediction import Prediction
 
-# Control characters, those that turn the direction of writing, surrogates, and ends of lines.
-# Spaces stay, also those without break, as a cell must name its file.
-_UNSHOWN = re.compile("C[cfs]|Z[lp]")
-_COMPUTED = re.compile("[=+@'-]")  # begins what a spreadsheet computes, and what is marked as such
+# Control characters, those that turn the direction of writing, surrogates, ends of lines, and what
+# begins an escape. Others stay, as a cell must name its file: also spaces without break, and the
+# joiners of emoji.
+_UNSHOWN = re.compile(
+    "[\\\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+# begins what a spreadsheet computes, also in its wide form, and what is marked as such
+_COMPUTED = re.compile("[=+@'\uff1d\uff0b\uff20\uff0d-]")
 _BETWEEN = "|"  # several labels of an image in one field; in the name of one it is \|
 
 
@@ -39,7 +43,7 @@ def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> 
         while name in names:
             name = f"class {name}"
         names.append(name)
-    return _line(names)
+    return _line([*map(_text, names)])
 
 
 def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | None = None) -> Line:
@@ -51,34 +55,33 @@ def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | N
     probabilities: Sequence[float | None] = [None] * len(classes)
     if prediction.probabilities is not None:
         probabilities = prediction.probabilities.tolist()
-    label: str | None = prediction.label
-    answer: str | None = prediction.answer
+    label, answer = _text(prediction.label or ""), str(prediction.answer or "")
     if prediction.labels is not None:
         label = _joined(prediction.labels)
         answer = _BETWEEN.join((prediction.answers or {}).values()) or answer
     true = [] if truth is None else [_joined(truth)]
     if truth is not None and prediction.labels is None and len(truth) == 1:
-        true = [*truth]  # the one label of an image, which is its own field
-    first = [prediction.source, *true, label, prediction.probability, answer, prediction.error]
-    return _line([*first, *probabilities])
+        true = [_text(truth[0])]  # the one label of an image, which is its own field
+    name, error = _text(str(prediction.source)), _text(prediction.error or "")
+    return _line([name, *true, label, prediction.probability, answer, error, *probabilities])
 
 
 def _joined(names: Sequence[str]) -> str:
     """Return several labels as one field, from which each can be read back."""
-    return _BETWEEN.join(name.replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
+    return _BETWEEN.join(_text(name).replace(_BETWEEN, rf"\{_BETWEEN}") for name in names)
 
 
-def _line(values: Sequence[object]) -> Line:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(map(_cell, values))
-    return Line(text.getvalue())
+def _text(name: str) -> str:
+    """Return a name on one line, from which it can be read back."""
+    return _UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
-def _cell(value: object) -> object:
-    """Return a number as it is, and anything else as a text that no program executes."""
-    if value is None or isinstance(value, float):
-        return value
-    text = "".join(
-        ascii(c)[1:-1] if _UNSHOWN.match(unicodedata.category(c)) else c for c in str(value)
+def _line(values: Sequence[str | float | None]) -> Line:
+    """Return a line of numbers, and of texts that no program computes."""
+    cells = (
+        f"'{value}" if isinstance(value, str) and _COMPUTED.match(value) else value
+        for value in values
     )
-    return f"'{text}" if _COMPUTED.match(text) else text
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return Line(text.getvalue())
