@@ -576,9 +576,14 @@ def _from_array(array: NDArray[np.uint8]) -> "Image":
 
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or channels not in (1, 3, 4):
+        remedy = ""
+        if array.dtype.kind == "f":
+            remedy = "; of 0 to 1, give (image * 255).round().astype('uint8')"
+        elif array.ndim == 3 and array.shape[0] in (1, 3, 4):
+            remedy = "; of channels first, give image.transpose(1, 2, 0)"
         raise UnreadableImageError(
             f"an array {array.dtype} {list(array.shape)}: give uint8 [H, W], [H, W, 1], [H, W, 3] "
-            f"or [H, W, 4]"
+            f"in RGB, or [H, W, 4]{remedy}"
         )
     if channels == 1:
         array = array.reshape(array.shape[:2])
