@@ -100,7 +100,16 @@ DAMAGES = {
     "nothing": (lambda run: None, {0}, ""),
     **{f"flip {share}": (flipped(NEWEST, share), {0}, BEFORE) for share in (0, 0.01, 1)},
     "a pipe": (replaced(NEWEST, os.mkfifo), {0}, BEFORE),
-    "another step": (lambda run: state_path(run, 3).rename(state_path(run, 9)), {0}, BEFORE),
+    "another step": (
+        lambda run: state_path(run, 3).rename(state_path(run, 5)),
+        {0},
+        "step-000000005.safetensors is damaged.*: trying the one before it",
+    ),
+    "a step beyond the end": (
+        lambda run: state_path(run, 3).rename(state_path(run, 9)),
+        {0},
+        "checkpoints: ignored step-000000009.safetensors: .* no step is after its last one",
+    ),
     "no states": (
         lambda run: shutil.rmtree(run / "checkpoints"),
         {0},

@@ -133,7 +133,7 @@ def test_a_tower_has_the_same_vectors_and_flags_as_a_graph(
             requests = Requests(save=step == 1)
             vectors = [one(state, shard, step, requests) for one in (plain, as_graph)]
             assert torch.equal(*(vector.view(torch.int32) for vector in vectors))
-        assert plain.layout.unpack(vectors[1])[2].read() == (requests, [1] if step == 2 else [])
+        assert plain.layout.unpack(vectors[1])[2].read()[:2] == (requests, [1] if step == 2 else [])
         state.apply(*plain.layout.unpack(vectors[0])[:2], 1e-3)
     assert (Graph.replays, told) == (5, [])
 

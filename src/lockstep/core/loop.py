@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Generator
 
-import torch
 from torch import Tensor
 
 from lockstep.core.monitor import Monitor
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower, named_towers
-from lockstep.core.vector import Metrics, Requests, is_finite
+from lockstep.core.vector import Metrics, Requests
 from lockstep.data.dataset import Dataset, Shard
 from lockstep.kernels.portable import arithmetic
 
@@ -94,12 +93,11 @@ def updates(
                 # The host prepares the next step while the GPU still computes this one.
                 with monitor.doing("data"):
                     prepared = dataset.shard(bound.plan(step + 1), first)
-            finite = torch.stack([is_finite(state.weights), is_finite(total)])
             with monitor.doing("communication"):
                 # The only wait for the device in a step; the device may wait for other processes.
-                requested, non_finite = metrics.read()
-                weights_are_finite, sum_is_finite = finite.tolist()
+                requested, non_finite, finite = metrics.read(state.weights, total)
             monitor.warming_up = False
+            weights_are_finite, sum_is_finite = finite
             if not weights_are_finite:  # The last update made them so, by finite gradients.
                 raise NonFiniteError(f"a weight is not finite after {step} steps")
             what = "the loss or a gradient of"

@@ -75,13 +75,15 @@ class Metrics:
         flags = values[_SUMS:]
         return Metrics(loss, last, correct, flags[:_FLAGS], flags[_FLAGS:])
 
-    def read(self) -> tuple[Requests, list[int]]:
-        """Return what any process requests, and the towers whose vector is not finite. Waits for
-        the device once.
+    def read(self, *vectors: Tensor) -> tuple[Requests, list[int], list[bool]]:
+        """Return what any process requests, the towers whose vector is not finite, and whether each
+        of `vectors` is finite. Waits for the device once.
         """
-        read = torch.cat([self.requests, self.non_finite]).tolist()
-        towers = [tower for tower, flag in enumerate(read[_FLAGS:]) if flag]
-        return Requests.of(read[:_FLAGS]), towers
+        finite = [is_finite(vector)[None].to(self.requests.dtype) for vector in vectors]
+        read = torch.cat([self.requests, self.non_finite, *finite]).tolist()
+        end = len(read) - len(vectors)
+        towers = [tower for tower, flag in enumerate(read[_FLAGS:end]) if flag]
+        return Requests.of(read[:_FLAGS]), towers, [*map(bool, read[end:])]
 
 
 class Part(NamedTuple):
