@@ -39,7 +39,7 @@ from lockstep.runs.run import Run
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)
 SHAPE = (3, 32, 32)
-FACTS = {"unlike/references", "unlike/threshold", "sure/answers"}
+FACTS = {"unfamiliar/references", "unfamiliar/threshold", "confident/answers"}
 
 
 def recipe(**changes):
@@ -399,10 +399,13 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
             "augmentation flip-translate has more views of an image than itself and its",
         ),
         (
-            {"test_views": "flip-translate"},
-            "test_views flip-translate needs views that are not computed",
+            {"test_time_augmentation": "flip-translate"},
+            "test_time_augmentation flip-translate needs views that are not computed",
         ),
-        ({"augmentation.flip": False}, "test_views flip needs views that are not computed"),
+        (
+            {"augmentation.flip": False},
+            "test_time_augmentation flip needs views that are not computed",
+        ),
     ],
 )
 def test_setting_that_needs_images_is_refused(changes, problem):
