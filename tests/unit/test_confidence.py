@@ -216,7 +216,7 @@ def test_heads_do_not_see_the_images_that_they_judge():
     assert abs(right(answers_of(values, labels)).double().mean() - 0.5) < 0.1
 
 
-@pytest.mark.parametrize("views", ["none", "flip"])
+@pytest.mark.parametrize("views", ["off", "flip"])
 def test_a_head_is_the_one_that_a_plain_loop_trains(views):
     """The loop is in float64, on the images of the other folds alone. Each step is an epoch."""
     recipe = RECIPE.replace(batch=60, steps=3, balanced=False, test_time_augmentation=views)
@@ -242,7 +242,7 @@ def test_a_head_is_the_one_that_a_plain_loop_trains(views):
         shown = both[torch.arange(60), (torch.arange(60) + step) % 2]
         nn.functional.cross_entropy(head(shown[kept]), labels[kept]).backward()
         optimizer.step()
-    seen = both[rows, 0] if views == "none" else both[rows].mean(1)
+    seen = both[rows, 0] if views == "off" else both[rows].mean(1)
     expected = head(seen).softmax(1).detach()
     assert torch.allclose(probabilities.double(), expected, atol=1e-5)
 

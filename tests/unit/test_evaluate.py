@@ -156,7 +156,7 @@ def prepared(logits, labels, eval_batch=4):
     augmentation = SimpleNamespace(test=lambda images: images)
     recipe = SimpleNamespace(
         arithmetic="native",
-        test_time_augmentation="none",
+        test_time_augmentation="off",
         eval_batch=eval_batch,
         input=augmentation,
     )

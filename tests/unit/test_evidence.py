@@ -72,7 +72,7 @@ def divided(model, head="4", **changes):
     ("views", "precision"),
     [
         ("flip", "float32"),
-        ("none", "float32"),
+        ("off", "float32"),
         pytest.param("flip", "bfloat16", marks=pytest.mark.slow),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
 
 
 def test_a_place_counts_where_it_is_and_mirrors_are_mirrored():
-    unaugmented = divided(averaged(), test_time_augmentation="none").activation_map
+    unaugmented = divided(averaged(), test_time_augmentation="off").activation_map
     changed = IMAGE.clone()
     changed[:, 40:48, 8:16] = 255
     rows, columns = (unaugmented(changed, 1) != unaugmented(IMAGE, 1)).nonzero().unbind(1)

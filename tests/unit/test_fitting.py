@@ -21,7 +21,7 @@ from lockstep.recipes.fitting import fitting
 
 LETTERS = {
     "augmentation.flip": False,
-    "test_time_augmentation": "none",
+    "test_time_augmentation": "off",
     "model_options.widths": [32, 96, 128],
 }
 GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}

@@ -33,7 +33,7 @@ CHANGES = {
     "batch": 8,
     "steps": 4,
     "eval_batch": 20,
-    "test_time_augmentation": "none",
+    "test_time_augmentation": "off",
     "precision": "float32",
 }
 

@@ -126,7 +126,7 @@ def run(tmp_path_factory):
         "batch": 8,
         "steps": 4,
         "eval_batch": 5,
-        "test_time_augmentation": "none",
+        "test_time_augmentation": "off",
         "precision": "float32",
         "held_out": 6,
     }

@@ -183,8 +183,8 @@ class Recipe(Settings):
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    test_time_augmentation: Literal["none", "flip", "flip-translate", "flip-translate-unsure"] = (
-        "none"
+    test_time_augmentation: Literal["off", "flip", "flip-translate", "flip-translate-unsure"] = (
+        "off"
     )
     towers: int = Field(1, ge=1, le=MAX_TOWERS)
     batch: int = Field(ge=1, le=MAX_BATCH)
@@ -290,10 +290,10 @@ class Recipe(Settings):
                 "augmentation=plain, or flip-translate with pixels=0"
             )
         tested = self.test_time_augmentation
-        if tested != "none" and (tested, views) != ("flip", 2):
+        if tested != "off" and (tested, views) != ("flip", 2):
             raise ValueError(
                 f"test_time_augmentation {tested} needs views that are not computed: set "
-                f"test_time_augmentation=none"
+                f"test_time_augmentation=off"
             )
 
     @property

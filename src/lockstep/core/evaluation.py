@@ -166,7 +166,7 @@ def evaluate(
         class_examples=tuple(counts[:classes].sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
         correct_without_augmentation=None
-        if recipe.test_time_augmentation == "none"
+        if recipe.test_time_augmentation == "off"
         else int(counts[classes, 0]),
         logits=every,
     )
@@ -204,7 +204,7 @@ def classify(
     with arithmetic(recipe.arithmetic):
         images, views = recipe.input.test(images), recipe.test_time_augmentation
         unaugmented = network(images)
-        if views == "none":
+        if views == "off":
             return unaugmented, unaugmented
         unmoved = (unaugmented + network(images.flip(-1))) / 2
         if views == "flip":

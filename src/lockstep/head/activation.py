@@ -42,7 +42,7 @@ def class_activation_map(
     weights = head.weight[[*labels]].double()
     parts = torch.einsum("vdhw,ld->vlhw", places.double(), weights)
     parts /= places[0, 0].numel()
-    if network.recipe.test_time_augmentation == "none":
+    if network.recipe.test_time_augmentation == "off":
         return parts[0].cpu()
     return ((parts[0] + parts[1].flip(-1)) / 2).cpu()
 

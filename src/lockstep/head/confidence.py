@@ -131,7 +131,7 @@ def held_out(
     recipe = bound.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
     rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
-    used = 1 if recipe.test_time_augmentation == "none" else 2
+    used = 1 if recipe.test_time_augmentation == "off" else 2
     probabilities = []
     with arithmetic(recipe.arithmetic):
         heads = _trained(bound, state, train_set, fold_of, folds)

@@ -23,7 +23,7 @@ _SMALL_PX = 32
 # %) in less than a third of the time.
 _LETTERS = {
     "augmentation.flip": False,
-    "test_time_augmentation": "none",
+    "test_time_augmentation": "off",
     "model_options.widths": [32, 96, 128],
 }
 # The weight decay at which the probabilities of `photos` are right falls with the number of
