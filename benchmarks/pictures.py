@@ -9,6 +9,7 @@ background of their own, so that they read on light and dark pages.
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import re
@@ -18,9 +19,8 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from PIL import Image
 from rich.console import Console
@@ -28,39 +28,20 @@ from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
 import lockstep
+from benchmarks import curves
 from benchmarks.browser import chromium
 from benchmarks.serve import served
+from benchmarks.svg import arrow, box, element, label, picture
 from lockstep.data.readers import load_cifar10, load_digits
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
+ONE_LINE = FOLDER / "one-line.json"  # the numbers of one-line.svg
 COLUMNS = 100
-COMMAND = "lockstep train digits --epochs 10"
 TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
 TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
+REPORT_PX = {"width": 900, "height": 1500}
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
-
-STYLE = """<style>
-  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328; }
-  .name { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-weight: 600; }
-  .note { fill: #59636e; font-size: 12px; }
-  .card { fill: #ffffff; stroke: #d0d7de; }
-  .box { fill: #eef4fb; stroke: #5b8cc7; }
-  .frame { fill: none; stroke: #8c959f; stroke-dasharray: 5 4; }
-  .arrow { stroke: #59636e; stroke-width: 1.4; fill: none; marker-end: url(#head); }
-  .head { fill: #59636e; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; }
-    .note { fill: #9198a1; }
-    .card { fill: #151b23; stroke: #3d444d; }
-    .box { fill: #1c2c44; stroke: #4f7fbd; }
-    .frame { stroke: #656c76; }
-    .arrow { stroke: #9198a1; }
-    .head { fill: #9198a1; }
-  }
-</style>
-<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
-  <path class="head" d="M0 0L8 4L0 8z"/></marker></defs>"""
 
 # Rich's own template fetches fonts from elsewhere, which a picture in a README cannot.
 TERMINAL = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -149,12 +130,6 @@ def run_in_terminal(command: str, folder: Path) -> str:
     return output
 
 
-def train() -> str:
-    """Return a training run as a terminal shows it."""
-    with tempfile.TemporaryDirectory() as folder:
-        return terminal("train", [(COMMAND, composed(run_in_terminal(COMMAND, Path(folder))))])
-
-
 def own_images() -> str:
     """Return training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
@@ -168,23 +143,22 @@ def own_images() -> str:
 
 
 def report() -> bytes:
-    """Return the top of the report of a run of `digits` as a browser shows it."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, path = (
-            lockstep.train("digits", name="first", runs=f"{folder}/runs", quiet=True),
-            Path(folder, "r.html"),
-        )
-        lockstep.report(run, quiet=True).save(path)
+    """Return the report of a run on photos as a browser shows it, from its top."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_photos(folder)
+        run_in_terminal(TRAIN_SERVED, folder)
+        page_file = folder / "report.html"
+        lockstep.report(folder / "runs/photos", data=folder / "photos", quiet=True).save(page_file)
         with chromium() as browser:
-            page = browser.new_page(viewport={"width": 1000, "height": 1660}, color_scheme="light")
-            page.goto(path.as_uri())
+            page = browser.new_page(viewport=REPORT_PX, color_scheme="light")
+            page.goto(page_file.as_uri())
             shown: bytes = page.screenshot()
         return shown
 
 
 def serve() -> bytes:
-    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unfamiliar the
-    photos.
+    """Return the page of `lockstep serve` in a browser: a photo, and a digit, which is unfamiliar.
     """
     digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize(
         (256, 256)
@@ -253,60 +227,6 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
         )
 
 
-def element(name: str, text: str = "", **attributes: object) -> str:
-    """Return an SVG element around `text`. Attributes are named as in `text_anchor`, and as in
-    `class_` for "class".
-
-    An attribute whose value is "" is left out.
-    """
-    given = {
-        key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value != ""
-    }
-    shown = (
-        f' {key}="{f"{value:.5g}" if isinstance(value, float) else value}"'
-        for key, value in given.items()
-    )
-    return f"<{name}{''.join(shown)}>{escape(text)}</{name}>"
-
-
-def document(width: int, height: int, parts: Iterable[str], attributes: str = "") -> str:
-    """Return an SVG file of `parts`, which are elements."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {attributes}>'
-    return "\n".join([head, *parts, "</svg>"]) + "\n"
-
-
-def box(x: float, y: float, width: float, height: float, name: str, note: str = "") -> list[str]:
-    """Return a rounded box with a name and, below it, a note; both centred."""
-    middle, at = x + width / 2, y + height / 2 + (4 if not note else -3)
-    parts = [rect(x, y, width, height, "box"), label(middle, at, name, "name", "middle")]
-    return [*parts, label(middle, at + 17, note, anchor="middle")] if note else parts
-
-
-def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """Return a rounded rectangle."""
-    return element("rect", class_=kind, x=x, y=y, width=width, height=height, rx=6)
-
-
-def label(
-    x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = ""
-) -> str:
-    """Return a line of text."""
-    return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor, transform=transform)
-
-
-def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return a straight arrow."""
-    return element("path", class_="arrow", d=f"M{x:.5g} {y:.5g}L{to_x:.5g} {to_y:.5g}")
-
-
-def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """Return the file: `parts` on a card."""
-    card = rect(0.5, 0.5, width - 1, height - 1, "card")
-    return document(
-        width, height, [element("title", title), STYLE, card, *parts], f'role="img" width="{width}"'
-    )
-
-
 def step() -> str:
     """Return the flow of data through one step of four towers on two processes."""
     width, left, across, between = 840, 156, 138, 16
@@ -362,8 +282,15 @@ def step() -> str:
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
+def one_line() -> str:
+    """Return the loss of four real runs, and of DistributedDataParallel. The numbers are kept."""
+    measured = curves.measure()
+    ONE_LINE.write_text(json.dumps(measured._asdict()) + "\n")
+    return curves.draw(measured)
+
+
 PICTURES: dict[str, Callable[[], str]] = {
-    "train": train,
+    "one-line": one_line,
     "own-images": own_images,
     "step": step,
 }
