@@ -37,6 +37,7 @@ from benchmarks.common import (
     save,
     spread,
     step_s,
+    warn,
 )
 from benchmarks.kinds import kind, slug
 from benchmarks.million import measured as of_pictures
@@ -95,6 +96,21 @@ def overhead(call: Call) -> Figures:
         "two processes / one, a thread each": two / one,
         "one process, images/s": one,
     }
+
+
+def processes(call: Call) -> Figures:
+    """The time of a step of the two original networks with four towers, by the number of processes,
+    as the header of TensorFlow's cifar10_multi_gpu_train.py has it by the number of GPUs.
+    """
+    figures = {}
+    for name, timed in {"cifar10-tutorial": 20, "mnist": 5}.items():
+        recipe = get_recipe(name)
+        about = f"`{name}`, 4 towers of {recipe.batch // recipe.towers:,} images"
+        for number, unit in {1: "process", 2: "processes", 4: "processes"}.items():
+            words = name, "--precision", PRECISION
+            seconds = step_s(*words, data=call.data, processes=number, towers=4, timed=timed)
+            figures[f"{about}: {number} {unit}, ms"] = 1e3 * seconds
+    return figures
 
 
 def start(call: Call) -> Figures:
@@ -427,6 +443,7 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
     "overhead": (overhead, 5),
+    "processes": (processes, 3),
     "start": (start, 5),
     "seeds": (seeds, 10),
     "export": (export, 5),
@@ -500,6 +517,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="a folder for files that stay")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    warn()
     if options and args.case not in ("seeds", "photos", "networks", "folder"):
         parser.error(f"{args.case} takes no options after --")
     if args.into and args.case not in ("seeds", "million"):
@@ -532,7 +550,7 @@ def main() -> None:
     facts |= of_recipe
     table: dict[str, Any] = {"head": ["what", "result", "n", "range"], "rows": rows}
     precision = of_recipe.get("trains", {}).get("changes", {}).get("precision")
-    if args.case in ("overhead", "start"):
+    if args.case in ("overhead", "processes", "start"):
         precision = PRECISION
     if precision and not args.case.startswith("portable"):  # native runs have another one
         table["precision"] = precision
