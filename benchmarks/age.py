@@ -36,13 +36,10 @@ _NEVER = ("data/arrays.py", "data/fetch.py")
 _PORTABLE = "kernels/portable/"
 # The first words of the names of records of native arithmetic, unless "portable" is in the name.
 _NATIVE = (
-    "cifar10-tutorial-10000-float32",
-    "cifar10-tutorial-100000",
     "fit",
     "folder",
     "labels",
     "links",
-    "loss",
     "million",
     "networks",
     "overhead",
@@ -50,10 +47,10 @@ _NATIVE = (
     "photos",
     "seeds-cifar10",
     "seeds-mnist-precision",
-    "several",
+    "multi-label",
     "split",
     "unequal",
-    "unlike",
+    "unfamiliar",
 )
 _HEAD = "head/"
 # The same of records of networks that are trained whole.
@@ -61,11 +58,9 @@ _WHOLE = (
     "cifar10",
     "folder",
     "links",
-    "loss",
     "mnist",
     "overhead",
     "peers",
-    "portable-configurations",
     "portable-cost",
     "portable-digits",
     "seeds-cifar10",
@@ -84,17 +79,17 @@ _ALSO = {
     "labels": (*_OF_PICTURES, "jobs/labels.py"),
     "links": ("launch",),
     "million": (*_OF_PICTURES, "jobs", "launch", "benchmarks/million.py"),
+    "multi": _OF_ANSWERS,
     "networks": _OF_ANSWERS,
     "overhead": ("benchmarks/bare_loop.py",),
     "peers": ("benchmarks/peers",),
     "photos": _OF_ANSWERS,
     "serve": ("classify",),
-    "several": _OF_ANSWERS,
     "split": ("benchmarks/split.py",),
     "start": ("commands", "jobs", "launch"),
     "survival": ("files.py", "jobs", "launch", "runs"),
     "unequal": _OF_ANSWERS,
-    "unlike": _OF_ANSWERS,
+    "unfamiliar": _OF_ANSWERS,
 }
 
 

@@ -28,7 +28,7 @@ from unittest.mock import patch
 from PIL import Image
 
 import lockstep
-from benchmarks import several as pairs
+from benchmarks import multi_label as pairs
 from benchmarks.common import (
     bare,
     data_option,
@@ -51,6 +51,8 @@ Figures = dict[str, float]
 # the fastest on this CPU: one without units for bfloat16 takes minutes for a few steps in it
 PRECISION = resolve(get_recipe("cifar10-tutorial").replace(precision="auto"), "cpu")[0].precision
 TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
+
+PERCENT = ("accuracy", "calibration error", "coverage", "exchanged labels", "F1")
 
 
 class Call(NamedTuple):
@@ -166,8 +168,10 @@ def seeds(call: Call) -> Figures:
     words = (run, "--resume") if run.exists() else first
     result = train(call, *words, *data_option(call.data))
     figures = {"test accuracy": result["best"]}
-    if "accuracy_one_view" in result:
-        figures["test accuracy, one view per image"] = result["accuracy_one_view"]
+    if "accuracy_without_augmentation" in result:
+        figures["test accuracy without test-time augmentation"] = result[
+            "accuracy_without_augmentation"
+        ]
     if call.timed:
         figures["total time, with evaluation"] = result["total_s"]
         figures["training time"] = result["train_s"]
@@ -222,7 +226,7 @@ def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None =
     start = "with another seed" if call.number else "of the first start"
     found = {
         f"{name}: test accuracy": result["best"],
-        f"{name}: accuracy of probabilities (calibration error)": error,
+        f"{name}: expected calibration error": error,
     }
     return {**found, f"{name}: total time {start}": result["total_s"]}
 
@@ -285,10 +289,12 @@ def unequal(call: Call) -> Figures:
             shares = [one["accuracy"] for one in record_of(command, **cache)["classes"]]
             about = f"{source.name}, {ratio} : 1, balanced={setting}"
             figures[f"{about}: test accuracy, mean of the classes"] = statistics.mean(shares)
-            sure = result["sure"]
-            figures[f"{about}: share of sure answers (accuracy)"] = sure["images"] / tests
-            if sure["images"]:
-                figures[f"{about}: accuracy of sure answers"] = sure["right"] / sure["images"]
+            confident = result["confident"]
+            figures[f"{about}: coverage"] = confident["images"] / tests
+            if confident["images"]:
+                figures[f"{about}: accuracy of confident answers"] = (
+                    confident["right"] / confident["images"]
+                )
     return figures
 
 
@@ -316,14 +322,12 @@ def labels(call: Call) -> Figures:
     found = record_of(command, **cache)["labels"]
     first = {one["path"] for one in found["doubtful"][: found["images"] // 10]}
     return {
-        f"{Path(call.what).name}: exchanged labels in the first tenth (accuracy)": len(
-            first & wrong
-        )
+        f"{Path(call.what).name}: exchanged labels in the first tenth": len(first & wrong)
         / len(wrong)
     }
 
 
-def several(call: Call) -> Figures:
+def multi_label(call: Call) -> Figures:
     """Several labels: pairs of digits of MNIST in `--data`, and photos of the folder WHAT in a
     grid, a seed a round; and scikit-learn on the same features, if it is installed.
     """
@@ -337,26 +341,25 @@ def several(call: Call) -> Figures:
         folder = call.folder / slug(name)
         if not folder.exists():
             pairs.make(folder, draw)
-        options = ("--several-labels", "--label-separator", ";", "--precision", "float32")
+        options = ("--multi-label", "--label-separator", ";", "--precision", "float32")
         result = train(call, folder, *options, "--seed", call.number)
         exact = of_photos(name, call, result, str(call.folder / "cache"))
         figures |= {what: value for what, value in exact.items() if "time" not in what}
-        figures[f"{name}: macro F1 (accuracy)"] = result["f1"]["macro"]
-        sure = result["sure"]
-        figures[f"{name}: accuracy of sure labels"] = sure["right"] / sure["labels"]
+        figures[f"{name}: macro F1"] = result["f1"]["macro"]
+        confident = result["confident"]
+        figures[f"{name}: accuracy of confident labels"] = confident["right"] / confident["labels"]
         if not call.number:
             with (
                 suppress(ImportError),
                 patch.dict(os.environ, {"XDG_CACHE_HOME": str(call.folder / "cache")}),
             ):
                 f1, error = pairs.of_scikit_learn(result["run"])
-                figures[f"{name}: macro F1 of scikit-learn (accuracy)"] = f1
-                of_probabilities = f"{name}: accuracy of scikit-learn's probabilities"
-                figures[f"{of_probabilities} (calibration error)"] = error
+                figures[f"{name}: macro F1 of scikit-learn"] = f1
+                figures[f"{name}: expected calibration error of scikit-learn"] = error
     return figures
 
 
-def unlike(call: Call) -> Figures:
+def unfamiliar(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
     classifier = lockstep.load(
@@ -364,7 +367,7 @@ def unlike(call: Call) -> Figures:
     )
     figures = {}
     for each in sorted(call.data.iterdir()):
-        found = [one.answer == "unlike" for one in classifier.predict(each)]
+        found = [one.answer == "unfamiliar" for one in classifier.predict(each)]
         figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = (
             statistics.mean(found)
         )
@@ -453,8 +456,8 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),
     "labels": (labels, 5),
-    "several": (several, 5),
-    "unlike": (unlike, 1),
+    "multi-label": (multi_label, 5),
+    "unfamiliar": (unfamiliar, 1),
     "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
     "portable-cost": (portable_cost, 5),
@@ -482,7 +485,7 @@ def row(name: str, values: list[float]) -> list[str]:
     form, unit = "{:.2f}", " s"
     # Before it, there may be the name of a folder of the user.
     quantity = name.rpartition(": ")[2]
-    if "accuracy" in quantity or " marks, of " in name:
+    if any(word in quantity for word in PERCENT) or " marks, of " in name:
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
