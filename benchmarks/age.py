@@ -73,7 +73,6 @@ _OF_PICTURES = ("pictures", "recipes/fitting.py")
 _OF_ANSWERS = (*_OF_PICTURES, "classify", "jobs/report.py")
 # What else decides the records whose names begin so.
 _ALSO = {
-    "export": ("classify",),
     "fit": _OF_PICTURES,
     "folder": _OF_PICTURES,
     "labels": (*_OF_PICTURES, "jobs/labels.py"),

@@ -8,7 +8,8 @@ def main() -> None:
     warn()
     found = train("digits", data=None)["weights_sha256"]
     units = lockstep("doctor", data=None)["units"]
-    backend = "; ".join(f"{name} for {' and '.join(products)}" for name, products in units.items())
+    by = {product: unit for unit, products in units.items() for product in products}
+    backend = ", ".join(f"{by[name]} for {name}" for name in ("matrix products", "convolutions"))
     head = ["kind of CPU", "weights of whole `digits`", "backend"]
     table = {"head": head, "rows": [[kind(), f"`{found[:8]}`", backend]]}
     save(f"portable-digits-{slug(kind())}", {"weights_sha256": found, "table": table})

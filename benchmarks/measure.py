@@ -32,7 +32,6 @@ from benchmarks import multi_label as pairs
 from benchmarks.common import (
     bare,
     data_option,
-    lockstep as run_lockstep,
     record_of,
     save,
     spread,
@@ -176,23 +175,6 @@ def seeds(call: Call) -> Figures:
         figures["total time, with evaluation"] = result["total_s"]
         figures["training time"] = result["train_s"]
     return figures
-
-
-def export(call: Call) -> Figures:
-    """Images/s of an exported file of the recipe WHAT, and of Lockstep, on one thread."""
-    run, data = call.folder / "exported", data_option(call.data)
-    if not run.exists():
-        train(
-            call,
-            call.what,
-            *(("--steps", 200) if call.what == TUTORIAL[0] else ()),
-            *data,
-            "--name",
-            run.name,
-        )
-    record = run_lockstep("export", run, "-o", call.folder / f"{call.number}.onnx", data=call.data)
-    found = {"ONNX": record["images_per_s"], "Lockstep": record["images_per_s_lockstep"]}
-    return {f"{call.what}: {name}, images/s": value for name, value in found.items()}
 
 
 def photos(call: Call) -> Figures:
@@ -449,7 +431,6 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "processes": (processes, 3),
     "start": (start, 5),
     "seeds": (seeds, 10),
-    "export": (export, 5),
     "photos": (photos, 5),
     "networks": (networks, 5),
     "fit": (fit, 5),

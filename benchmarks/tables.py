@@ -2,13 +2,14 @@
 and from the program.
 
 A page has a part between `<!-- NAME: python -m benchmarks.tables writes it -->` and `<!-- end -->`.
-NAME is `settings` or `commands` (see `manual`), or `records`, `joined` or `crossed` and the names
-of records in benchmarks/results/, where * stands for any text. A record carries the table that a
-page shows.
+NAME is `settings` or `commands` (see `manual`), or `records`, `joined`, `crossed` or `many` and the
+names of records in benchmarks/results/, where * stands for any text. A record carries the table
+that a page shows.
 """
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -65,6 +66,24 @@ SHOWN = {
 }
 
 
+# figure of the records of many pictures -> what the page calls it
+OF_MANY = {
+    "a first start in pieces, to the first step": "first start, interrupted and continued",
+    "first start with a table: start to first step": "first start with a table",
+    "second start: start to first step": "second start",
+    "second start with a table: start to first step": "second start with a table",
+    "one picture more: start to first step": "start after one picture was added",
+    "10,000 pictures: start to first step": "second start with 10,000 pictures",
+    "a step / that with 10,000 pictures": "time of a step, over that with 10,000 pictures",
+    "second start: memory of the launcher": "memory of the launcher",
+    "second start: memory of a worker": "memory of a worker process",
+    "data check: total time": "`lockstep data check`",
+    "report: total time": "`lockstep report`, 20,000 test pictures",
+    "predict: total time": "`lockstep predict` of all pictures",
+    "Ctrl-C to the end, at worst": "Ctrl-C in a first start, to the end, worst of five",
+}
+
+
 def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> dict[str, Any]:
     """Return what `lockstep recipes` shows of a record: also the machine and the options that its
     figures are of, and the command that made it.
@@ -105,8 +124,8 @@ def part(kind: str, *names: str) -> str:
     if kind in ("settings", "commands"):
         return manual.text(kind)
     found = [name for pattern in names for name in records(pattern)]
-    if kind in ("joined", "crossed"):
-        return joined(found) if kind == "joined" else crossed(found)
+    if kind in FORMS:
+        return FORMS[kind](found)
     return "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
 
 
@@ -168,6 +187,22 @@ def crossed(names: list[str]) -> str:
     return dated(["what", *quantities], rows)
 
 
+def many(names: list[str]) -> str:
+    """Return one table of these records of many pictures, whose rows are "QUANTITY, NUMBER
+    pictures": a column for each record, a row for each quantity of `OF_MANY`.
+    """
+    columns = {name: defaultdict[str, str](str) for name in names}
+    counts = {}
+    for name, column in columns.items():
+        for what, result, n, spread in load(name)["table"]["rows"]:
+            quantity, counts[name] = re.fullmatch(r"(.+), ([\d,]+ pictures)", what).groups()
+            column[quantity] = result if n == "1" else f"{result} ({spread}, n {n})"
+    rows = [[text, *(columns[name][one] for name in names)] for one, text in OF_MANY.items()]
+    head = ["what", *(link(name, counts[name]) for name in names)]
+    origins = "; ".join(f"{counts[name]} on {made(load(name))}" for name in names)
+    return "\n".join([*lines(head, rows), "", f"{origins}."])
+
+
 def dated(head: list[str], rows: dict[str, list[list[str]]]) -> str:
     """Return one table of the rows of several records: machine, commit and date are a column, or
     where they are equal the line below.
@@ -210,6 +245,9 @@ def made(content: Any) -> str:
 def link(record: str, text: str) -> str:
     """Return a link to a record from a page of docs/."""
     return f"[{text}](../benchmarks/results/{record}.json)"
+
+
+FORMS = {"joined": joined, "crossed": crossed, "many": many}
 
 
 def main() -> None:
