@@ -9,7 +9,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import age, common, kinds, pictures, tables
+from benchmarks import age, common, kinds, measure, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
@@ -52,6 +52,40 @@ def test_every_record_has_a_table_and_says_how_it_was_made(record):
     program = re.match(r"python -m (benchmarks[\w.]+)", content["command"])
     assert program or content["command"].startswith("lockstep train ")
     assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file()
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_every_table_states_machine_commit_and_date_of_its_records(page):
+    for found in tables.PART.finditer(page.read_text()):
+        kind, *patterns = found[2].split()
+        for name in [name for pattern in patterns for name in tables.records(pattern)]:
+            origin = tables.FLAGS_OF_ZEN.sub("", tables.made(tables.load(name)))
+            assert origin in found[0], f"{kind} {name}"
+
+
+def test_tables_of_several_origins_have_a_column_of_them():
+    one, other = "seeds-digits", "seeds-cifar10"
+    same = tables.dated(["what"], {one: [["a"], ["b"]]})
+    assert same.endswith(f"\n\nMeasured on {tables.made(tables.load(one))}.")
+    head, _, *rows = tables.dated(["what"], {one: [["a"]], other: [["b"]]}).splitlines()
+    assert head == "| what | measured on |"
+    assert rows == [
+        f"| {cell} | {tables.made(tables.load(name))} |"
+        for cell, name in (("a", one), ("b", other))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "result"),
+    [
+        ("flowers: test accuracy", [0.5, 0.75], ["62.50 %", "2", "50.00 to 75.00"]),
+        ("coverage: total time", [2.0, 3.0, 7.0], ["3.00 s", "3", "2.00 to 7.00"]),
+        ("`mnist`, 4 towers of 1,024 images: 1 process, ms", [1234.5], ["1,234.5", "1", "one run"]),
+        ("two processes / one, a thread each", [1.5], ["1.50 times", "1", "one run"]),
+    ],
+)
+def test_the_name_of_a_figure_decides_its_unit(name, values, result):
+    assert measure.row(name, values) == [name, *result]
 
 
 def test_no_table_shows_a_record_of_changed_files(tmp_path, monkeypatch):
