@@ -51,7 +51,7 @@ Figures = dict[str, float]
 PRECISION = resolve(get_recipe("cifar10-tutorial").replace(precision="auto"), "cpu")[0].precision
 TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
 
-PERCENT = ("accuracy", "calibration error", "coverage", "exchanged labels", "F1")
+PERCENT = ("accuracy", "calibration error", "coverage", "exchanged labels", "F1", "marked")
 
 
 class Call(NamedTuple):
@@ -350,9 +350,9 @@ def unfamiliar(call: Call) -> Figures:
     figures = {}
     for each in sorted(call.data.iterdir()):
         found = [one.answer == "unfamiliar" for one in classifier.predict(each)]
-        figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = (
-            statistics.mean(found)
-        )
+        figures[
+            f"trained on {Path(call.what).name}: marked of {len(found)} images of {each.name}"
+        ] = statistics.mean(found)
     return figures
 
 
@@ -466,7 +466,7 @@ def row(name: str, values: list[float]) -> list[str]:
     form, unit = "{:.2f}", " s"
     # Before it, there may be the name of a folder of the user.
     quantity = name.rpartition(": ")[2]
-    if any(word in quantity for word in PERCENT) or " marks, of " in name:
+    if any(word in quantity for word in PERCENT):
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""

@@ -33,8 +33,8 @@ FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 SHOWN = {
     "digits": (
         "seeds-digits",
-        "`digits`: test accuracy",
-        "`digits`: total time, with evaluation",
+        "test accuracy",
+        "total time, with evaluation",
         "",
     ),
     "cifar10": ("seeds-cifar10", "test accuracy", "total time, with evaluation", ""),
@@ -95,7 +95,7 @@ def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> di
     if precision and get_recipe(recipe).precision != "auto":  # Else the hardware chooses it.
         how += f", --precision {precision}"
     return {
-        "accuracy": results[accuracy].removesuffix(" (mean)"),
+        "accuracy": results[accuracy],
         "time": results[time] if time else "-",
         "about": [how, *[f"images of {images}"] * bool(images)],
         "command": content["command"],
