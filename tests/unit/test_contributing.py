@@ -4,7 +4,11 @@ import re
 import subprocess
 import tomllib
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, requires
 
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.documents import ROOT
 
 from lockstep import __version__
@@ -38,6 +42,49 @@ def test_make_lists_every_target():
     assert re.findall(r"^  make ([a-z-]+)  +\S", shown, re.M) == targets
     named = re.findall(r"(?:^|`)make ([a-z-]+)", text("CONTRIBUTING.md") + text(".ci/run"), re.M)
     assert {"test", "lint", "pictures"} <= set(named) <= set(targets)
+
+
+def installed_by(name, extras=frozenset(), seen=None):
+    """Return the names of the distributions that pip installs for a requirement."""
+    seen = {} if seen is None else seen
+    name = canonicalize_name(name)
+    if extras <= seen.get(name, set()) and name in seen:
+        return {*seen}
+    seen[name] = seen.get(name, set()) | extras
+    try:
+        lines = requires(name) or []
+    except PackageNotFoundError:  # for another platform or Python
+        return {*seen}
+    for line in map(Requirement, lines):
+        if line.marker is None or any(line.marker.evaluate({"extra": e}) for e in ("", *extras)):
+            installed_by(line.name, frozenset(line.extras), seen)
+    return {*seen}
+
+
+def test_only_the_targets_of_developers_install_tools(tmp_path):
+    tools = {"pytest", "mypy", "mkdocs", "ruff", "playwright", "onnx"}
+    assert not tools & installed_by("lockstep-images")
+    assert tools <= installed_by("lockstep-images", frozenset({"dev"}))
+    for target, dev in (("train", False), ("test", True), ("lint", True), ("docs", True)):
+        words = ["make", "--dry-run", f"VENV={tmp_path}", target]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "--constraint constraints.txt --editable ." in said
+        assert ("'.[dev]'" in said) == dev
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_make_installs_with_uv_where_it_is_found(tmp_path, monkeypatch, uv):
+    """Either way into the same folder, with the same constraints."""
+    if uv:
+        (tmp_path / "uv").touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://a.org/cpu")
+    words = ["make", "--dry-run", f"VENV={tmp_path}/venv", "train"]
+    if not uv:
+        words.append("UV=")
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (f"{tmp_path}/uv venv" in said, f"{tmp_path}/uv pip install" in said) == (uv, uv)
+    assert ("python -m pip install" in said) == (not uv)
 
 
 def test_the_changelog_has_todays_version():
