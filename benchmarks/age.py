@@ -49,10 +49,10 @@ _NATIVE = (
     "photos",
     "seeds-cifar10",
     "seeds-mnist-precision",
-    "several",
+    "multi_label",
     "split",
     "unequal",
-    "unlike",
+    "unfamiliar",
 )
 _HEAD = "head/"
 # The same of records of networks that are trained whole.
@@ -87,12 +87,12 @@ _ALSO = {
     "overhead": ("../../benchmarks/bare_loop.py",),
     "photos": _OF_ANSWERS,
     "serve": ("classify",),
-    "several": _OF_ANSWERS,
+    "multi_label": _OF_ANSWERS,
     "split": ("../../benchmarks/split.py",),
     "start": ("commands", "jobs", "launch"),
     "survival": ("files.py", "jobs", "launch", "runs"),
     "unequal": _OF_ANSWERS,
-    "unlike": _OF_ANSWERS,
+    "unfamiliar": _OF_ANSWERS,
 }
 
 

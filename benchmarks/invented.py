@@ -6,9 +6,9 @@ from lockstep.data.dataset import Dataset
 
 # dataset -> (height, width, channels, classes), so that the shape is known without the dataset's
 # files
-SEVERAL = "benchmarks.invented:several"  # images with any number of labels
+MULTI_LABEL = "benchmarks.invented:several"  # images with any number of labels
 SHAPES = {
-    SEVERAL: (8, 8, 1, 10),
+    MULTI_LABEL: (8, 8, 1, 10),
     "digits": (8, 8, 1, 10),
     "cifar10": (32, 32, 3, 10),
     "mnist": (28, 28, 1, 10),
@@ -30,7 +30,7 @@ def load(
     )
     images = np.random.default_rng(0).integers(0, 256, (examples, *shape), dtype=np.uint8)
     labels = np.arange(examples) % classes
-    if name == SEVERAL:
+    if name == MULTI_LABEL:
         labels = images.reshape(examples, -1)[:, :classes] >> 7
     dataset = Dataset.of(images, labels, tuple(map(str, range(classes))))
     return {"train": dataset, "test": dataset}

@@ -28,7 +28,7 @@ from unittest.mock import patch
 from PIL import Image
 
 import lockstep
-from benchmarks import several as pairs
+from benchmarks import multi_label as pairs
 from benchmarks.common import (
     bare,
     data_option,
@@ -150,8 +150,8 @@ def seeds(call: Call) -> Figures:
     words = (run, "--resume") if run.exists() else first
     result = train(call, *words, *data_option(call.data))
     figures = {"test accuracy": result["best"]}
-    if "accuracy_one_view" in result:
-        figures["test accuracy, one view per image"] = result["accuracy_one_view"]
+    if "accuracy_without_augmentation" in result:
+        figures["test accuracy, one view per image"] = result["accuracy_without_augmentation"]
     if call.timed:
         figures["total time, with evaluation"] = result["total_s"]
         figures["training time"] = result["train_s"]
@@ -269,10 +269,12 @@ def unequal(call: Call) -> Figures:
             shares = [one["accuracy"] for one in record_of(command, **cache)["classes"]]
             about = f"{source.name}, {ratio} : 1, balanced={setting}"
             figures[f"{about}: test accuracy, mean of the classes"] = statistics.mean(shares)
-            sure = result["sure"]
-            figures[f"{about}: share of sure answers (accuracy)"] = sure["images"] / tests
-            if sure["images"]:
-                figures[f"{about}: accuracy of sure answers"] = sure["right"] / sure["images"]
+            confident = result["confident"]
+            figures[f"{about}: share of confident answers (accuracy)"] = confident["images"] / tests
+            if confident["images"]:
+                figures[f"{about}: accuracy of confident answers"] = (
+                    confident["right"] / confident["images"]
+                )
     return figures
 
 
@@ -307,7 +309,7 @@ def labels(call: Call) -> Figures:
     }
 
 
-def several(call: Call) -> Figures:
+def multi_label(call: Call) -> Figures:
     """Several labels: pairs of digits of MNIST in `--data`, and photos of the folder WHAT in a
     grid, a seed a round; and scikit-learn on the same features, if it is installed.
     """
@@ -321,13 +323,13 @@ def several(call: Call) -> Figures:
         folder = call.folder / slug(name)
         if not folder.exists():
             pairs.make(folder, draw)
-        options = ("--several-labels", "--label-separator", ";", "--precision", "float32")
+        options = ("--multi-label", "--label-separator", ";", "--precision", "float32")
         result = train(call, folder, *options, "--seed", call.number)
         exact = of_photos(name, call, result, str(call.folder / "cache"))
         figures |= {what: value for what, value in exact.items() if "time" not in what}
         figures[f"{name}: macro F1 (accuracy)"] = result["f1"]["macro"]
-        sure = result["sure"]
-        figures[f"{name}: accuracy of sure labels"] = sure["right"] / sure["labels"]
+        confident = result["confident"]
+        figures[f"{name}: accuracy of confident labels"] = confident["right"] / confident["labels"]
         if not call.number:
             with (
                 suppress(ImportError),
@@ -340,7 +342,7 @@ def several(call: Call) -> Figures:
     return figures
 
 
-def unlike(call: Call) -> Figures:
+def unfamiliar(call: Call) -> Figures:
     """The share of images that a run of the folder WHAT marks, of each folder in `--data`."""
     assert call.data is not None
     classifier = lockstep.load(
@@ -348,7 +350,7 @@ def unlike(call: Call) -> Figures:
     )
     figures = {}
     for each in sorted(call.data.iterdir()):
-        found = [one.answer == "unlike" for one in classifier.predict(each)]
+        found = [one.answer == "unfamiliar" for one in classifier.predict(each)]
         figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = (
             statistics.mean(found)
         )
@@ -436,8 +438,8 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),
     "labels": (labels, 5),
-    "several": (several, 5),
-    "unlike": (unlike, 1),
+    "multi_label": (multi_label, 5),
+    "unfamiliar": (unfamiliar, 1),
     "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
     "portable-cost": (portable_cost, 5),

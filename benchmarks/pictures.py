@@ -183,7 +183,7 @@ def report() -> bytes:
 
 
 def serve() -> bytes:
-    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unlike the
+    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unfamiliar the
     photos.
     """
     digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize(

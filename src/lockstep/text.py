@@ -58,8 +58,8 @@ def loss_text(loss: float | None) -> str:
 
 
 def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Return how well labels are found, where an image has any number of them, as `core/several.py`
-    computes it.
+    """Return how well labels are found, where an image has any number of them, as
+    `core/multi_label.py` computes it.
     """
     parts = []
     for name in ("f1", "mean_average_precision"):
@@ -74,7 +74,7 @@ def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
 
 def label_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return a table of how well the label of each class is found, its head first, from the rows of
-    `core/several.py`.
+    `core/multi_label.py`.
     """
     counts = ["examples", "found", "right"]
     shares = ["precision", "recall", "f1", "f1_interval", "average_precision", "threshold"]

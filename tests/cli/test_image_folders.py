@@ -30,7 +30,7 @@ SHORT = (
     "--set",
     "eval_batch=20",
     "--set",
-    "test_views=one",
+    "test_time_augmentation=off",
     "--summary-every",
     0,
 )
@@ -113,7 +113,8 @@ def test_a_grey_folder_is_fitted_evaluated_and_predicted(here, tmp_path):
     assert "32x32x1, 2 classes" in done.stdout
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert (
-        "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_views=one" in log
+        "recipe folder with image_px=32, grey=true, augmentation.flip=false, test_time_augmentation=off"
+        in log
     )
     assert "because all images are grey and their median shorter side is 28 pixels" in log
     assert "test images; 95% interval " in done.stdout

@@ -28,7 +28,7 @@ RUNS = [
         "--processes",
         1,
         "--set",
-        "test_views=flip-translate",
+        "test_time_augmentation=flip-translate",
     ),
 ]
 

@@ -35,7 +35,7 @@ RECIPE = get_recipe("photos").replace(
     model="tests.helpers:linear",
     head="1",
     init_sha256=None,
-    test_views="one",
+    test_time_augmentation="off",
 )
 FINGERPRINT = {"cpu": "one", "versions": {"torch": "2"}}
 

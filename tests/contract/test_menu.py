@@ -192,7 +192,7 @@ augmentation = "flip-translate"
 progressive = { sizes_px = [16, 24], shares = [0.5, 0.5] }
 label_smoothing = 0.2
 lr_factors = { "groups.0" = 0.0 }
-test_views = "flip"
+test_time_augmentation = "flip"
 eval_batch = 20
 towers = 6
 batch = 48
@@ -211,7 +211,7 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
     evaluation = require_one_result(
         make(tomllib.loads(FAST)), images, 3, stopped_after=1
     ).evaluation
-    assert evaluation.correct_one_view is not None
+    assert evaluation.correct_without_augmentation is not None
 
 
 @pytest.mark.parametrize(
@@ -219,13 +219,13 @@ def test_what_makes_a_recipe_fast_keeps_its_bits():
     [("float32", 3), *(pytest.param("bfloat16", n, marks=pytest.mark.slow) for n in (2, 3, 4))],
 )
 def test_several_labels_are_one_result(dataset, precision, processes):
-    changes = {"dataset": "any:function", "several_labels": True, "towers": 5, "batch": 30}
+    changes = {"dataset": "any:function", "multi_label": True, "towers": 5, "batch": 30}
     labels = noise(1, 50, 5) % 2  # a few images have none
-    several = Dataset.of(dataset.images.numpy(), labels, dataset.classes)
+    multi_label = Dataset.of(dataset.images.numpy(), labels, dataset.classes)
     of = recipe(precision=precision, **changes)
-    evaluation = require_one_result(of, several, processes, stopped_after=3).evaluation
-    assert [*evaluation.several.examples] == labels.sum(0).tolist()
-    assert 0 < sum(evaluation.several.right) < labels.sum()
+    evaluation = require_one_result(of, multi_label, processes, stopped_after=3).evaluation
+    assert [*evaluation.multi_label.examples] == labels.sum(0).tolist()
+    assert 0 < sum(evaluation.multi_label.right) < labels.sum()
 
 
 def test_float16_is_one_result_where_steps_overflow(dataset):

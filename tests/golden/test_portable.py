@@ -44,7 +44,7 @@ CASES = {
         "label_smoothing": 0.1,
     },
     "digits, Adam": {"optimizer": "adam", "lr": 1e-3, "schedule": "staircase"},
-    "digits, several labels": {"dataset": invented.SEVERAL, "several_labels": True},
+    "digits, several labels": {"dataset": invented.MULTI_LABEL, "multi_label": True},
     "cifar10, GELU": {"model_options.activation": "gelu", "progressive": None},
 }
 SLOW, TAKE_LONG = pytest.mark.slow, {"mnist", "folder", "cifar10, GELU"}

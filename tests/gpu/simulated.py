@@ -61,7 +61,7 @@ SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
     "untrained": {"lr_factors.conv1": 0.0},
-    "several labels": {"dataset": invented.SEVERAL, "several_labels": True},
+    "several labels": {"dataset": invented.MULTI_LABEL, "multi_label": True},
     "float16": {"precision": "float16"},
     **{
         f"a model that is {flaw}": {"model": f"tests.gpu.simulated:{flaw}"}
@@ -69,7 +69,7 @@ SETTINGS = {
     },
 }
 # The devices of a case's processes.
-SEVERAL = {
+MULTI_LABEL = {
     **{
         f"digits{PORTABLE}, {count} processes on one GPU": [("cuda", 0)] * number
         for number, count in enumerate(("two", "three", "four"), 2)
@@ -200,7 +200,7 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
     changes = {
         "steps": STEPS,
         "batch": 16,
-        "towers": max(2, len(SEVERAL.get(name, ()))),
+        "towers": max(2, len(MULTI_LABEL.get(name, ()))),
         "eval_batch": 16,
     }
     if changes["towers"] == 3:
@@ -267,7 +267,7 @@ def confirmed(recipe: Recipe, path: Path, device: str) -> bool:
 
 def member(number: int, case_name: str, folder: Path) -> None:
     """Train as process `number` of the case's processes, which find each other in `folder`."""
-    devices = SEVERAL[case_name]
+    devices = MULTI_LABEL[case_name]
     with simulating(native=PORTABLE not in case_name):
         recipe, _ = case(case_name, folder / "weights.pt")
         device = torch.device(*devices[number])
@@ -287,7 +287,7 @@ def together(case_name: str, folder: Path) -> dict[str, Tensor]:
     """
     command = [sys.executable, "-m", "tests.gpu.simulated", sys.argv[1], MEMBER, case_name, folder]
     members = [
-        subprocess.Popen([*command, str(number)]) for number in range(len(SEVERAL[case_name]))
+        subprocess.Popen([*command, str(number)]) for number in range(len(MULTI_LABEL[case_name]))
     ]
     assert [one.wait() for one in members] == [0] * len(members)
     return load_file(next((folder / "run").glob(f"checkpoints/*{STEPS}.safetensors")))
@@ -302,7 +302,7 @@ def main() -> None:
         member(int(number), name, Path(folder))
         # As Lockstep's workers end. The clean-up of an interpreter can abort beside torch's threads.
         os._exit(0)
-    every = [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *SEVERAL, RESUMED]
+    every = [*RECIPES, *SETTINGS, *(f"{name}{PORTABLE}" for name in RECIPES), *MULTI_LABEL, RESUMED]
     for name in sys.argv[2:] or [name for name in every if name not in BY_NAME]:
         GPU.set_as_cuda(PORTABLE in name)
         Graph.replays = 0
@@ -314,7 +314,7 @@ def main() -> None:
             ):
                 recipe, init = case(name, Path(folder) / "weights.pt")
                 cpu = trained(recipe, init, torch.device("cpu"), Path(folder) / "cpu")
-                if name in SEVERAL:
+                if name in MULTI_LABEL:
                     gpu = together(name, Path(folder))
                 elif name == RESUMED:
                     gpu = resumed(recipe, Path(folder) / "gpu")

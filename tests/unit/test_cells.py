@@ -24,9 +24,11 @@ def cells(*texts, header="image,labels"):
     return {**SIX, "l.csv": table(header, *(f"{n},{text}" for n, text in enumerate(texts, 1)))}
 
 
-def read(root, contents, several=True, classes=None, **source):
+def read(root, contents, multi_label=True, classes=None, **source):
     root = lay(root / "photos", contents)
-    return survey_folder(root, 0.3, source=LabelSource(**source, several=several), classes=classes)
+    return survey_folder(
+        root, 0.3, source=LabelSource(**source, multi_label=multi_label), classes=classes
+    )
 
 
 def labels_of(found):
@@ -138,12 +140,12 @@ READ = {
     ),
 }
 
-SEPARATOR = "--several-labels and --label-separator ' ' if so, or --layout table if it is one"
+SEPARATOR = "--multi-label and --label-separator ' ' if so, or --layout table if it is one"
 # id: (contents, options, what the sentence says)
 REFUSED = {
     "one label, and a cell that joins others": (
         cells(*LEAVES),
-        {"several": False},
+        {"multi_label": False},
         [f"1 label that may be several in one (scab rust): add {SEPARATOR}"],
     ),
     "several labels, and a cell that joins others": (
@@ -158,8 +160,8 @@ REFUSED = {
     ),
     "a name of a file that joins others": (
         pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
-        {"label_from": "(.+)_", "several": False},
-        ["(a+b): add --several-labels and --label-separator + if so, or --layout names if"],
+        {"label_from": "(.+)_", "multi_label": False},
+        ["(a+b): add --multi-label and --label-separator + if so, or --layout names if"],
     ),
     "a name of a folder that joins others": (
         pictures("a/1", "b/2", "a b/3"),
@@ -182,8 +184,8 @@ REFUSED = {
     ),
     "one label, and columns": (
         {**SIX, "l.csv": HOT},
-        {"several": False},
-        ["or add --several-labels if the columns cat, dog are labels"],
+        {"multi_label": False},
+        ["or add --multi-label if the columns cat, dog are labels"],
     ),
     "columns that may be something else": (
         {**SIX, "l.csv": AGES},
@@ -256,7 +258,7 @@ REFUSED = {
     "no rows": ({**SIX, "l.csv": "file,cat,dog\n"}, {}, ["l.csv has no rows: give it a line with"]),
     "one column, and one label": (
         {**SIX, "l.csv": table("file,cat", *(f"{n},{n % 2}" for n in range(1, 7)))},
-        {"several": False},
+        {"multi_label": False},
         ["or give its name as --label-column NAME, or give each class"],
     ),
     "a label without an image": (
@@ -266,10 +268,10 @@ REFUSED = {
     ),
     "one label, and a cell without": (
         cells("a", "a", "b", "", "b", "b"),
-        {"several": False},
+        {"multi_label": False},
         [
             "l.csv: line 5 has an empty cell in the column 'labels': fill it, or add "
-            "--several-labels if it has no label"
+            "--multi-label if it has no label"
         ],
     ),
     "one label in all": (
@@ -320,13 +322,13 @@ def test_a_column_of_names_wins_by_its_name_or_a_separator(tmp_path):
 
 
 @pytest.mark.parametrize("truth", [False, True])
-@pytest.mark.parametrize("several", [False, True])
-def test_answers_of_a_classifier_are_no_labels(tmp_path, several, truth):
-    head = prediction_table.head(["cats", "dogs"], several=several, with_truth=truth)
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_answers_of_a_classifier_are_no_labels(tmp_path, multi_label, truth):
+    head = prediction_table.head(["cats", "dogs"], multi_label=multi_label, with_truth=truth)
     width = head.count(",")
     answers = table(head, *(f"{name}{',x' * width}" for name in ("cats/1.png", "dogs/4.png")))
     for place in ("test.csv", "../test.csv"):
-        found = read(tmp_path / place, {**CATS, place: answers}, several).require_sound()
+        found = read(tmp_path / place, {**CATS, place: answers}, multi_label).require_sound()
         assert labels_of(found)["cats/1"] == "cats"
     flat = {**SIX, "l.csv": HOT, "../test.csv": answers, "more.csv": answers}
     assert labels_of(read(tmp_path / "flat", flat).require_sound()) == HOT_LABELS
@@ -351,7 +353,7 @@ def test_labels_are_rows_of_zeros_and_ones_in_the_digest(tmp_path):
         assert names == [[*photo.labels] for photo in photos]
     before = found.examples().digest("train", Decoding(32))
     (tmp_path / "photos/l.csv").write_text(HOT.replace("4,no", "4,yes"))
-    after = survey_folder(tmp_path / "photos", 0.3, source=LabelSource(several=True))
+    after = survey_folder(tmp_path / "photos", 0.3, source=LabelSource(multi_label=True))
     assert [found.splits.keys(), len(found.splits["test"])] == [after.splits.keys(), 2]
     assert after.examples().digest("train", Decoding(32)) != before
 
@@ -368,9 +370,9 @@ def test_each_label_is_on_both_sides_and_copies_are_on_one(tmp_path):
     assert not sides[0] & sides[1]
     assert sum(map(len, sides)) == sum(map(len, found.splits.values())) == 26
     assert "11 images in several classes: each counts once, with all its labels" in found.notes[1]
-    notes = read(tmp_path / "one", contents, several=False).notes
+    notes = read(tmp_path / "one", contents, multi_label=False).notes
     assert notes[0].startswith("11 images in several classes: the labels contradict each other (")
-    assert notes[0].endswith("): correct them, or add --several-labels")
+    assert notes[0].endswith("): correct them, or add --multi-label")
 
 
 def test_what_is_read_is_said_and_counted(tmp_path):
@@ -414,7 +416,7 @@ def test_names_in_a_text_and_what_joins_them():
 
 def test_the_recipe_of_a_separator_has_several_labels():
     fields = get_recipe("folder").model_dump(mode="json")
-    recipe = make(fields, {"several_labels": True, "label_separator": " "})
-    assert recipe.digest() != make(fields, {"several_labels": True}).digest()
-    with lockstep_error("label_separator is for several labels: add --several-labels"):
+    recipe = make(fields, {"multi_label": True, "label_separator": " "})
+    assert recipe.digest() != make(fields, {"multi_label": True}).digest()
+    with lockstep_error("label_separator is for several labels: add --multi-label"):
         make(fields, {"label_separator": " "})

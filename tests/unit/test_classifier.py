@@ -143,8 +143,8 @@ def test_every_kind_of_source_gives_the_same_prediction(classifier, tmp_path):
     assert classifier.classes[first.index] == first.label
     assert [p.top for p in lockstep.load(classifier.origin).predict(tmp_path, top=3)] == [first.top]
     for batch in (TEST.images[2:5], TEST.images[2:5].numpy()):
-        several = classifier.predict(batch, top=3)
-        assert ([p.source for p in several], several[1].top) == ([0, 1, 2], first.top)
+        multi_label = classifier.predict(batch, top=3)
+        assert ([p.source for p in multi_label], multi_label[1].top) == ([0, 1, 2], first.top)
 
 
 class Beside:
@@ -168,8 +168,8 @@ def test_open_files_and_paths_are_images_others_are_one_sentence(classifier, tmp
             assert classifier.predict(one).top == expected
     assert [p.top for p in classifier.predict(Beside(tmp_path))] == [expected]
     again = io.BytesIO(data)
-    several = classifier.predict(iter([again, Beside(file), again]))
-    assert ([p.top for p in several], several[1].source) == ([expected] * 3, file)
+    multi_label = classifier.predict(iter([again, Beside(file), again]))
+    assert ([p.top for p in multi_label], multi_label[1].source) == ([expected] * 3, file)
     (tmp_path / "notes.txt").write_text("no image")
     nested = [[file], (p for p in [file]), {}, 3.5]
     assert [p.error.split()[1] for p in classifier.predict(nested)] == [
@@ -442,7 +442,7 @@ def test_a_prediction_takes_one_images_memory_for_any_file(model_file, monkeypat
     assert classifier.probabilities(TEST.images[:3].numpy()).shape == (3, 10)
     assert sizes == [1, 1, 1, 3]
     # The number of moved images is that of an evaluation's batch.
-    views = {"eval_batch": 40, "test_views": "flip-translate-unsure"}
+    views = {"eval_batch": 40, "test_time_augmentation": "flip-translate-unsure"}
     classifier = lockstep.load(model_file(stated=views))
     sizes.clear()
     network = classifier._network
@@ -496,7 +496,7 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "photos"])
+@pytest.mark.parametrize("name", [pytest.param("cifar10", marks=pytest.mark.slow), "photos"])
 def test_the_programs_number_of_threads_changes_no_bit_and_stays(name, model_file, threads):
     shape, changes = NETWORKS[name]
     recipe = get_recipe(name).replace(**changes)

@@ -15,7 +15,7 @@ from lockstep.head.confidence import (
     Confidence,
     confidence_tensors,
     held_out,
-    least_sure,
+    least_confident,
     with_best_decay,
 )
 
@@ -66,7 +66,7 @@ def table(*rows):
 
 
 def least(answers, share, balanced=False, classes=2):
-    return least_sure(answers, classes, share, balanced).tolist()
+    return least_confident(answers, classes, share, balanced).tolist()
 
 
 def test_the_threshold_is_the_one_by_hand():
@@ -110,8 +110,8 @@ def test_an_answer_at_the_threshold_is_sure_in_any_dtype():
     answers = table((0, 0, 0.9, 50), (1, 1, 0.9, 50))
     confidence = Confidence({ANSWERS: answers}, RECIPE, None, 2)
     at = answers[:1, 2].double() - 1e-9  # the same number in float32, as training counted it
-    sure, _ = confidence(torch.empty(1, 0), torch.stack([at, 1 - at], 1))
-    assert sure.tolist() == [[True, False]]
+    confident, _ = confidence(torch.empty(1, 0), torch.stack([at, 1 - at], 1))
+    assert confident.tolist() == [[True, False]]
 
 
 def test_an_answer_below_two_thirds_is_never_sure():
@@ -142,7 +142,7 @@ def test_a_rare_class_is_not_sure_below_the_threshold_of_all():
 
 
 def test_labels_or_with_several_answers_tell_which_class_is_rare():
-    def of_second(wrong, several):
+    def of_second(wrong, multi_label):
         """Return the least probability of the second class: it has 90 labels and 300 answers."""
         answers = table(
             (0, 0, 0.9, 400),
@@ -151,10 +151,10 @@ def test_labels_or_with_several_answers_tell_which_class_is_rare():
             (wrong, 1, 0.9, 10),
             (wrong, 1, 0.7, 200),
         )
-        return least_sure(answers, 2, 0.95, False, several).tolist()[1]
+        return least_confident(answers, 2, 0.95, False, multi_label).tolist()[1]
 
-    assert of_second(0, several=False) == pytest.approx(0.99)  # by its labels it is rare
-    assert of_second(2, several=True) == pytest.approx(0.9)  # by its answers it is not
+    assert of_second(0, multi_label=False) == pytest.approx(0.99)  # by its labels it is rare
+    assert of_second(2, multi_label=True) == pytest.approx(0.9)  # by its answers it is not
 
 
 def test_marks_follow_the_class_that_is_found():
@@ -164,9 +164,12 @@ def test_marks_follow_the_class_that_is_found():
         [[0.85, 0.1, 0.05], [0.1, 0.05, 0.85], [0.03, 0.02, 0.95]], dtype=torch.float64
     )
     features = torch.zeros(3, 1, 2, 16, dtype=torch.uint8)
-    sure, unlike = marks(features, probabilities)
-    assert sure.nonzero().tolist() == [[0, 0], [2, 2]]  # 0.85 is sure for class 0, and not for 2
-    assert not unlike.any()
+    confident, unfamiliar = marks(features, probabilities)
+    assert confident.nonzero().tolist() == [
+        [0, 0],
+        [2, 2],
+    ]  # 0.85 is confident for class 0, and not for 2
+    assert not unfamiliar.any()
     assert not any(told.any() for told in Confidence({}, RECIPE, None, 3)(features, probabilities))
 
 
@@ -174,7 +177,7 @@ def test_marks_follow_the_class_that_is_found():
 def test_sure_answers_are_right_as_often_as_asked_for(shares):
     answers = answers_of(*features(1_700, 1, shares=shares))
     counts = answers[:, 0].long().bincount()
-    bounds = least_sure(answers, 2, 0.95, balanced=True)
+    bounds = least_confident(answers, 2, 0.95, balanced=True)
     values, labels = features(4_000, 2)
     recipe = RECIPE.replace()
     dataset = dataset_of(*features(1_700, 1, shares=shares))
@@ -183,10 +186,10 @@ def test_sure_answers_are_right_as_often_as_asked_for(shares):
     # The optimal classifier of equally frequent classes, whose probabilities a balanced head has.
     probabilities = torch.stack([-values.sum(1), values.sum(1)], 1).mul(1.3 / 8**0.5).softmax(1)
     found = probabilities.max(1)
-    sure = found.values >= bounds[found.indices]
+    confident = found.values >= bounds[found.indices]
     assert counts.max() / counts.min() == pytest.approx(shares[0], rel=0.01)
-    assert sure.double().mean() > 0.3
-    assert (found.indices == labels)[sure].double().mean() > 0.94
+    assert confident.double().mean() > 0.3
+    assert (found.indices == labels)[confident].double().mean() > 0.94
     assert (found.indices == labels).double().mean() < 0.93  # So not all answers are.
 
 
@@ -213,10 +216,10 @@ def test_heads_do_not_see_the_images_that_they_judge():
     assert abs(right(answers_of(values, labels)).double().mean() - 0.5) < 0.1
 
 
-@pytest.mark.parametrize("views", ["one", "flip"])
+@pytest.mark.parametrize("views", ["off", "flip"])
 def test_a_head_is_the_one_that_a_plain_loop_trains(views):
     """The loop is in float64, on the images of the other folds alone. Each step is an epoch."""
-    recipe = RECIPE.replace(batch=60, steps=3, balanced=False, test_views=views)
+    recipe = RECIPE.replace(batch=60, steps=3, balanced=False, test_time_augmentation=views)
     bound, (values, labels), (mirrored, _) = recipe.bind(60), features(60, 8), features(60, 9)
     dataset = dataset_of(values, labels, mirrored=mirrored)
     rows, probabilities = held_out(bound, state_of(recipe, 8), dataset, 1)
@@ -239,7 +242,7 @@ def test_a_head_is_the_one_that_a_plain_loop_trains(views):
         shown = both[torch.arange(60), (torch.arange(60) + step) % 2]
         nn.functional.cross_entropy(head(shown[kept]), labels[kept]).backward()
         optimizer.step()
-    seen = both[rows, 0] if views == "one" else both[rows].mean(1)
+    seen = both[rows, 0] if views == "off" else both[rows].mean(1)
     expected = head(seen).softmax(1).detach()
     assert torch.allclose(probabilities.double(), expected, atol=1e-5)
 

@@ -143,7 +143,7 @@ def test_values_are_unpacked_as_they_were_and_a_cpu_shares_them(monkeypatch):
 def test_an_array_of_one_label_each_may_be_numbers(train_set):
     """The array is [N, classes], which is also the form of any number of labels."""
     recipe, labels = get_recipe("digits"), torch.eye(10, dtype=torch.uint8)[train_set.labels]
-    with lockstep_error(r"several.labels.*, or labels.argmax\(1\), as each image has exactly one"):
+    with lockstep_error(r"multi.label.*, or labels.argmax\(1\), as each image has exactly one"):
         splits_of(recipe, {"train": replace(train_set, labels=labels)})
     labels[0] = 1
     with lockstep_error("any number of labels") as error:

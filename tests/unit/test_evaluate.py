@@ -19,8 +19,8 @@ from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
+from lockstep.core.multi_label import found_labels
 from lockstep.core.network import Network, persistent_buffers
-from lockstep.core.several import found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.jobs.result import Result
@@ -155,7 +155,10 @@ def prepared(logits, labels, eval_batch=4):
     images = np.arange(len(labels), dtype=np.uint8).reshape(-1, 1, 1, 1)
     augmentation = SimpleNamespace(test=lambda images: images)
     recipe = SimpleNamespace(
-        arithmetic="native", test_views="one", eval_batch=eval_batch, input=augmentation
+        arithmetic="native",
+        test_time_augmentation="off",
+        eval_batch=eval_batch,
+        input=augmentation,
     )
 
     class Prepared:
@@ -186,7 +189,7 @@ def test_logits_that_are_not_finite_are_in_no_confusion_column():
 @pytest.mark.parametrize("views", ["flip", "flip-translate", "flip-translate-unsure"])
 def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
     recipe, network, parameters, model = setting(10)
-    network.recipe = recipe = recipe.replace(test_views=views)
+    network.recipe = recipe = recipe.replace(test_time_augmentation=views)
     dataset = data(53)
     result = evaluate(network, parameters, persistent_buffers(model), dataset, Group())
     images, model = recipe.augmentation.test(dataset.images), model.eval()
@@ -218,8 +221,8 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
         moves = not torch.allclose(found, unmoved[row : row + 1], atol=1e-4)
         assert moves == (views != "flip")
     alone = int((model(images).argmax(1) == dataset.labels).sum())
-    assert result.correct_one_view == alone
-    assert result.summary()["accuracy_one_view"] == alone / 53
+    assert result.correct_without_augmentation == alone
+    assert result.summary()["accuracy_without_augmentation"] == alone / 53
 
 
 @pytest.mark.parametrize(
@@ -233,7 +236,7 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
             "fc",
             [
                 "1 class with fewer than 20 training images (a has 19)",
-                "no answer is marked as sure, unsure or unlike: that takes 50 training images, and "
+                "no answer is marked as confident, unsure or unfamiliar: that takes 50 training images, and "
                 "these are 39",
             ],
         ),
@@ -279,7 +282,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     images = Dataset(torch.zeros(100, 1, 1, 1, dtype=torch.uint8), 1 - own, ("a", "b", "c"), "")
     recipe = SimpleNamespace(head=None, evaluated_split="test")
     replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
-    best = Evaluation(100, found.exact, 0.5, tuple(found.examples), several=found)
+    best = Evaluation(100, found.exact, 0.5, tuple(found.examples), multi_label=found)
     assert Result(replica, {"raw": best}, None, []).warnings() == [
         "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
@@ -291,7 +294,7 @@ def end_block(recipe, **changes):
     best = Evaluation(200, 100, 0.5, (100, 100), ((50, 50), (50, 50)))
     record = {
         "run": "runs/x",
-        "accuracy_one_view": 0.4,
+        "accuracy_without_augmentation": 0.4,
         "train_s": 1.0,
         "total_s": 2.0,
         "sessions": 1,
@@ -308,19 +311,6 @@ def end_block(recipe, **changes):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "views"),
-    [
-        ("photos", "mirrored"),
-        ("folder", "mirrored and shifted"),
-        ("cifar10", "mirrored and shifted"),
-    ],
-)
-def test_the_end_names_the_views_of_the_recipe(name, views):
-    accuracy = end_block(get_recipe(name))["accuracy"]
-    assert accuracy.endswith(f"; 40.00% without {views} views of each image")
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/from-nothing.md"])
 def test_pages_show_the_hash_as_it_is_printed(page):
     shown = end_block(get_recipe("digits"))["sha256"].removeprefix("1199")
@@ -330,10 +320,10 @@ def test_pages_show_the_hash_as_it_is_printed(page):
     assert all(line.endswith(shown) for line in hashes)
 
 
-@pytest.mark.parametrize(("one_view", "said"), [(0.5, False), (0.4, True)])
-def test_the_accuracy_of_one_view_is_said_where_it_differs(one_view, said):
-    accuracy = end_block(get_recipe("digits"), accuracy_one_view=one_view)["accuracy"]
-    assert ("without mirrored" in accuracy) == said
+@pytest.mark.parametrize(("unaugmented", "said"), [(0.5, False), (0.4, True)])
+def test_accuracy_without_augmentation_is_said_where_it_differs(unaugmented, said):
+    block = end_block(get_recipe("digits"), accuracy_without_augmentation=unaugmented)
+    assert ("; 40.00% without test-time augmentation" in block["accuracy"]) == said
 
 
 @pytest.mark.parametrize(

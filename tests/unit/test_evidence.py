@@ -72,7 +72,7 @@ def divided(model, head="4", **changes):
     ("views", "precision"),
     [
         ("flip", "float32"),
-        ("one", "float32"),
+        ("off", "float32"),
         pytest.param("flip", "bfloat16", marks=pytest.mark.slow),
     ],
 )
@@ -85,7 +85,7 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
             tensor.mul_(1.5)
     for model, head in ((averaged(), "4"), (published, "_fc")):
         recipe, network, backbone, activation_map = divided(
-            model, head, test_views=views, precision=precision
+            model, head, test_time_augmentation=views, precision=precision
         )
         logits = classify(recipe, network, backbone(IMAGE))[0][0].tolist()
         bias = network.module.get_submodule(head).bias.tolist()
@@ -96,13 +96,13 @@ def test_the_places_and_the_bias_add_up_to_the_logit(views, precision):
 
 
 def test_a_place_counts_where_it_is_and_mirrors_are_mirrored():
-    one_view = divided(averaged(), test_views="one").activation_map
+    unaugmented = divided(averaged(), test_time_augmentation="off").activation_map
     changed = IMAGE.clone()
     changed[:, 40:48, 8:16] = 255
-    rows, columns = (one_view(changed, 1) != one_view(IMAGE, 1)).nonzero().unbind(1)
+    rows, columns = (unaugmented(changed, 1) != unaugmented(IMAGE, 1)).nonzero().unbind(1)
     # a place for two pixels a side
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 24, 4, 8)
-    both = divided(averaged(), test_views="flip").activation_map
+    both = divided(averaged(), test_time_augmentation="flip").activation_map
     assert torch.allclose(both(IMAGE.flip(2), 1), both(IMAGE, 1).flip(1))
 
 

@@ -22,7 +22,7 @@ AB = {"a": range(6), "b": range(6, 12)}
 CASES = {
     "divided": (AB, {}),
     "groups": (AB, {"group": "[0-9]"}),
-    "several": ({"a": range(6), "b": [4, 5, 6, 7]}, {"several_labels": True}),
+    "multi_label": ({"a": range(6), "b": [4, 5, 6, 7]}, {"multi_label": True}),
     "validation": (
         {"train/a": [1, 2], "train/b": [3, 4, 4], "val/a": [5], "val/b": [3]},
         {"left_out": ["train/a/1.png"]},

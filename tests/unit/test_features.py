@@ -39,7 +39,7 @@ from lockstep.runs.run import Run
 PHOTOS = get_recipe("photos")
 WEIGHTS = known_weights(PHOTOS)
 SHAPE = (3, 32, 32)
-FACTS = {"unlike/references", "unlike/threshold", "sure/answers"}
+FACTS = {"unfamiliar/references", "unfamiliar/threshold", "confident/answers"}
 
 
 def recipe(**changes):
@@ -266,6 +266,7 @@ def head_of_digits(file, **changes):
     return recipe_with("digits", fixed, {"init_sha256": file.sha256, **changes})
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp_path):
     file = find_weights(
         shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors")
@@ -399,10 +400,13 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
             "augmentation flip-translate has more views of an image than itself and its",
         ),
         (
-            {"test_views": "flip-translate"},
-            "test_views flip-translate needs views that are not computed",
+            {"test_time_augmentation": "flip-translate"},
+            "test_time_augmentation flip-translate needs views that are not computed",
         ),
-        ({"augmentation.flip": False}, "test_views flip needs views that are not computed"),
+        (
+            {"augmentation.flip": False},
+            "test_time_augmentation flip needs views that are not computed",
+        ),
     ],
 )
 def test_setting_that_needs_images_is_refused(changes, problem):

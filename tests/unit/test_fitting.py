@@ -19,7 +19,11 @@ from lockstep.pictures.scan import Photo
 from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import fitting
 
-LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
+LETTERS = {
+    "augmentation.flip": False,
+    "test_time_augmentation": "off",
+    "model_options.widths": [32, 96, 128],
+}
 GREY = {"grey": True, "augmentation.mean": [0.449], "augmentation.std": [0.226]}
 
 
@@ -67,11 +71,11 @@ def test_photos_weight_decay_follows_classes_images_or_the_user():
     found.classes = tuple(map(str, range(43)))
     fit = fitting(found, {}, "photos")
     assert (fit.recipe, fit.settings) == ("photos", {"weight_decay.default": 0.0047})
-    for stated in ({"several_labels": True}, {"labels": "several"}):
-        settings = fitting(found, stated, "photos").settings
-        assert settings.pop("decay_factors") == [0.25, 0.5, 1, 2, 4, 8, 16]
-        assert settings == {"weight_decay.default": 0.014}
-        assert not fitting(found, stated | {"weight_decay.default": 1.0}, "photos").settings
+    stated = {"multi_label": True}
+    settings = fitting(found, stated, "photos").settings
+    assert settings.pop("decay_factors") == [0.25, 0.5, 1, 2, 4, 8, 16]
+    assert settings == {"weight_decay.default": 0.014}
+    assert not fitting(found, stated | {"weight_decay.default": 1.0}, "photos").settings
     assert (
         "weight_decay.default=0.0047, because there are 43 classes and 100 training images"
         in fit.note()
@@ -115,11 +119,11 @@ def test_photos_in_memory_get_what_a_folder_gets():
     stated = {"weight_decay.default": 1.0}
     assert with_stored_data(data, "photos", stated, None).items() >= stated.items()
     assert "weight_decay.default" not in with_stored_data(data, "folder", {}, None)
-    several = {name: (x, np.eye(2, dtype=int)[y]) for name, (x, y) in data.items()}
-    stated = {"several_labels": True}
+    multi_label = {name: (x, np.eye(2, dtype=int)[y]) for name, (x, y) in data.items()}
+    stated = {"multi_label": True}
     expected = fitting(found, stated, "photos").settings
     assert {*expected} == {"weight_decay.default", "decay_factors"}
-    assert with_stored_data(several, "photos", stated, None).items() >= expected.items()
+    assert with_stored_data(multi_label, "photos", stated, None).items() >= expected.items()
 
 
 @pytest.mark.parametrize(
@@ -160,9 +164,15 @@ def test_settings_that_the_user_states_and_foreign_recipes_stay(tmp_path):
     )
     assert own == made("folder", data=folder)
     assert own.replace(image_px=64) == made(str(folder), {"image_px": 64})
-    colour = made(str(folder), {"grey": "no", "augmentation.flip": True, "test_views": "flip"})
+    colour = made(
+        str(folder), {"grey": "no", "augmentation.flip": True, "test_time_augmentation": "flip"}
+    )
     assert (colour.grey, colour.augmentation.mean) == (False, (0.485, 0.456, 0.406))
-    assert (colour.augmentation.flip, colour.test_views, colour.image_px) == (True, "flip", 32)
+    assert (colour.augmentation.flip, colour.test_time_augmentation, colour.image_px) == (
+        True,
+        "flip",
+        32,
+    )
     assert made(str(folder), {"augmentation": "plain"}).augmentation.kind == "plain"
     assert not made(str(folder), {"model": "digits"}).grey
     assert made("folder") == get_recipe("folder")

@@ -27,8 +27,8 @@ def images(count, height, width, channels=3, seed=0):
     return noise(seed, count, height, width, channels)
 
 
-def graph_of(recipe, model, unlike=None):
-    return Graph(recipe, model, unlike).eval()
+def graph_of(recipe, model, unfamiliar=None):
+    return Graph(recipe, model, unfamiliar).eval()
 
 
 def random_graph(name):
@@ -66,40 +66,40 @@ class Source:
         self.module.eval()
         self.graph = graph_of(self.recipe, self.module)
         self.classes, self.decoding, self.thresholds = ["a"], Decoding(32), None
-        self.confidence = SimpleNamespace(sure_from=None, outliers=None)
+        self.confidence = SimpleNamespace(confident_from=None, outliers=None)
 
 
-def unlike_of(recipe, model):
-    """Return what tells unlike images of a network, by features that are no image's."""
+def unfamiliar_of(recipe, model):
+    """Return what tells unfamiliar images of a network, by features that are no image's."""
     features = model.get_submodule(recipe.head).in_features
     references = torch.from_numpy(np.random.default_rng(0).random((4, features)))
     references = torch.nn.functional.normalize(references).half()
     return Outliers(
-        {"unlike/references": references, "unlike/threshold": torch.tensor(0.5)}, features
+        {"unfamiliar/references": references, "unfamiliar/threshold": torch.tensor(0.5)}, features
     )
 
 
 def test_the_graph_tells_the_similarity_to_training_images():
     recipe = get_recipe("photos")
     _, model, shape = random_graph("photos")
-    unlike = unlike_of(recipe, model)
+    unfamiliar = unfamiliar_of(recipe, model)
     batch = torch.from_numpy(images(2, *shape))
     with torch.no_grad():
-        shares, similarity = graph_of(recipe, model, unlike)(batch)
+        shares, similarity = graph_of(recipe, model, unfamiliar)(batch)
         assert torch.allclose(shares, graph_of(recipe, model)(batch), atol=1e-6)
         layers = copy.deepcopy(model).eval()
         layers.set_submodule(recipe.head, torch.nn.Identity())
         features = layers(recipe.augmentation.test(batch))
     for row, found in zip(features, similarity.tolist(), strict=True):
         for least in (found - 1e-5, found + 1e-5):
-            unlike.threshold = torch.tensor(least)
-            assert unlike(row[None]).tolist() == [least > found]
+            unfamiliar.threshold = torch.tensor(least)
+            assert unfamiliar(row[None]).tolist() == [least > found]
 
 
 def test_a_head_whose_weight_decay_was_chosen_has_a_graph():
-    settings = {"several_labels": True, "decay_factors": (0.5, 2.0)}
+    settings = {"multi_label": True, "decay_factors": (0.5, 2.0)}
     recipe = graph_recipe(recipe_with("photos", settings))
-    assert (recipe.head, recipe.decay_factors, recipe.several) == (None, (), True)
+    assert (recipe.head, recipe.decay_factors, recipe.multi_label) == (None, (), True)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_file_has_the_similarity_as_its_second_output():
     onnxruntime = pytest.importorskip("onnxruntime")
     source = Source("photos")
     recipe = get_recipe("photos")
-    source.confidence.outliers = unlike_of(recipe, source.module)
+    source.confidence.outliers = unfamiliar_of(recipe, source.module)
     source.recipe = source.recipe.replace(head=recipe.head)
     graph = graph_of(source.recipe, source.module, source.confidence.outliers)
     content, _ = exported(source, {"classes": ["a"]})

@@ -35,15 +35,15 @@ IMAGES = (
 )
 
 
-def confidence(sure=None, unlike=False):
-    """Return a Confidence which says which classes of an image are sure, and if it is unlike."""
+def confidence(confident=None, unfamiliar=False):
+    """Return a Confidence which says which classes of an image are confident, and if it is unfamiliar."""
 
     class Known(Confidence):
         def __init__(self):
-            self.sure_from = sure
+            self.confident_from = confident
 
         def __call__(self, features, probabilities):
-            return torch.tensor([sure or [False] * 3]), torch.tensor([unlike])
+            return torch.tensor([confident or [False] * 3]), torch.tensor([unfamiliar])
 
     return Known()
 
@@ -61,29 +61,29 @@ def test_labels_reach_the_thresholds_of_their_classes():
 
 def test_each_label_says_whether_it_is_sure():
     marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
-    assert (marked.answer, marked.answers) == (None, {"dog": "sure", "cat": "unsure"})
-    assert marked.text() == "a.png  dog 97.00% (sure), owl 80.00% (no), cat 20.00% (unsure)"
-    unlike = FOUND.judged(confidence(unlike=True), None, CLASSES)
-    assert unlike.answers == {"dog": "unlike", "cat": "unlike"}
-    assert unlike.text().endswith("cat 20.00%  (unlike the training images)")
-    assert NONE.judged(confidence(unlike=True), None, CLASSES).answer == "unlike"
+    assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
+    assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
+    unfamiliar = FOUND.judged(confidence(unfamiliar=True), None, CLASSES)
+    assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
+    assert unfamiliar.text().endswith("cat 20.00%  (unfamiliar)")
+    assert NONE.judged(confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
     assert FOUND.judged(confidence(), None, CLASSES).answers == {}
     one = Prediction.of("c.png", ROW, CLASSES, 1).judged(
         confidence([False, True, True]), None, CLASSES
     )
-    assert (one.answer, one.answers) == ("sure", None)
+    assert (one.answer, one.answers) == ("confident", None)
 
 
 def test_a_table_has_several_labels_in_a_field():
     marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
     lines = [
-        prediction_table.head(CLASSES, several=True, with_truth=True),
+        prediction_table.head(CLASSES, multi_label=True, with_truth=True),
         prediction_table.row(marked, CLASSES, ["cat", "owl"]),
         prediction_table.row(NONE, CLASSES, []),
     ]
     first, second = csv.DictReader(lines)
     assert first["true_labels"] == "cat|owl"
-    assert (first["labels"], first["answers"]) == ("dog|cat", "sure|unsure")
+    assert (first["labels"], first["answers"]) == ("dog|cat", "confident|unsure")
     assert (second["labels"], second["answers"], second["true_labels"]) == ("", "", "")
     assert [first[name] for name in ("probability", *CLASSES)] == ["0.97", "0.2", "0.97", "0.8"]
 
@@ -111,7 +111,7 @@ def run(tmp_path):
     changes = {
         "dataset": "memory",
         "dataset_sha256": arrays.store({**data, "classes": CLASSES}, None),
-        "several_labels": True,
+        "multi_label": True,
         "portable": False,
         "model": "tests.helpers:linear",
         "augmentation": "plain",
@@ -180,11 +180,14 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
         "decoding": {"image_px": 8},
         "image_shape": [8, 8, 1],
         "thresholds": THRESHOLDS.tolist(),
-        "sure_from": [0.3, 0.9, None],
+        "confident_from": [0.3, 0.9, None],
         "like_from": 0.5,
     }
     found = file.predict_labels("a.png")
-    assert [(label, answer) for label, _, answer in found] == [("dog", "sure"), ("cat", "unsure")]
+    assert [(label, answer) for label, _, answer in found] == [
+        ("dog", "confident"),
+        ("cat", "unsure"),
+    ]
     assert file.predict("a.png") == found[0]
     monkeypatch.setattr(script, "Exported", lambda name: file)
 
@@ -192,15 +195,15 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
         assert script.main("x.onnx", "a.png") == 0
         return capsys.readouterr().out
 
-    assert line() == "a.png  dog 97.00% (sure), cat 20.00% (unsure)\n"
+    assert line() == "a.png  dog 97.00% (confident), cat 20.00% (unsure)\n"
     outputs.append(np.array([0.4]))
-    assert [answer for _, _, answer in file.predict_labels("a.png")] == ["unlike", "unlike"]
+    assert [answer for _, _, answer in file.predict_labels("a.png")] == ["unfamiliar", "unfamiliar"]
     file.metadata["thresholds"] = [1.0, 1.0, 1.0]
-    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "no, unlike")]
-    assert line() == "a.png  dog 97.00% (no, unlike)\n"
+    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "no, unfamiliar")]
+    assert line() == "a.png  dog 97.00% (no, unfamiliar)\n"
     file.metadata["thresholds"] = None
-    assert line() == "a.png  dog 97.00%  (unlike)\n"
+    assert line() == "a.png  dog 97.00%  (unfamiliar)\n"
     outputs.pop()
-    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "sure")]
+    assert [row[::2] for row in file.predict_labels("a.png")] == [("dog", "confident")]
     file.metadata["thresholds"] = [1.0, 1.0, 1.0]
     assert line() == "a.png  dog 97.00% (no)\n"

@@ -595,7 +595,7 @@ REFUSED = {
     ),
     "columns of 0 and 1 that differ": (
         {**FLAT, "l.csv": table("file,a,b", "1.png,1,0", "1.png,0,1", "2.png,0,1", "3.png,1,1")},
-        {"several": True},
+        {"multi_label": True},
         ["1 image with rows in l.csv (file, a, b) that differ (1.png): keep one row of each"],
     ),
     "measures as labels": (

@@ -167,7 +167,7 @@ TOO_LARGE = "of another model than timm:toy: it is larger than its file"
 def stated_by_a_file(stand_in):
     """Return a function that builds the network of timm that a file states, with this stem."""
     recipe = get_recipe("photos").replace(model="timm:toy", head=None, init_sha256=None)
-    recipe = recipe.replace(test_views="one", lr_factors={}, decay_factors=())
+    recipe = recipe.replace(test_time_augmentation="off", lr_factors={}, decay_factors=())
 
     def build(stem, tensors=None):
         stand_in(layers={"stem": stem})

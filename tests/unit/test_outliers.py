@@ -1,4 +1,4 @@
-"""Images unlike the training images: the facts in a model file, and the marks that `predict`
+"""Images unfamiliar: the facts in a model file, and the marks that `predict`
 derives from them.
 """
 
@@ -57,11 +57,11 @@ def dataset(values):
 
 
 def test_one_image_in_100_is_marked_and_all_of_another_kind():
-    unlike = Outliers(outlier_tensors(dataset(features(2_000, 1))), 32)
-    marked = sum(unlike(features(4_000, 2)))
+    unfamiliar = Outliers(outlier_tensors(dataset(features(2_000, 1))), 32)
+    marked = sum(unfamiliar(features(4_000, 2)))
     assert 20 <= marked <= 70  # 40 are expected
-    assert all(unlike(features(100, 3) * torch.tensor([1.0, -1.0]).repeat(16)))
-    assert not any(unlike(torch.ones(1, 32) * scale)[0] for scale in (0.01, 1.0, 100.0))
+    assert all(unfamiliar(features(100, 3) * torch.tensor([1.0, -1.0]).repeat(16)))
+    assert not any(unfamiliar(torch.ones(1, 32) * scale)[0] for scale in (0.01, 1.0, 100.0))
 
 
 def test_the_threshold_is_the_one_by_hand():
@@ -71,13 +71,13 @@ def test_the_threshold_is_the_one_by_hand():
     # the first is the image itself
     nearest = [sorted(row, reverse=True)[3] for row in (unit @ unit.T).tolist()]
     # references are float16
-    assert float(found["unlike/threshold"]) == pytest.approx(sorted(nearest)[1], abs=1e-3)
-    assert torch.equal(found["unlike/references"], unit.half())
+    assert float(found["unfamiliar/threshold"]) == pytest.approx(sorted(nearest)[1], abs=1e-3)
+    assert torch.equal(found["unfamiliar/references"], unit.half())
 
 
 @pytest.mark.parametrize(("images", "references"), [(6_001, 500), (50, 50)])
 def test_the_facts_stay_small_and_few_images_give_none(images, references):
-    assert outlier_tensors(dataset(features(images, 5)))["unlike/references"].shape == (
+    assert outlier_tensors(dataset(features(images, 5)))["unfamiliar/references"].shape == (
         references,
         32,
     )
@@ -89,7 +89,7 @@ def head_run(tmp_path_factory):
     """Return the folder with a complete run of a head on bright and dark images, and these
     images.
     """
-    root = tmp_path_factory.mktemp("unlike")
+    root = tmp_path_factory.mktemp("unfamiliar")
     bright_and_dark(root / "photos", 80)
     model = build_model(get_recipe("photos").replace(head=None, model="digits"), (3, 32, 32), 2)
     torch.save(model.state_dict(), root / "weights.pt")
@@ -104,13 +104,16 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     classifier = lockstep.load(head_run / "run")
     (bad := head_run / "bad.png").write_bytes(b"no image")
     found = [p.answer for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
-    assert found[:6] == ["unlike"] * 6
-    assert found[6:-1].count("unlike") <= 2  # of 80, some of which were held out
-    assert {*found[6:-1]} <= {"sure", "unlike"}  # A head tells bright from dark without a mistake.
-    strict = lockstep.load(head_run / "run", sure=0.999)
-    assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unlike"}
-    with lockstep_error("sure: got 95"):
-        lockstep.load(head_run / "run", sure=95)
+    assert found[:6] == ["unfamiliar"] * 6
+    assert found[6:-1].count("unfamiliar") <= 2  # of 80, some of which were held out
+    assert {*found[6:-1]} <= {
+        "confident",
+        "unfamiliar",
+    }  # A head tells bright from dark without a mistake.
+    strict = lockstep.load(head_run / "run", confident=0.999)
+    assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unfamiliar"}
+    with lockstep_error("confident: got 95"):
+        lockstep.load(head_run / "run", confident=95)
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
     assert [p.answer for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
@@ -125,7 +128,7 @@ def test_an_older_checkpoint_has_no_answers_of_the_model_file(head_run, tmp_path
         table = tmp_path / f"{len(answers)}.csv"
         evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
         answers.append({row["answer"] for row in csv.DictReader(table.read_text().splitlines())})
-    assert answers[0] >= {"sure"}
+    assert answers[0] >= {"confident"}
     assert answers[1] == {""}
 
 
@@ -134,12 +137,12 @@ def test_predict_prints_the_mark_as_text_and_json(head_run, here):
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
     text, record = (here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
     assert [line.partition("%  ")[2] for line in text.stdout.splitlines()] == [
-        "(unlike the training images)",
-        "(sure)",
+        "(unfamiliar)",
+        "(confident)",
     ]
     assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == [
-        "unlike",
-        "sure",
+        "unfamiliar",
+        "confident",
         None,
     ]
 
@@ -158,18 +161,20 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
     own, changed = head_run / "run/model.safetensors", tmp_path / "m.safetensors"
     weights, found = divided(load_file(own))
     for name, tensor in (
-        ("references", found["unlike/references"][:, 1:].contiguous()),
+        ("references", found["unfamiliar/references"][:, 1:].contiguous()),
         ("threshold", torch.zeros(2)),
     ):
         statefile.write(
-            changed, {**weights, **found, f"unlike/{name}": tensor}, statefile.metadata_of(own)
+            changed, {**weights, **found, f"unfamiliar/{name}": tensor}, statefile.metadata_of(own)
         )
-        with lockstep_error("is damaged: its tensors unlike/"):
+        with lockstep_error("is damaged: its tensors unfamiliar/"):
             lockstep.load(changed)
     statefile.write(
-        changed, {**weights, **found, "sure/answers": torch.ones(3) * 2}, statefile.metadata_of(own)
+        changed,
+        {**weights, **found, "confident/answers": torch.ones(3) * 2},
+        statefile.metadata_of(own),
     )
-    with lockstep_error("is damaged: its tensor sure/answers"):
+    with lockstep_error("is damaged: its tensor confident/answers"):
         lockstep.load(changed)
     statefile.write(changed, weights, statefile.metadata_of(own))
     assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

@@ -103,12 +103,14 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_numbers(judged, html, monk
     )
     assert len(shown) == min(5, confused) > 0
     assert "Which pixels decided is known only of a linear head" in page.text
-    assert "Which answers are sure is known only of a complete run of a linear head" in page.text
+    assert (
+        "Which answers are confident is known only of a complete run of a linear head" in page.text
+    )
     lit = {"evidence": {"1": "data:image/png;base64,"}}
     explained = [one | lit for one in record["mistakes"]]
-    sure = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9], "never": 1}]
+    confident = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9], "never": 1}]
     monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
-    page = Page(runs.page(Run(path), {**record, "mistakes": explained, "sure": sure}))
+    page = Page(runs.page(Run(path), {**record, "mistakes": explained, "confident": confident}))
     assert (
         f"95% 80.0% to 90.0%; 1 class never {50 / record['examples']:.1%} (50) 98.0%"
         in " ".join(page.text.split())

@@ -51,7 +51,7 @@ HOSTILE = 'a,"b"\n\x1b[2J.png'
 )
 def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
     found = Prediction.of(Path(name), torch.tensor([0.75, 0.25]).double(), (name, "-1"), 1)
-    head = next(csv.reader([prediction_table.head((name, "-1"), several=False)]))
+    head = next(csv.reader([prediction_table.head((name, "-1"), multi_label=False)]))
     fields = next(csv.reader([prediction_table.row(found, (name, "-1"))]))
     assert head[-2:] == [cell, "'-1"]
     assert fields[:3] == [cell, cell, "0.75"]
@@ -76,7 +76,7 @@ def test_a_row_is_one_line_that_programs_read():
     classes = ("cat", "label", "Katze, \u00e4lter")
     found = Prediction.of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)
     lines = [
-        prediction_table.head(classes, several=False, with_truth=True),
+        prediction_table.head(classes, multi_label=False, with_truth=True),
         prediction_table.row(found, classes, ["cat"]),
         prediction_table.row(Prediction("x.png", error="no, image"), classes, ["cat"]),
     ]
@@ -101,7 +101,7 @@ def test_a_row_is_one_line_that_programs_read():
 
 
 def test_each_column_has_its_own_name_and_each_label_its_place():
-    head = prediction_table.head(["file", "class file", "label"], several=True)
+    head = prediction_table.head(["file", "class file", "label"], multi_label=True)
     names = next(csv.reader([head]))
     assert len({*names}) == len(names)
     labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
@@ -126,7 +126,7 @@ def run(tmp_path_factory):
         "batch": 8,
         "steps": 4,
         "eval_batch": 5,
-        "test_views": "one",
+        "test_time_augmentation": "off",
         "precision": "float32",
         "held_out": 6,
     }

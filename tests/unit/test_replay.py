@@ -170,7 +170,14 @@ def forgeries(entries, *more):
 
 def test_each_field_of_a_result_is_compared_or_named(run, end):
     result, named = read_json(run / "result.json"), set()
-    more = ("sure", "nonce", "accuracy_one_view", "f1", "classes", "gpu_utilization")
+    more = (
+        "confident",
+        "nonce",
+        "accuracy_without_augmentation",
+        "f1",
+        "classes",
+        "gpu_utilization",
+    )
     for name, forged in forgeries(result, *more):
         if forged == result:
             continue
@@ -187,7 +194,7 @@ def test_each_field_of_a_result_is_compared_or_named(run, end):
         else:
             assert {*row["recorded"], *row["replayed"]} == {first}
             named.add(name)
-    assert {"link", "loss.raw", "warnings", "recipe", "left_out", "sure", "nonce"} <= named
+    assert {"link", "loss.raw", "warnings", "recipe", "left_out", "confident", "nonce"} <= named
 
 
 @pytest.mark.parametrize(

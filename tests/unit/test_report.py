@@ -11,7 +11,7 @@ import torch
 from tests.helpers import read_json, read_rows, recipe_with
 
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.several import found_labels
+from lockstep.core.multi_label import found_labels
 from lockstep.core.vector import Metrics, Requests
 from lockstep.errors import printable
 from lockstep.listeners import console
@@ -237,19 +237,19 @@ def test_steps_on_features_count_no_images():
 
 def test_lines_of_several_labels_count_exact_matches(tmp_path):
     stream, line, rows = io.StringIO(), Terminal(), tmp_path / "metrics.jsonl"
-    changes = {"dataset": "any:function", "several_labels": True, "batch": 128}
+    changes = {"dataset": "any:function", "multi_label": True, "batch": 128}
     recipe = recipe_with("folder", changes | {"precision": "float32"})
     plain = console.Plain(stream, 1)
     log = Log(recipe.bind(1442), [plain, live(line, 120), MetricsFile(rows, 1)])
     step_of(log, 0)
     found = found_labels(torch.zeros(4, 2), torch.tensor([[1, 1], [1, 1], [1, 1], [0, 1]]))
-    log.evaluation(1, "test", {"raw": Evaluation(4, 3, 0.2, several=found)})
+    log.evaluation(1, "test", {"raw": Evaluation(4, 3, 0.2, multi_label=found)})
     assert "exact matches = 50.0 %, epoch" in stream.getvalue()
     assert "exact matches on 4 test images: 75.00%\n" in stream.getvalue()
     assert "exact 50.0%" in line.getvalue()
     assert "accuracy" not in stream.getvalue()
     step, evaluation = read_rows(rows)
-    assert (step["several"], step["accuracy"], evaluation["accuracy"]) == (True, 0.5, 0.75)
+    assert (step["multi_label"], step["accuracy"], evaluation["accuracy"]) == (True, 0.5, 0.75)
 
 
 def a_step(step, steps, **changes):
@@ -257,7 +257,7 @@ def a_step(step, steps, **changes):
         **{
             "step": step,
             "gpus": {},
-            "several": False,
+            "multi_label": False,
             "steps": steps,
             "epoch": 16.9,
             "loss": 0.5123,

@@ -105,7 +105,7 @@ def events(folder, tag):
 
 
 def test_each_new_checkpoint_is_evaluated_once_oldest_first(training, evaluate, asleep):
-    def several():
+    def multi_label():
         for step in (3, 4, 5):
             training.save(step, keep=2)
 
@@ -122,9 +122,9 @@ def test_each_new_checkpoint_is_evaluated_once_oldest_first(training, evaluate, 
         lambda: training.save(0),
         nothing,
         lambda: training.save(2),
-        several,
+        multi_label,
         resume,
-        several,
+        multi_label,
         last,
     )
     records, notes = evaluate()

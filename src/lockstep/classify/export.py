@@ -48,14 +48,14 @@ def exported(
         raise LockstepError(
             f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}"
         )
-    least, outliers = classifier.confidence.sure_from, classifier.confidence.outliers
+    least, outliers = classifier.confidence.confident_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
     thresholds = classifier.thresholds
     metadata = metadata | {
         "decoding": classifier.decoding._asdict(),
-        "labels": classifier.recipe.labels,
+        "multi_label": classifier.recipe.multi_label,
         "thresholds": None if thresholds is None else thresholds.tolist(),
-        "sure_from": None if least is None else finite(least.tolist()),
+        "confident_from": None if least is None else finite(least.tolist()),
         "like_from": outliers and float(outliers.threshold),
     }
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
@@ -216,7 +216,7 @@ class Graph(nn.Module):
         ]
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        return logits.sigmoid() if self._recipe.several else logits.softmax(1)
+        return logits.sigmoid() if self._recipe.multi_label else logits.softmax(1)
 
 
 def graph_recipe(recipe: Recipe) -> Recipe:
@@ -230,5 +230,5 @@ def graph_recipe(recipe: Recipe) -> Recipe:
         decay_factors=(),
         precision="float32",
         arithmetic="native",
-        test_views=recipe.test_views.removesuffix("-unsure"),
+        test_time_augmentation=recipe.test_time_augmentation.removesuffix("-unsure"),
     )

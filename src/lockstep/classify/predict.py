@@ -60,13 +60,13 @@ class Classifier:
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does
             not state it.
-        thresholds: with several labels an image the least probability of a found label, for each
+        thresholds: with multi-label data an image the least probability of a found label, for each
             class, float32 [classes]; else None.
-        confidence: tells which answers are sure, and which images are unlike the training images.
+        confidence: tells which answers are confident, and which images are unfamiliar.
     """
 
     def __init__(
-        self, recipe: Recipe, file: StateFile, device: torch.device, sure: float = 0.95
+        self, recipe: Recipe, file: StateFile, device: torch.device, confident: float = 0.95
     ) -> None:
         self.recipe, self.device, self.origin = recipe, device, file.path
         classes, shape = file.metadata.get("classes"), file.metadata.get("image_shape") or []
@@ -87,11 +87,11 @@ class Classifier:
         self._network.module.eval()
         try:
             self.confidence = Confidence(
-                file.tensors, recipe, self._backbone, len(self.classes), sure
+                file.tensors, recipe, self._backbone, len(self.classes), confident
             )
         except ValueError as error:
             raise _damaged(file, error) from None
-        self.thresholds = self.confidence.found_from if recipe.several else None
+        self.thresholds = self.confidence.found_from if recipe.multi_label else None
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.image_shape))
@@ -154,9 +154,9 @@ class Classifier:
         before it are there.
 
         An iterable is read a few images ahead, and may be endless. Each image is computed alone, so
-        its prediction has the same bits beside any others. With test_views=flip-translate-unsure,
-        every image has the further views, and not a quarter of a batch. Several threads may call
-        this at the same time.
+        its prediction has the same bits beside any others. With
+        test_time_augmentation=flip-translate-unsure, every image has the further views, and not a
+        quarter of a batch. Several threads may call this at the same time.
 
         An image that cannot be read gives a prediction with an `error`, and the others go on.
         Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs
@@ -221,7 +221,11 @@ class Classifier:
         inputs = torch.cat([*in_order(items(images), inputs_of, self.recipe.threads_per_tower)])
         with self._computing():
             # How many images are moved depends on the size of the batch.
-            whole = self.recipe.eval_batch if "unsure" in self.recipe.test_views else len(images)
+            whole = (
+                self.recipe.eval_batch
+                if "unsure" in self.recipe.test_time_augmentation
+                else len(images)
+            )
             rows = torch.arange(max(len(images), whole))
             counted = rows < len(images)
             inputs = inputs[rows.clamp(max=len(images) - 1)]
@@ -241,7 +245,7 @@ class Classifier:
 
     def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:
         logits, _ = classify(self.recipe, self._network, inputs.to(self.device), counted)
-        return probabilities_of(logits, self.recipe.several).cpu()
+        return probabilities_of(logits, self.recipe.multi_label).cpu()
 
     def _inputs(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Return what the recipe's `input` takes for one image: [1, H, W, C], or its features for a
@@ -284,19 +288,19 @@ def load(
     checkpoint: str | int | None = None,
     trust_code: bool = False,
     device: str = "auto",
-    sure: float = 0.95,
+    confident: float = 0.95,
 ) -> Classifier:
     """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`."""
-    if not 0 < sure < 1:
+    if not 0 < confident < 1:
         raise LockstepError(
-            f"sure: got {sure}: give a share of right answers between 0 and 1, as in 0.99"
+            f"confident: got {confident}: give a share of right answers between 0 and 1, as in 0.99"
         )
     recipe, file = weights_of(source, step_or_best(checkpoint))
     recipe.require_trust(file.path, trust_code, ["model"])
     gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
     with hardware.memory_named(_END_OTHERS):
         classifier = Classifier(
-            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), sure
+            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), confident
         )
     here = sources(recipe.model)
     # The recorded files may include those of a dataset, which a classifier does not need.

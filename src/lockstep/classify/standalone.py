@@ -30,7 +30,7 @@ class Exported:
 
     Attributes:
         metadata: the classes, how images become pixels, and from which values on a label is found,
-            and an answer sure or like.
+            and an answer confident or like.
     """
 
     def __init__(self, file: str) -> None:
@@ -40,9 +40,9 @@ class Exported:
 
     def predict(self, image: Picture) -> tuple[str, float, str | None]:
         """Return the most probable class of an image (a file, its bytes, or its pixels uint8
-        [H, W, C] at the network's size), its probability, and "sure", "unsure" or
-        "unlike"; None if not known. With several labels it is "no", or "no, unlike", for a class
-        that is not found.
+        [H, W, C] at the network's size), its probability, and "confident", "unsure" or
+        "unfamiliar"; None if not known. With multi-label data it is "no", or "no, unfamiliar", for
+        a class that is not found.
 
         Raises: LockstepError if it cannot be read.
         """
@@ -65,17 +65,19 @@ class Exported:
         if not np.isfinite(row).all():
             raise LockstepError("the network's output is not finite", DATA)
         ranked = (-row).argsort(kind="stable").tolist()
-        thresholds, sure_from = self.metadata["thresholds"], self.metadata["sure_from"]
-        unlike = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
+        unfamiliar = bool(similarity) and similarity[0] < self.metadata["like_from"]
         found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
         answers = []
         for label in found or ranked[:1]:
-            answer = "unlike" if unlike else None
+            answer = "unfamiliar" if unfamiliar else None
             if thresholds and not found:
-                answer = "no, unlike" if unlike else "no"
-            elif sure_from and not unlike:
-                sure = sure_from[label] is not None and row[label] >= sure_from[label]
-                answer = "sure" if sure else "unsure"
+                answer = "no, unfamiliar" if unfamiliar else "no"
+            elif confident_from and not unfamiliar:
+                confident = (
+                    confident_from[label] is not None and row[label] >= confident_from[label]
+                )
+                answer = "confident" if confident else "unsure"
             answers.append((self.metadata["classes"][label], float(row[label]), answer))
         return answers
 

@@ -38,14 +38,14 @@ class EvaluationRecord:
         loss: mean cross-entropy; None if it is not finite.
         classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
         confusion: a list of lists of counts; the row is the label, the column the prediction.
-        accuracy_one_view: accuracy by the image alone, if the recipe's `test_views` are several;
-            else None.
+        accuracy_without_augmentation: accuracy by the image alone, if the recipe's
+            `test_time_augmentation` are several; else None.
         notes: what differs from training, one sentence each.
         mean_average_precision, f1: if an image has any number of labels: the "macro" mean over the
             classes that have examples, and the "micro" value of all labels together; else None.
 
-    With several labels, an example is correct if exactly its labels are found. Then "confusion" is
-    empty, and each class has its "name", "examples", in how many it is "found", in how many of
+    With multi-label data, an example is correct if exactly its labels are found. Then "confusion"
+    is empty, and each class has its "name", "examples", in how many it is "found", in how many of
     these "right", "precision", "recall", "f1" with its 95 % "f1_interval", "average_precision", and
     the "threshold", the least probability of a found label. A share of nothing is None.
     """
@@ -61,7 +61,7 @@ class EvaluationRecord:
     loss: float | None
     classes: list[dict[str, Any]] = field(repr=False)
     confusion: list[list[int]] = field(repr=False)
-    accuracy_one_view: float | None = None
+    accuracy_without_augmentation: float | None = None
     mean_average_precision: dict[str, float | None] | None = None
     f1: dict[str, float | None] | None = None
     notes: list[str] = field(default_factory=list, repr=False)
@@ -114,10 +114,10 @@ def evaluate(
     """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split
     counts exactly once.
 
-    Images are not augmented; the recipe's test_views apply. Prints the accuracy, then a row for
-    each class: examples, accuracy, and its row of the confusion matrix, unless there are more than
-    20 classes. With several labels the accuracy counts the images whose labels are found exactly,
-    and a row has precision, recall, F1 with its interval, and average precision.
+    Images are not augmented; the recipe's test_time_augmentation apply. Prints the accuracy, then a
+    row for each class: examples, accuracy, and its row of the confusion matrix, unless there are
+    more than 20 classes. With multi-label data the accuracy counts the images whose labels are
+    found exactly, and a row has precision, recall, F1 with its interval, and average precision.
 
     --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's
     CIFAR-10 evaluator. The run may be training in another program. Evaluations are recorded in

@@ -33,7 +33,7 @@ class ExportRecord:
         weights_sha256: what names the run's weights, as in result.json; the file's metadata has it
             too. None if a model file does not state it.
         split, examples: the images that the file was compared on: all of the split.
-        accuracy: of the file, as its runtime computes it. With several labels an image counts if
+        accuracy: of the file, as its runtime computes it. With multi-label data an image counts if
             exactly its labels are found.
         accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
         otherwise: how many images the file classifies otherwise than Lockstep.
@@ -79,7 +79,7 @@ def export(
     source: Source,
     output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE")] = None,
     checkpoint: Checkpoint = None,
-    sure: float = 0.95,
+    confident: float = 0.95,
     opset: int | None = None,
     *,
     data: Path | str | None = None,
@@ -90,14 +90,14 @@ def export(
     it.
 
     The script, use_exported.py, needs numpy, Pillow and onnxruntime. It reads images as `lockstep
-    predict` does, and says of them what that says: class, probability, and whether it is sure.
+    predict` does, and says of them what that says: class, probability, and whether it is confident.
 
     The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images,
     uint8 [N, H, W, C] of the network's size, to probabilities. It contains the preprocessing, and
     computes in float32. If its probabilities differ by more than 0.001, it is not written.
 
-    Where a recipe has test_views=flip-translate-unsure, all images get these views, and not a
-    quarter of a batch.
+    Where a recipe has test_time_augmentation=flip-translate-unsure, all images get these views, and
+    not a quarter of a batch.
 
     Examples:
       lockstep export runs/digits-1                          writes digits-1.onnx
@@ -108,7 +108,8 @@ def export(
         output: The file. Default: NAME.onnx.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
             (--eval-every). Default: the newest.
-        sure: Share of the sure answers that shall be right, by training images that were held out.
+        confident: Share of the confident answers that shall be right, by training images that were
+            held out.
         opset: Version of ONNX's operators, for a runtime that knows no later one. Default: that of
             PyTorch.
         data: Folder of the dataset. Default: that of training.
@@ -151,7 +152,7 @@ def export(
     text = script().encode()
     if not (beside.is_file() and beside.read_bytes() == text):
         require_writable(beside, force)
-    classifier = load(source, checkpoint, trust_code, "cpu", sure)
+    classifier = load(source, checkpoint, trust_code, "cpu", confident)
     (run, _), recipe, placement = run_of(source), classifier.recipe, placement_of({"data": data})
     recipe.require_trust(run.path if run else classifier.origin, trust_code)
     if run:

@@ -21,7 +21,7 @@ def load(
     checkpoint: Checkpoint = None,
     trust_code: bool = False,
     device: str = "auto",
-    sure: float = 0.95,
+    confident: float = 0.95,
 ) -> "Classifier":
     """Return the classifier of a run or a file, to use in this process.
 
@@ -40,7 +40,8 @@ def load(
         checkpoint: "best", or a number of steps; None for the newest.
         trust_code: True to execute the run's own model.
         device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
-        sure: share of the sure answers that shall be right, by training images that were held out.
+        confident: share of the confident answers that shall be right, by training images that were
+            held out.
 
     Raises:
         LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
@@ -48,7 +49,7 @@ def load(
     """
     from lockstep.classify import predict as classifier  # imports torch
 
-    return classifier.load(source, checkpoint, trust_code, device, sure)
+    return classifier.load(source, checkpoint, trust_code, device, confident)
 
 
 def load_in_own_program(*arguments: Any) -> "Classifier":
@@ -66,7 +67,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...")],
     top: Annotated[int, typer.Option(min=1)] = 1,
     csv: bool = False,
-    sure: float = 0.95,
+    confident: float = 0.95,
     checkpoint: Checkpoint = None,
     device: str = "auto",
     trust_code: bool = False,
@@ -78,8 +79,8 @@ def predict(
     so its probabilities have the same bits beside any others. `lockstep eval` computes batches: its
     probabilities may differ in low-order bits.
 
-    A run of recipe photos also says whether its answer is sure, unsure, or the image unlike its
-    training images, as about 1 % of held-out images are. Other runs, and those with fewer than 50
+    A run of recipe photos also says whether its answer is confident, unsure, or the image
+    unfamiliar , as about 1 % of held-out images are. Other runs, and those with fewer than 50
     training images, do not say it.
 
     Each result is printed as soon as those before it are. A file that cannot be read is reported on
@@ -96,7 +97,8 @@ def predict(
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
         csv: Print a table: a row for each image, a column for each class.
-        sure: Share of the sure answers that shall be right, by training images that were held out.
+        confident: Share of the confident answers that shall be right, by training images that were
+            held out.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
             (--eval-every). Default: the newest.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
@@ -107,12 +109,12 @@ def predict(
         raise LockstepError(
             f"--csv prints a table with all classes, so it excludes {other}: leave one of them out"
         )
-    classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
+    classifier = load_in_own_program(source, checkpoint, trust_code, device, confident)
     from lockstep.pages import prediction_table  # imports NumPy
 
     count = unreadable = 0
     if csv:
-        yield prediction_table.head(classifier.classes, several=classifier.recipe.several)
+        yield prediction_table.head(classifier.classes, multi_label=classifier.recipe.multi_label)
     for prediction in classifier.predict_each([given(image) for image in images], top):
         count += 1
         yield prediction.record()

@@ -150,11 +150,11 @@ class _Train(_Command):
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if rest:
-            raise LockstepError(_several([ctx.params["what"], *rest]))
+            raise LockstepError(_multi_label([ctx.params["what"], *rest]))
         return rest
 
 
-def _several(arguments: Sequence[str]) -> str:
+def _multi_label(arguments: Sequence[str]) -> str:
     """Return the message for several arguments where `train` takes one: to give the folder that
     holds them.
     """
@@ -170,7 +170,7 @@ def _several(arguments: Sequence[str]) -> str:
 
 DATA_COMMANDS = {
     "fetch": shell(fetch),
-    "check": shell(check, ("several_labels", "group", *SOURCES)),
+    "check": shell(check, ("multi_label", "group", *SOURCES)),
 }
 data = typer.Typer(
     no_args_is_help=True,

@@ -25,7 +25,7 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     checkpoint: Checkpoint = None,
-    sure: float = 0.95,
+    confident: float = 0.95,
     device: str = "auto",
     trust_code: bool = False,
     allow_origin: str | None = None,
@@ -33,8 +33,8 @@ def serve(
     """Classify pictures on a page, and by POST /predict.
 
     On the page you drop pictures, or take one with the camera. It shows the most probable classes,
-    the picture as the network sees it, and how sure the answer is. Only this machine can use the
-    page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
+    the picture as the network sees it, and how confident the answer is. Only this machine can use
+    the page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
 
     Examples:
       lockstep serve runs/photos
@@ -47,7 +47,8 @@ def serve(
         port: The port; 0 for any that is free.
         checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
             (--eval-every). Default: the newest.
-        sure: Share of the sure answers that shall be right, by training images that were held out.
+        confident: Share of the confident answers that shall be right, by training images that were
+            held out.
         device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute the model and dataset of your own that a file or a run names.
         allow_origin: The site whose pages may use the server too, such as https://app.example.
@@ -64,7 +65,7 @@ def serve(
     with web.listen(
         host, port
     ) as listening:  # A busy port is an error before the classifier is loaded.
-        classifier = load_in_own_program(source, checkpoint, trust_code, device, sure)
+        classifier = load_in_own_program(source, checkpoint, trust_code, device, confident)
         app = web.application(classifier, Path(str(source)).resolve().name, host, allow_origin)
         if not ip_address(listening.getsockname()[0]).is_loopback:
             logger.warning(f"--host {host}: everyone on the network can use this server")

@@ -65,7 +65,7 @@ def with_stored_data(
     sha256 = store(data, subject.recipe.image_px)
     if what == PHOTOS:
         train = load_stored(sha256)["train"]
-        named |= decay_of_head(changes, train.several, len(train.classes), len(train))
+        named |= decay_of_head(changes, train.multi_label, len(train.classes), len(train))
     return named | {"dataset_sha256": sha256}
 
 

@@ -17,14 +17,13 @@ _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name pa
 # shorthand -> the setting that it switches, and its values without and with it
 _SWITCHES = {
     "portable": ("arithmetic", "native", "portable"),
-    "several_labels": ("labels", "one", "several"),
 }
 _ONE_SETTING = (
     ("batch", "tower_batch"),
     ("steps", "epochs"),
     *((setting, name) for name, (setting, *_) in _SWITCHES.items()),
 )
-# With several labels, each class has a threshold of its own in place of these.
+# With multi-label data, each class has a threshold of its own in place of these.
 _OF_ONE_LABEL = ("balanced", "label_smoothing")
 _OF_KINDS = ("augmentation", "optimizer", "schedule")  # groups whose settings follow their kind
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
@@ -100,9 +99,9 @@ def make(
 
     A dotted name sets one value in a group of settings. Changing `towers` alone keeps the tower
     batch. `tower_batch` and `batch` both set the batch, so one source may give only one of them;
-    the same holds for `steps` and `epochs`. A source with several labels turns off what is for one
-    label, unless it states that too. A source that changes the model drops the settings that name
-    parts of the old model, and sends a `note`.
+    the same holds for `steps` and `epochs`. A source with multi-label data turns off what is for
+    one label, unless it states that too. A source that changes the model drops the settings that
+    name parts of the old model, and sends a `note`.
     Raises: LockstepError naming the setting, what it got and what is allowed.
     """
     changed = copy.deepcopy(dict(fields))
@@ -166,7 +165,7 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
             fields[setting] = values[value] if isinstance(value, bool) else value
         elif name != "tower_batch":
             _put(fields, name, source[name])
-    if fields.get("labels") == "several":
+    if fields.get("multi_label"):
         for name in _OF_ONE_LABEL:
             if name not in source:
                 fields.pop(name, None)

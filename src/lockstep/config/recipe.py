@@ -76,7 +76,7 @@ class Recipe(Settings):
             in it is a class, with all images in it), table, or names (of the files, by
             --label-from).
         label_column: Column of a folder's table with the classes. Default: label, class, category
-            or target. With several labels also the columns of 0 and 1 that are labels, as in
+            or target. With multi_label also the columns of 0 and 1 that are labels, as in
             cat,dog.
         group_column: Column with the groups, as in --group. Default: group.
         split_column: Column with train, val or test. Default: split.
@@ -84,9 +84,8 @@ class Recipe(Settings):
             parentheses, or else all it matches, is the label.
         label_separator: What is between the labels of an image that has several in one text.
         left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
-        labels: How many labels a picture has: one, or several: any number, also none. With several,
-            the loss is the sum over the classes of binary cross-entropies, and each class has a
-            probability of its own.
+        multi_label: A picture may have several labels, or none. The loss is the sum over the
+            classes of binary cross-entropies, and each class has a probability of its own.
         held_out: Training images that are left out and evaluated in place of the test images, so
             that settings can be chosen without looking at those. The choice is the same for every
             seed.
@@ -98,8 +97,9 @@ class Recipe(Settings):
         augmentation: How images become network input.
         progressive: Smaller images in the first part of training.
         label_smoothing: Share of each target that is spread over all classes, in training.
-        test_views: Views whose logits are averaged in evaluation: the image; with its mirror image;
-            both also moved by one pixel; moved only for the least sure quarter of each eval_batch.
+        test_time_augmentation: Views whose logits are averaged in evaluation: the image; with its
+            mirror image; both also moved by one pixel; moved only for the least confident quarter
+            of each eval_batch.
         towers: Towers (logical replicas). Keeps the tower batch.
         batch: Images per step, over all towers.
         steps: Length of the run; or give --epochs.
@@ -136,13 +136,11 @@ class Recipe(Settings):
         tower_batch: Images per step for each tower; or give --batch.
         portable: Compute the same bits on every kind of CPU tried, in float32, at about twice the
             time; or --no-portable.
-        several_labels: Pictures have any number of labels, also none; or --no-several-labels.
     """
 
     shorthands: ClassVar[dict[str, type]] = {
         "tower_batch": int,
         "portable": bool,
-        "several_labels": bool,
     }
     options: ClassVar[tuple[str, ...]] = (
         "towers",
@@ -154,7 +152,7 @@ class Recipe(Settings):
         "seed",
         "model",
         "dataset",
-        "several_labels",
+        "multi_label",
         "group",
         *SOURCES,
         "precision",
@@ -177,7 +175,7 @@ class Recipe(Settings):
     label_from: str | None = Field(None, min_length=1, max_length=1000)
     label_separator: str | None = Field(None, min_length=1)
     left_out: tuple[str, ...] = ()
-    labels: Literal["one", "several"] = "one"
+    multi_label: bool = False
     held_out: int = Field(0, ge=0)
     model: str
     model_options: Annotated[dict[str, Any], AfterValidator(plain_values)] = Field({})
@@ -185,7 +183,9 @@ class Recipe(Settings):
     augmentation: Annotated[Augmentation, BeforeValidator(choose("augmentation", AUGMENTATIONS))]
     progressive: Progressive | None = None
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    test_views: Literal["one", "flip", "flip-translate", "flip-translate-unsure"] = "one"
+    test_time_augmentation: Literal["off", "flip", "flip-translate", "flip-translate-unsure"] = (
+        "off"
+    )
     towers: int = Field(1, ge=1, le=MAX_TOWERS)
     batch: int = Field(ge=1, le=MAX_BATCH)
     steps: int | None = Field(None, ge=1, le=MAX_STEPS)
@@ -237,10 +237,10 @@ class Recipe(Settings):
         conflict = self.label_source.conflict(self.group)
         if conflict:
             raise ValueError(conflict)
-        if self.several and (self.balanced or self.label_smoothing or self.dataset in DATASETS):
+        if self.multi_label and (self.balanced or self.label_smoothing or self.dataset in DATASETS):
             raise ValueError(
-                "labels=several is for data of your own, with balanced=false and label_smoothing=0:"
-                f" set these, or leave out {option('several_labels', True)}"
+                "multi_label=true is for data of your own, with balanced=false and "
+                f"label_smoothing=0: set these, or leave out {option('multi_label', True)}"
             )
         of_timm = _OF_TIMM.fullmatch(self.model)
         if self.model not in MODELS and not of_timm and not _OWN.fullmatch(self.model):
@@ -289,16 +289,12 @@ class Recipe(Settings):
                 "its mirror image, and with a head each view is computed once: set "
                 "augmentation=plain, or flip-translate with pixels=0"
             )
-        if self.test_views != "one" and (self.test_views, views) != ("flip", 2):
+        tested = self.test_time_augmentation
+        if tested != "off" and (tested, views) != ("flip", 2):
             raise ValueError(
-                f"test_views {self.test_views} needs views that are not computed: set "
-                f"test_views=one"
+                f"test_time_augmentation {tested} needs views that are not computed: set "
+                f"test_time_augmentation=off"
             )
-
-    @property
-    def several(self) -> bool:
-        """Return whether a picture has any number of labels."""
-        return self.labels == "several"
 
     @property
     def tower_batch(self) -> int:

@@ -13,8 +13,8 @@ from torch.nn import functional
 from lockstep.config.recipe import Recipe
 from lockstep.core.group import Group
 from lockstep.core.loss import loss_of
+from lockstep.core.multi_label import Found, found_labels
 from lockstep.core.network import Network
-from lockstep.core.several import Found, found_labels
 from lockstep.core.tree import owned
 from lockstep.data.dataset import Dataset
 from lockstep.files import finite
@@ -29,7 +29,7 @@ class Evaluation:
     """Counts over a split.
 
     A prediction that is not finite counts as wrong. Among equal logits the first class is
-    predicted. With several labels an example is correct if exactly its labels are found; there is
+    predicted. With multi-label data an example is correct if exactly its labels are found; there is
     no confusion matrix, and no count by one view.
     """
 
@@ -40,10 +40,12 @@ class Evaluation:
     # [classes][classes], the row is the label, the column the prediction. Predictions that are not
     # finite have no column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
-    correct_one_view: int | None = None  # by the image alone, if `test_views` are several
-    # float32 [examples, classes] on the CPU, in process 0, if asked for, or with several labels
+    correct_without_augmentation: int | None = (
+        None  # by the image alone, if `test_time_augmentation` are several
+    )
+    # float32 [examples, classes] on the CPU, in process 0, if asked for, or with multi-label data
     logits: Tensor | None = field(default=None, compare=False)
-    several: Found | None = None  # which labels are found, if an example has any number
+    multi_label: Found | None = None  # which labels are found, if an example has any number
 
     def at(self, thresholds: Tensor | None, labels: Tensor) -> "Evaluation":
         """Return the same evaluation of several `labels`, as those of the dataset, with other
@@ -55,7 +57,7 @@ class Evaluation:
     def _finding(self, found: Found) -> "Evaluation":
         """Return the same evaluation with the labels that are `found`."""
         return replace(
-            self, correct=found.exact, class_examples=tuple(found.examples), several=found
+            self, correct=found.exact, class_examples=tuple(found.examples), multi_label=found
         )
 
     @property
@@ -66,8 +68,8 @@ class Evaluation:
     @property
     def class_correct(self) -> list[int]:
         """Return how many examples of each class are classified correctly, or get its label."""
-        if self.several:
-            return [*self.several.right]
+        if self.multi_label:
+            return [*self.multi_label.right]
         return [row[label] for label, row in enumerate(self.confusion)]
 
     def summary(self) -> dict[str, Any]:
@@ -80,9 +82,11 @@ class Evaluation:
             "correct": self.correct,
             "loss": finite(self.loss),
         }
-        if self.correct_one_view is not None:
-            results["accuracy_one_view"] = self.correct_one_view / self.examples
-        return results | (self.several.summary() if self.several else {})
+        if self.correct_without_augmentation is not None:
+            results["accuracy_without_augmentation"] = (
+                self.correct_without_augmentation / self.examples
+            )
+        return results | (self.multi_label.summary() if self.multi_label else {})
 
 
 @torch.no_grad()
@@ -95,8 +99,8 @@ def evaluate(
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
 ) -> Evaluation:
-    """Classify `dataset`, in the views that the recipe's `test_views` name. The result is equal in
-    every process, and process 0 alone has the logits.
+    """Classify `dataset`, in the views that the recipe's `test_time_augmentation` name. The result
+    is equal in every process, and process 0 alone has the logits.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -112,7 +116,7 @@ def evaluate(
     chunks = -(-len(dataset) // size)
     shares = [owned(chunks, group.processes, process) for process in range(group.processes)]
     share = shares[group.process]
-    keep_logits = keep_logits or dataset.several
+    keep_logits = keep_logits or dataset.multi_label
     # Sums stay on the device until the last chunk, so that a GPU does not wait for the host between
     # chunks. There is one loss for each chunk, so that the order in which they are summed does not
     # depend on the processes.
@@ -129,15 +133,15 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        logits, one_view = classify(recipe, network, dataset.pixels(index), counted)
+        logits, unaugmented = classify(recipe, network, dataset.pixels(index), counted)
         if keep_logits:
             kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):
             loss = loss_of(logits, labels, each=True).double()
             losses[chunk] = (loss * counted).sum()
-        if dataset.several:
+        if dataset.multi_label:
             continue
-        counts[classes, 0].add_(((predicted(one_view, classes) == labels) & counted).sum())
+        counts[classes, 0].add_(((predicted(unaugmented, classes) == labels) & counted).sum())
         cells = labels * (classes + 1) + predicted(logits, classes)
         counts.view(-1).scatter_add_(0, cells, counted.long())
     # The chunks and rows of other processes are 0.
@@ -149,7 +153,7 @@ def evaluate(
         kept = _in_first(kept, [len(part) * size for part in shares], group)
         every = kept.cpu()[: len(dataset)] if group.process == 0 else None
     progress(1.0)
-    if dataset.several:
+    if dataset.multi_label:
         found = every is not None and asdict(found_labels(every, dataset.labels.cpu()))
         found = json.loads(group.broadcast(json.dumps(found).encode()))
         counted_once = Evaluation(len(dataset), 0, loss_sum / len(dataset), logits=every)
@@ -161,7 +165,9 @@ def evaluate(
         loss=loss_sum / len(dataset),
         class_examples=tuple(counts[:classes].sum(1).tolist()),
         confusion=tuple(map(tuple, confusion.tolist())),
-        correct_one_view=None if recipe.test_views == "one" else int(counts[classes, 0]),
+        correct_without_augmentation=None
+        if recipe.test_time_augmentation == "off"
+        else int(counts[classes, 0]),
         logits=every,
     )
 
@@ -189,25 +195,25 @@ def classify(
     `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`,
     bool [b], is False for the repeats that fill the last chunk up. The unmoved image has half the
     weight, the two moved ones the other half, and mirror images count equally. With "unsure" in the
-    views, only the images whose two best classes are closest to each other (with several labels,
+    views, only the images whose two best classes are closest to each other (with multi-label data,
     those with a label that is nearest to 0.5) are moved: b // 4 of them, or a single image, the
     `counted` ones first.
     Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only,
     Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
-        images, views = recipe.input.test(images), recipe.test_views
-        one_view = network(images)
-        if views == "one":
-            return one_view, one_view
-        unmoved = (one_view + network(images.flip(-1))) / 2
+        images, views = recipe.input.test(images), recipe.test_time_augmentation
+        unaugmented = network(images)
+        if views == "off":
+            return unaugmented, unaugmented
+        unmoved = (unaugmented + network(images.flip(-1))) / 2
         if views == "flip":
-            return unmoved, one_view
+            return unmoved, unaugmented
         if "unsure" not in views:
-            return (unmoved + _moved(network, images)) / 2, one_view
-        unsure = _unsure(unmoved, counted, recipe.several)
+            return (unmoved + _moved(network, images)) / 2, unaugmented
+        unsure = _unsure(unmoved, counted, recipe.multi_label)
         logits = (unmoved[unsure] + _moved(network, images[unsure])) / 2
-        return unmoved.index_copy(0, unsure, logits), one_view
+        return unmoved.index_copy(0, unsure, logits), unaugmented
 
 
 def _moved(network: Forward, images: Tensor) -> Tensor:
@@ -227,13 +233,13 @@ def predicted(logits: Tensor, classes: int) -> Tensor:
     return logits.argmax(1).clamp(max=classes).masked_fill(~logits.isfinite().all(1), classes)
 
 
-def _unsure(logits: Tensor, counted: Tensor | None, several: bool) -> Tensor:
+def _unsure(logits: Tensor, counted: Tensor | None, multi_label: bool) -> Tensor:
     """Return the `counted` rows of `logits` [b, classes] whose two largest are closest, or with
     `several` labels those with a logit that is nearest to 0: int64 [b // 4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """
-    if several:
+    if multi_label:
         margins = logits.abs().amin(1)
     else:
         first, second = logits.softmax(1).topk(2).values.unbind(1)

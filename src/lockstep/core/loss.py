@@ -44,12 +44,12 @@ def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
     return ((logits >= 0) == labels.bool()).all(1)
 
 
-def probabilities_of(logits: Tensor, several: bool) -> Tensor:
+def probabilities_of(logits: Tensor, multi_label: bool) -> Tensor:
     """Return the probabilities, float64 [n, classes]; NaN where logits are not finite.
 
     They are softmaxes over the classes, or with `several` labels the sigmoid of each logit.
     """
     wide = logits.double()
-    probabilities = wide.sigmoid() if several else wide.softmax(1)
+    probabilities = wide.sigmoid() if multi_label else wide.softmax(1)
     unclassified = ~logits.isfinite().all(1, keepdim=True)
     return probabilities.masked_fill(unclassified, torch.nan)

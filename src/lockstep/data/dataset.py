@@ -162,7 +162,7 @@ class Dataset:
         return len(self.labels)
 
     @property
-    def several(self) -> bool:
+    def multi_label(self) -> bool:
         """Return whether an image has any number of labels."""
         return self.labels.ndim == 2
 
@@ -205,7 +205,7 @@ class Dataset:
     @property
     def counts(self) -> Tensor:
         """Return the number of examples of each class, int64 [classes]."""
-        if self.several:
+        if self.multi_label:
             return self.labels.sum(0, dtype=torch.int64)
         return self.labels.bincount(minlength=len(self.classes))
 

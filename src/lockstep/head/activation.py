@@ -26,9 +26,10 @@ def class_activation_map(
     float64 [labels, h, w].
 
     `network` is the head with its trained weights. The places form a grid over the image, and the
-    logit is a mean over them, so that they and the bias add up to it. With test_views=flip, it is
-    the mean of the image's grid and of its mirror image's, mirrored back. None without labels or a
-    head, if the head is not linear, or if its features are no means over places.
+    logit is a mean over them, so that they and the bias add up to it. With
+    test_time_augmentation=flip, it is the mean of the image's grid and of its mirror image's,
+    mirrored back. None without labels or a head, if the head is not linear, or if its features are
+    no means over places.
     """
     if backbone is None or not labels:
         return None
@@ -41,7 +42,7 @@ def class_activation_map(
     weights = head.weight[[*labels]].double()
     parts = torch.einsum("vdhw,ld->vlhw", places.double(), weights)
     parts /= places[0, 0].numel()
-    if network.recipe.test_views == "one":
+    if network.recipe.test_time_augmentation == "off":
         return parts[0].cpu()
     return ((parts[0] + parts[1].flip(-1)) / 2).cpu()
 

@@ -1,10 +1,10 @@
 """Confidence: from which probability on a linear head is right as often as asked for, by training
-images that it left out. `outliers.py` tells images that are unlike all training images.
+images that it left out. `outliers.py` tells images that are unfamiliar.
 
 A head is trained as the recipe says, without a fifth of the training images, and then classifies
 these. This is done for as many fifths as have 1,000 images together, for all at once; each class
 counts as many images as the smallest. A model file holds these answers, so that the least
-probability of a sure one can be derived for any share of right ones.
+probability of a confident one can be derived for any share of right ones.
 
 Where an image has any number of labels, all five fifths are classified, and each label that is
 found is an answer (`found.py`).
@@ -30,18 +30,19 @@ from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import progress
 
-Answer = Literal["sure", "unsure", "unlike"]
+Answer = Literal["confident", "unsure", "unfamiliar"]
 
 # In a model file: float32 [n, 3], of each image that was left out its label, the class found, and
 # its probability. Of several labels a row for each one that was found: if the image does not have
 # it, the number of classes stands for its label.
-ANSWERS = "sure/answers"
-SHARE = 0.95  # of right answers among sure ones, unless another one is asked for
+ANSWERS = "confident/answers"
+SHARE = 0.95  # of right answers among confident ones, unless another one is asked for
 FOLDS = 5
 _ENOUGH = 1_000
 _ENOUGH_OF_CLASS = 10  # however much each counts
 _FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 errors is an int64
-# A less probable answer is never sure: all other classes together are half as probable or more.
+# A less probable answer is never confident: all other classes together are half as probable or
+# more.
 _LEAST = 2 / 3
 
 
@@ -50,16 +51,16 @@ def confidence_tensors(
     state: State,
     train_set: Dataset,
 ) -> dict[str, Tensor]:
-    """Return the tensors that a model file needs to tell sure answers; {} for too few images, or no
-    linear head.
+    """Return the tensors that a model file needs to tell confident answers; {} for too few images,
+    or no linear head.
 
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
     """
     if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
-    if train_set.several:
-        return _of_several(bound, state, train_set)
+    if train_set.multi_label:
+        return _of_multi_label(bound, state, train_set)
     classes = len(train_set.classes)
     smallest = int(train_set.labels.bincount(minlength=classes).min())
     folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
@@ -70,7 +71,7 @@ def confidence_tensors(
     return {ANSWERS: answers.cpu()}
 
 
-def _of_several(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
+def _of_multi_label(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors of `confidence_tensors` where an image has any number of labels."""
     rows, probabilities = held_out(bound, state, train_set, FOLDS)
     labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
@@ -105,7 +106,7 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
             trial = replace(bound, recipe=recipe.replace(weight_decay=decay, decay_factors=()))
             rows, probabilities = held_out(trial, state, train_set, FOLDS)
             labels = train_set.labels[rows]
-            if not train_set.several:
+            if not train_set.multi_label:
                 labels = functional.one_hot(labels, len(train_set.classes))
             errors = (probabilities.double() - labels).square()
             # A sum of integers is the same in any order, so on every machine.
@@ -130,7 +131,7 @@ def held_out(
     recipe = bound.recipe
     fold_of = _fold_of(train_set).to(train_set.labels.device)
     rows = [(fold_of == fold).nonzero()[:, 0] for fold in range(folds)]
-    used = 1 if recipe.test_views == "one" else 2
+    used = 1 if recipe.test_time_augmentation == "off" else 2
     probabilities = []
     with arithmetic(recipe.arithmetic):
         heads = _trained(bound, state, train_set, fold_of, folds)
@@ -141,18 +142,18 @@ def held_out(
                 continue
             views = every_view(train_set.pixels(fold_rows))[:, :used]
             logits = functional.linear(views.mean(1), weight, bias)
-            probabilities.append(logits.sigmoid() if train_set.several else logits.softmax(1))
+            probabilities.append(logits.sigmoid() if train_set.multi_label else logits.softmax(1))
     return torch.cat(rows), torch.cat(probabilities).nan_to_num(0.0)
 
 
-def least_sure(
+def least_confident(
     answers: Tensor,
     classes: int,
     share: float,
     balanced: bool,
-    several: bool = False,
+    multi_label: bool = False,
 ) -> Tensor:
-    """Return the least probability of a sure answer for each class that may be found, float64
+    """Return the least probability of a confident answer for each class that may be found, float64
     [classes].
 
     It is the least one from which on at least `share` of the `answers` are right, or infinity. For
@@ -164,7 +165,7 @@ def least_sure(
 
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
-    most = torch.tensor([classes + several, classes, 1.001], dtype=torch.float64)
+    most = torch.tensor([classes + multi_label, classes, 1.001], dtype=torch.float64)
     sound = (
         answers.dtype == torch.float32
         and answers.shape[1:] == (3,)
@@ -173,7 +174,7 @@ def least_sure(
     if not sound:
         raise ValueError(f"its tensor {ANSWERS} has no classes and probabilities")
     labels, predicted = answers[:, :2].long().unbind(1)
-    counts = (predicted if several else labels).bincount(minlength=classes).double()
+    counts = (predicted if multi_label else labels).bincount(minlength=classes).double()
     weights = torch.ones(len(labels), dtype=torch.float64)
     if balanced:
         weights = counts.mean() / counts[labels]
@@ -202,7 +203,7 @@ def _least(
     labels, predicted, _ = answers[order].unbind(1)
     every = weights[order].cumsum(0) + more
     wrong = (weights[order] * (labels != predicted)).cumsum(0) + more
-    # Answers of one probability are sure together, so a threshold counts all of them.
+    # Answers of one probability are confident together, so a threshold counts all of them.
     last = probabilities.diff(append=torch.zeros(1)) < 0
     few_wrong = wrong <= (1 - share) * every * (1 + 1e-9)
     counted = torch.arange(1, len(answers) + 1) >= enough
@@ -214,9 +215,9 @@ class Confidence:
     """Tells what the answers of a classifier are worth.
 
     Attributes:
-        share: the share of right answers among sure ones.
-        sure_from: the result of `least_sure`; None if the model file has no answers.
-        outliers: tells the images that are unlike the training images; None if the model file has
+        share: the share of right answers among confident ones.
+        confident_from: the result of `least_confident`; None if the model file has no answers.
+        outliers: tells the images that are unfamiliar; None if the model file has
             none of these.
         found_from: the least probability of a found label of each class, float32 [classes], if the
             recipe has several labels; 0.5 if the model file has no other.
@@ -231,37 +232,39 @@ class Confidence:
         share: float = SHARE,
     ) -> None:
         """Use the tensors of a model file, from here, head/found.py and head/outliers.py, for
-        the features that `backbone` computes. Other tensors do not matter. See `least_sure`.
+        the features that `backbone` computes. Other tensors do not matter. See `least_confident`.
 
         Raises: ValueError if they are not sound.
         """
         self.share = share
-        self.sure_from = None
+        self.confident_from = None
         self.outliers = None
         _, known = divided(tensors)
         self.found_from = thresholds_of(known, classes)
         known.pop(THRESHOLDS, None)
         answers = known.pop(ANSWERS, None)
         if answers is not None:
-            several = recipe.several
-            self.sure_from = least_sure(answers, classes, share, recipe.balanced, several)
+            multi_label = recipe.multi_label
+            self.confident_from = least_confident(
+                answers, classes, share, recipe.balanced, multi_label
+            )
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
 
     def __call__(self, features: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each image and class whether this class is a sure answer, bool [n, classes],
-        and which images are unlike, bool [n]: they have no sure answer. False where the file cannot
-        tell.
+        """Return for each image and class whether this class is a confident answer, bool [n,
+        classes], and which images are unfamiliar, bool [n]: they have no confident answer. False
+        where the file cannot tell.
 
         `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
         the CPU.
         """
-        unlike = torch.zeros(len(features), dtype=torch.bool)
+        unfamiliar = torch.zeros(len(features), dtype=torch.bool)
         if self.outliers is not None:
-            unlike = self.outliers(every_view(features)[:, 0])
-        least = torch.inf if self.sure_from is None else self.sure_from
+            unfamiliar = self.outliers(every_view(features)[:, 0])
+        least = torch.inf if self.confident_from is None else self.confident_from
         # The answers of training, of which `least` is one, are float32.
-        return (probabilities.float() >= least) & ~unlike[:, None], unlike
+        return (probabilities.float() >= least) & ~unfamiliar[:, None], unfamiliar
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
@@ -282,7 +285,7 @@ def _fold_of(train_set: Dataset) -> Tensor:
         return_inverse=True,
     )
     labels = train_set.labels.cpu().numpy()[first_rows]
-    if train_set.several:  # an equal share of the images with the same labels
+    if train_set.multi_label:  # an equal share of the images with the same labels
         labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
     by_class = np.argsort(labels, kind="stable")
     folds = np.empty(len(first_rows), np.int64)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lockstep.core.several import HALF, counted
+from lockstep.core.multi_label import HALF, counted
 
-THRESHOLDS = "several/thresholds"  # in a model file: float32 [classes]
+THRESHOLDS = "multi_label/thresholds"  # in a model file: float32 [classes]
 
 
 def thresholds_of(tensors: Mapping[str, Tensor], classes: int) -> Tensor:

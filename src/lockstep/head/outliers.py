@@ -1,4 +1,4 @@
-"""Outliers: which images are unlike the training images, judged by the features of a network with a
+"""Outliers: which images are unfamiliar, judged by the features of a network with a
 trained head.
 
 A model file holds the features of a few hundred training images. The score of an image is the
@@ -20,8 +20,8 @@ from torch.nn.functional import normalize
 from lockstep.data.dataset import Dataset
 
 # of the names in a model file
-_PREFIX = "unlike/"
-_OTHERS = ("sure/", "several/")
+_PREFIX = "unfamiliar/"
+_OTHERS = ("confident/", "multi_label/")
 _REFERENCES = f"{_PREFIX}references"
 _THRESHOLD = f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
@@ -33,8 +33,8 @@ _SHARE = 0.99
 
 
 def outlier_tensors(train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors that a model file needs to tell unlike images, or {} if there are too few
-    training images.
+    """Return the tensors that a model file needs to tell unfamiliar images, or {} if there are too
+    few training images.
 
     `train_set` has features in place of images. The result depends only on these.
     """
@@ -72,7 +72,7 @@ def divided(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
 
 
 class Outliers:
-    """Tells whether images are unlike the training images."""
+    """Tells whether images are unfamiliar."""
 
     def __init__(self, tensors: Mapping[str, Tensor], features: int) -> None:
         """Use the result of `outlier_tensors`; an image has `features` values. Raises: ValueError
@@ -93,8 +93,8 @@ class Outliers:
         self.threshold = tensors[_THRESHOLD].double()
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Return for each image whether it is unlike, bool [n], by its `features`, float [n, D] on
-        the CPU.
+        """Return for each image whether it is unfamiliar, bool [n], by its `features`, float [n, D]
+        on the CPU.
         """
         similarities = normalize(features.double()) @ self.references.T
         return _scores(similarities) < self.threshold

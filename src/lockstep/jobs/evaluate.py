@@ -81,7 +81,7 @@ def judge(
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
-    if result.several and ctx.first and (confidence := confidence_of(spec, replica)):
+    if result.multi_label and ctx.first and (confidence := confidence_of(spec, replica)):
         result = result.at(confidence.found_from, dataset.labels)
     record = {
         "run": str(run.path),
@@ -95,8 +95,8 @@ def judge(
 
 
 def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) -> Confidence | None:
-    """Return what tells which answers are sure, so that a `share` of them is right, by the run's
-    model file.
+    """Return what tells which answers are confident, so that a `share` of them is right, by the
+    run's model file.
 
     None for other weights than those of that file, as in `lockstep predict`. Raises: LockstepError
     if it is damaged.
@@ -115,8 +115,8 @@ def confidence_of(spec: EvaluateSpec, replica: Replica, share: float = SHARE) ->
 
 def record_of(result: Evaluation, classes: tuple[str, ...]) -> Record:
     """Return the complete result, with classes and confusion matrix, for programs to read."""
-    if result.several:
-        by_class = result.several.by_class(classes)
+    if result.multi_label:
+        by_class = result.multi_label.by_class(classes)
     else:
         counts = zip(classes, result.class_examples, result.class_correct, strict=True)
         by_class = [

@@ -5,7 +5,7 @@ these images.
 import torch
 from torch import Tensor
 
-from lockstep.core.several import HALF
+from lockstep.core.multi_label import HALF
 from lockstep.data.dataset import Dataset
 from lockstep.files import Record
 from lockstep.head import confidence
@@ -21,7 +21,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
 
     Five heads are trained, each without a fifth of the images, and classify these; copies and
     groups are in one fifth. "doubtful" has the images that another class fits better than their
-    own, the least probable label first. With several labels, each class is judged alone, see
+    own, the least probable label first. With multi-label data, each class is judged alone, see
     `doubted`.
     """
     recipe = spec.recipe
@@ -41,7 +41,7 @@ def labels(spec: LabelsSpec, ctx: Context) -> Record | None:
     known = surveyed.paths.split("\0")
     paths = [path for name in names for path in known[parts[name]]]
     paths = [paths[row] for row in rows.tolist()]
-    judge = doubted if recipe.several else better_labels
+    judge = doubted if recipe.multi_label else better_labels
     doubtful = judge(paths, every.labels[rows].cpu(), probabilities.cpu(), every.classes)
     doubtful.sort(key=lambda row: row["probability"])
     return {"folder": str(spec.placement.data), "images": len(every), "doubtful": doubtful}

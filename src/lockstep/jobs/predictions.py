@@ -25,7 +25,7 @@ def write_predictions(
     confidence: Confidence | None,
 ) -> None:
     """Write what `result` says of each example of `dataset`, in its order, to the file that `spec`
-    names. `confidence` tells which answers are sure; None: this is not known.
+    names. `confidence` tells which answers are confident; None: this is not known.
 
     The file is written whole or not at all. Raises: LockstepError.
     """
@@ -52,11 +52,11 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of the file."""
     assert result.logits is not None
-    classes, several = dataset.classes, dataset.several
+    classes, multi_label = dataset.classes, dataset.multi_label
     thresholds = used_thresholds(result)
-    yield prediction_table.head(classes, several=several, with_truth=True)
+    yield prediction_table.head(classes, multi_label=multi_label, with_truth=True)
     for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
-        probabilities = probabilities_of(logits[None], several)[0]
+        probabilities = probabilities_of(logits[None], multi_label)[0]
         prediction = Prediction.of(name, probabilities, classes, 1, thresholds)
         if confidence is not None:
             features = dataset.pixels(slice(row, row + 1)).cpu()
@@ -68,11 +68,13 @@ def used_thresholds(result: Evaluation) -> Tensor | None:
     """Return the least probability of a found label of each class, float64 [classes]; None with one
     label an image.
     """
-    return None if result.several is None else torch.tensor(result.several.thresholds).double()
+    return (
+        None if result.multi_label is None else torch.tensor(result.multi_label.thresholds).double()
+    )
 
 
 def labels_of(images: Dataset, row: int) -> list[str]:
     """Return the names of the labels of an example."""
     label = images.labels[row]
-    numbers = label.nonzero()[:, 0].tolist() if images.several else [int(label)]
+    numbers = label.nonzero()[:, 0].tolist() if images.multi_label else [int(label)]
     return [images.classes[number] for number in numbers]

@@ -283,7 +283,7 @@ class Replica:
     def model_file(self) -> tuple[dict[str, Tensor], Record]:
         """Return the tensors and the metadata of the file of the classifier.
 
-        The file of a head can tell unlike images, and that of a linear one sure answers.
+        The file of a head can tell unfamiliar images, and that of a linear one confident answers.
         """
         recipe, state = self.recipe, self.state
         tensors = classifier_weights(state.state_dict())

@@ -11,14 +11,14 @@ from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import confidence_of, judge
 from lockstep.jobs.predictions import labels_of, used_thresholds
-from lockstep.jobs.result import sure_answers
+from lockstep.jobs.result import confident_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
 from lockstep.pages.prediction import Prediction
 from lockstep.pictures.photos import ALL
 
 _SHOWN = 24  # of the worst mistakes
-_SURE = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
+_CONFIDENT = (0.9, 0.95, 0.99)  # shares of right answers that a reader may ask for
 _BINS = 15  # of the calibration error, of equal width
 _MARKS = ("no", "missed", "wrong", "right")  # of a label: 2 if it is found, and 1 if it is there
 
@@ -27,21 +27,21 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0.
     Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration", "sure" and "mistakes". With several
-    labels each probability of a class counts in the calibration, and a mistake is as certain as its
-    most certain label that is wrong.
+    The record is that of an evaluation, with "calibration", "confident" and "mistakes". With
+    several labels each probability of a class counts in the calibration, and a mistake is as
+    certain as its most certain label that is wrong.
     """
     replica, dataset, record, result = judge(spec, ctx, keep_logits=True)
     logits = result.logits
     if not ctx.first or logits is None:
         return None
     labels, thresholds = dataset.labels.cpu(), used_thresholds(result)
-    probabilities = probabilities_of(logits, spec.recipe.several)
+    probabilities = probabilities_of(logits, spec.recipe.multi_label)
     counted = probabilities.nan_to_num(0.0)  # Where the logits are not finite, no class has any.
     images = replica.splits[spec.split]
     names = dataset.names()
-    confidences = [confidence_of(spec, replica, share) for share in _SURE]
-    sure = [one and sure_answers(one, dataset, counted) for one in confidences]
+    confidences = [confidence_of(spec, replica, share) for share in _CONFIDENT]
+    confident = [one and confident_answers(one, dataset, counted) for one in confidences]
     if thresholds is None:
         judged, right = counted.amax(1), predicted(logits, logits.shape[1]) == labels
         certainty = judged.masked_fill(right, -1.0)
@@ -55,7 +55,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     def shown(row: int) -> Record:
         """Return an image as the page shows it: the record of its prediction, with its name, how
         it is labelled, its two most probable classes, its "picture", and the "evidence" for each
-        class that is explained. With several labels the classes also are all that are found or
+        class that is explained. With multi-label data the classes also are all that are found or
         missed.
         """
         name = names[row]
@@ -92,7 +92,7 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         **record,
         "notes": record["notes"] + other * (spec.split == ALL),
         "calibration": calibration(judged, right),
-        "sure": sure,
+        "confident": confident,
         "mistakes": [*map(shown, mistakes[:_SHOWN].tolist())],
     }
 

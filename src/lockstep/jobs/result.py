@@ -54,13 +54,13 @@ class Result:
     Attributes:
         replica: whose state has the resulting weights: after the last update.
         evaluations: those of the resulting weights by kind of weights, the classifier's first.
-        sure: what `sure_answers` returned for the test set.
+        confident: what `confident_answers` returned for the test set.
         memory: each process's peak, in bytes.
     """
 
     replica: Replica
     evaluations: Mapping[str, Evaluation]
-    sure: Record | None
+    confident: Record | None
     memory: list[int]
 
     @property
@@ -88,13 +88,13 @@ class Result:
         right, examples, name = rows[0]
         right_of_best, examples_of_best, best_name = rows[-1]
         if right / examples < right_of_best / examples_of_best / 2:
-            verb = "get this label" if best.several else "are classified correctly"
+            verb = "get this label" if best.multi_label else "are classified correctly"
             texts.append(
                 f"of class {name} only {right} of {plural(examples, 'image')} {verb}, of class "
                 f"{best_name} {right_of_best} of {examples_of_best}"
             )
         uncertain = []
-        for row in best.several.by_class(names) if best.several else ():
+        for row in best.multi_label.by_class(names) if best.multi_label else ():
             interval = row["f1_interval"] if row["examples"] else (0.0, 1.0)
             if interval[1] - interval[0] > _WIDE:
                 images = plural(row["examples"], "image")
@@ -106,7 +106,7 @@ class Result:
             )
         share, most_common = max(zip(best.class_examples, names, strict=True))
         if (
-            not best.several
+            not best.multi_label
             and wilson_interval(best.correct, best.examples)[0] <= share / best.examples
         ):
             texts.append(
@@ -116,7 +116,7 @@ class Result:
         texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
-                f"no answer is marked as sure, unsure or unlike: that takes "
+                f"no answer is marked as confident, unsure or unfamiliar: that takes "
                 f"{outliers.LEAST_IMAGES} training images, and these are {len(train_set)}"
             )
         return texts
@@ -132,7 +132,7 @@ class Result:
             "weights_sha256": replica.state.weights_sha256(),
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
-            **scores(self.evaluations, self.sure, replica.splits["train"].classes),
+            **scores(self.evaluations, self.confident, replica.splits["train"].classes),
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
             "loss": {kind: result.loss for kind, result in self.evaluations.items()},
@@ -179,11 +179,11 @@ class Result:
                 f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
                 f"of the last step"
             )
-        if record.get("accuracy_one_view", best.accuracy) != best.accuracy:
-            views = "mirrored" + " and shifted" * recipe.test_views.startswith("flip-translate")
-            others += f"; {record['accuracy_one_view']:.2%} without {views} views of each image"
+        if record.get("accuracy_without_augmentation", best.accuracy) != best.accuracy:
+            alone = record["accuracy_without_augmentation"]
+            others += f"; {alone:.2%} without test-time augmentation"
         what = f"{recipe.evaluated_split} images" + " with exactly their labels" * bool(
-            best.several
+            best.multi_label
         )
         counts = counted(best.correct, best.examples, what)
         judge = recipe.command("eval", run)
@@ -196,14 +196,14 @@ class Result:
         scope = _scope_of_bits(recipe, record["mixed_arithmetic"])
         left_out = noted(recipe.left_out, "image", "that could not be read")
         lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
-        if best.several:
-            lines.append(("labels", scores_text(best.several.summary())))
-        if self.sure is not None:
-            share, images, right, *_ = self.sure.values()
+        if best.multi_label:
+            lines.append(("labels", scores_text(best.multi_label.summary())))
+        if self.confident is not None:
+            share, images, right, *_ = self.confident.values()
             of = f"{images} of {best.examples} {recipe.evaluated_split} images"
-            if best.several:
-                of = f"{images} of {plural(sum(best.several.found), 'label')} that were found"
-            lines.append(("sure", f"{of}, {right} of them right ({share:.0%} is asked for)"))
+            if best.multi_label:
+                of = f"{images} of {plural(sum(best.multi_label.found), 'label')} that were found"
+            lines.append(("confident", f"{of}, {right} of them right ({share:.0%} is asked for)"))
         lines += [("warning", text) for text in record["warnings"]]
         lines += [("left out", text) for text in left_out]
         lines += [("weights", str(model)), ("speed", f"{rate_text(record)}; {seconds}")]
@@ -214,20 +214,20 @@ class Result:
 
 
 def scores(
-    evaluations: Mapping[str, Evaluation], sure: Record | None, classes: tuple[str, ...]
+    evaluations: Mapping[str, Evaluation], confident: Record | None, classes: tuple[str, ...]
 ) -> Record:
-    """Return what result.json has of `evaluations`, and `sure` of them: all that the weights
+    """Return what result.json has of `evaluations`, and `confident` of them: all that the weights
     decide.
     """
     best = next(iter(evaluations.values()))
     found = {
         "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in evaluations.items()},
         "accuracy_interval": wilson_interval(best.correct, best.examples),
-        "accuracy_one_view": best.summary().get("accuracy_one_view"),
-        "sure": sure,
+        "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
+        "confident": confident,
     }
-    if best.several:
-        found |= {**best.several.summary(), "classes": best.several.by_class(classes)}
+    if best.multi_label:
+        found |= {**best.multi_label.summary(), "classes": best.multi_label.by_class(classes)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -249,48 +249,48 @@ def judged(
     replica: Replica, evaluations: dict[str, Evaluation], model: Mapping[str, Tensor]
 ) -> tuple[dict[str, Evaluation], Record | None]:
     """Return `evaluations` as the file of the classifier answers, whose tensors `model` has, and
-    what `sure_answers` returns.
+    what `confident_answers` returns.
 
-    With several labels, the file has its own least probability of a label that is found.
+    With multi-label data, the file has its own least probability of a label that is found.
     """
     recipe, test_set = replica.recipe, replica.test_set
     kind, best = next(iter(evaluations.items()))
     confidence = Confidence(model, recipe, replica.backbone, len(test_set.classes))
-    if best.several:
+    if best.multi_label:
         found = best.at(confidence.found_from, test_set.labels)
         evaluations = evaluations | {kind: found}
     if best.logits is None:
         return evaluations, None
-    probabilities = probabilities_of(best.logits, test_set.several)
-    return evaluations, sure_answers(confidence, test_set, probabilities)
+    probabilities = probabilities_of(best.logits, test_set.multi_label)
+    return evaluations, confident_answers(confidence, test_set, probabilities)
 
 
-def sure_answers(
+def confident_answers(
     confidence: Confidence,
     dataset: Dataset,
     probabilities: Tensor,
 ) -> Record | None:
-    """Return how many answers on `dataset` are sure and right; None if the model file cannot tell.
-    With several labels, each label that is found is an answer.
+    """Return how many answers on `dataset` are confident and right; None if the model file cannot
+    tell. With multi-label data, each label that is found is an answer.
 
-    "least" are the least probabilities of sure answers, and "never" is the number of classes of
-    which none is sure.
+    "least" are the least probabilities of confident answers, and "never" is the number of classes
+    of which none is confident.
     """
-    if confidence.sure_from is None:
+    if confidence.confident_from is None:
         return None
     labels = dataset.labels.cpu()
-    sure, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
-    if dataset.several:
-        sure &= probabilities >= confidence.found_from
-        right = sure & labels.bool()
+    confident, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
+    if dataset.multi_label:
+        confident &= probabilities >= confidence.found_from
+        right = confident & labels.bool()
     else:
         best = probabilities.argmax(1)
-        sure = sure[torch.arange(len(best)), best]
-        right = sure & (best == labels)
+        confident = confident[torch.arange(len(best)), best]
+        right = confident & (best == labels)
     return {
         "share": confidence.share,
-        "labels" if dataset.several else "images": int(sure.sum()),
+        "labels" if dataset.multi_label else "images": int(confident.sum()),
         "right": int(right.sum()),
-        "least": sorted({least for least in confidence.sure_from.tolist() if least <= 1}),
-        "never": int((confidence.sure_from > 1).sum()),
+        "least": sorted({least for least in confidence.confident_from.tolist() if least <= 1}),
+        "never": int((confidence.confident_from > 1).sum()),
     }

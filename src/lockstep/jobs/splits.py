@@ -22,14 +22,14 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     Raises: LockstepError unless there is the split on which a run is evaluated.
     """
     train_set, name = splits["train"], recipe.evaluated_split
-    if train_set.several != recipe.several:
-        found = "any number of labels" if train_set.several else "one label"
-        remedy = option("several_labels", train_set.several)
-        if train_set.several and (train_set.labels.sum(1) == 1).all():
+    if train_set.multi_label != recipe.multi_label:
+        found = "any number of labels" if train_set.multi_label else "one label"
+        remedy = option("multi_label", train_set.multi_label)
+        if train_set.multi_label and (train_set.labels.sum(1) == 1).all():
             remedy += ", or labels.argmax(1), as each image has exactly one"
         raise LockstepError(
             f"an image of dataset {recipe.dataset} has {found}, and the recipe has "
-            f"labels={recipe.labels}: give {remedy}",
+            f"multi_label={recipe.multi_label}: give {remedy}",
             DATA,
         )
     if name in splits:

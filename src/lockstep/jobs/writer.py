@@ -183,12 +183,12 @@ class RunWriter:
         if folder is None:
             return None
         folder.saver.require_saved()
-        # To find out which answers are sure may take as long as the training.
+        # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
-            evaluations, sure = judged(replica, evaluations, tensors)
+            evaluations, confident = judged(replica, evaluations, tensors)
             mixed = is_mixed(folder.earlier, self.identity)
-            result = Result(replica, evaluations, sure, memory)
+            result = Result(replica, evaluations, confident, memory)
             record = result.record(self.log, folder, self.spec.started, mixed)
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))

@@ -63,7 +63,7 @@ class Plain(Listener):
         )
         self._print(
             f"{datetime.fromtimestamp(event.time)}: step {event.step}, loss = {event.loss:.2f} "
-            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), {_ACCURACY[event.several]} = "
+            f"({rate}/sec; {event.s_per_step:.3f} sec/batch), {_ACCURACY[event.multi_label]} = "
             f"{100 * event.accuracy:.1f} %, epoch = {event.epoch:.1f}, "
             f"lr = {event.learning_rate:.2g}, {', '.join([_eta(event), *_busy(event)])}"
         )
@@ -93,7 +93,7 @@ class Plain(Listener):
         ]
         prefix = f"{datetime.fromtimestamp(event.time)}: after {event.step} steps"
         images = f"{first.examples} {event.split} images"
-        what = _ACCURACY[first.several is not None]
+        what = _ACCURACY[first.multi_label is not None]
         self._print(f"{prefix}, {what} on {images}: {', '.join(parts)}")
 
     def note(self, *lines: str, detail: bool = False) -> None:
@@ -148,7 +148,7 @@ class Live(Plain):
             f"step {done:>{len(str(event.steps))}}/{event.steps}",
             _eta(event),
             f"loss {event.loss:.3f}",
-            f"{'exact' if event.several else 'acc'} {event.accuracy:.1%}",
+            f"{'exact' if event.multi_label else 'acc'} {event.accuracy:.1%}",
             f"{speed}/s",
             f"epoch {event.epoch:.1f}",
             f"lr {event.learning_rate:.2g}",

@@ -118,7 +118,7 @@ class Log(Observer):
             gpus=self.gpus.read(now.seconds),
             loss_scale=state.loss_scale if recipe.precision == "float16" else None,
             skipped=bool(non_finite),
-            several=recipe.several,
+            multi_label=recipe.multi_label,
         )
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
         for listener in due:

@@ -38,7 +38,7 @@ class MetricsFile(Listener):
         that is true.
         """
         fields = finite(vars(event))
-        for name in ("gpus", "several"):
+        for name in ("gpus", "multi_label"):
             if not fields[name]:
                 del fields[name]
         self.append({"kind": "step"} | fields)

@@ -21,9 +21,9 @@ from lockstep.pages.page import spotlit
 # Field -> value -> its words for people. A page adds the words after the first.
 MARKS: dict[str, dict[Any, list[str]]] = {
     "answer": {
-        "sure": ["sure"],
+        "confident": ["confident"],
         "unsure": ["unsure"],
-        "unlike": ["unlike the training images", "the class means little"],
+        "unfamiliar": ["unfamiliar", "the class means little"],
     }
 }
 
@@ -40,23 +40,23 @@ class Prediction:
             labels by the sigmoid of its logit. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as
             were asked for, and all labels that are found.
-        labels: with several labels those whose probability reaches the threshold of their class,
+        labels: with multi-label data those whose probability reaches the threshold of their class,
             the most probable first; may be empty. None with one label an image, or if the image
             cannot be read.
-        answer: "unlike" if the image is less like the training images than 99 % of held-out images
-            are; else "sure" if answers of this class and probability, or a higher one, are right as
-            often as the classifier was asked for, by training images that were held out, and
-            "unsure" if not. With `balanced` in the recipe, that holds where all classes are equally
-            frequent, else where they are as frequent as in training. None if the image cannot be
-            read, or the classifier has no tensors for it: these are in the model files of recipes
-            with a linear `head`. With several labels it is "unlike" or None.
-        answers: with several labels the answer for each of `labels`, where it is known.
+        answer: "unfamiliar" if the image is less like the training images than 99 % of held-out
+            images are; else "confident" if answers of this class and probability, or a higher one,
+            are right as often as the classifier was asked for, by training images that were held
+            out, and "unsure" if not. With `balanced` in the recipe, that holds where all classes
+            are equally frequent, else where they are as frequent as in training. None if the image
+            cannot be read, or the classifier has no tensors for it: these are in the model files of
+            recipes with a linear `head`. With multi-label data it is "unfamiliar" or None.
+        answers: with multi-label data the answer for each of `labels`, where it is known.
         error: why the image cannot be read, or None.
         probabilities: those of all classes, in order of label, float64 [classes]. None if the image
             cannot be read.
         evidence: what each place of the image adds to the logit of its class, float64 [h, w]: a
             grid over the middle square. With the bias of the class, the parts add up to the logit.
-            With several labels float64 [n, h, w], a grid for each of `explained`. None if it was
+            With multi-label data float64 [n, h, w], a grid for each of `explained`. None if it was
             not asked for, or the network is not a linear head on averages over places.
     """
 
@@ -84,7 +84,7 @@ class Prediction:
         """Return the prediction of `probabilities`, float64 [classes], with the `top` most probable
         classes. Those of a network whose output is not finite are NaN.
 
-        With several labels, `thresholds` [classes] are the least probabilities of found ones.
+        With multi-label data, `thresholds` [classes] are the least probabilities of found ones.
         """
         if probabilities.isnan().any():
             return cls(source, error="the network's output is not finite")
@@ -115,13 +115,13 @@ class Prediction:
         return {**record, "source": str(self.source), "top": top}
 
     def ranked(self, digits: int) -> list[str]:
-        """Return the most probable classes with their probabilities in percent; with several labels
-        also what the answer is worth, or "no" for one that is not found.
+        """Return the most probable classes with their probabilities in percent; with multi-label
+        data also what the answer is worth, or "no" for one that is not found.
         """
         texts = []
         for label, probability in self.top:
             mark = None if self.labels is None or label in self.labels else "no"
-            if self.answers and self.answer != "unlike":
+            if self.answers and self.answer != "unfamiliar":
                 mark = self.answers.get(label, mark)
             texts.append(f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else ""))
         return texts
@@ -149,15 +149,17 @@ class Prediction:
         """
         if self.probabilities is None:
             return self
-        (sure,), (unlike,) = confidence(features, torch.from_numpy(self.probabilities)[None])
+        (confident,), (unfamiliar,) = confidence(
+            features, torch.from_numpy(self.probabilities)[None]
+        )
         answers: dict[str, Answer] = {}
-        known = unlike or confidence.sure_from is not None
+        known = unfamiliar or confidence.confident_from is not None
         for label in self.explained if known and self.labels != () else ():
-            certain = sure[classes.index(label)]
-            answers[label] = "unlike" if unlike else "sure" if certain else "unsure"
+            certain = confident[classes.index(label)]
+            answers[label] = "unfamiliar" if unfamiliar else "confident" if certain else "unsure"
         if self.labels is None:
             return replace(self, answer=answers.get(str(self.label)))
-        return replace(self, answer="unlike" if unlike else None, answers=answers)
+        return replace(self, answer="unfamiliar" if unfamiliar else None, answers=answers)
 
     @property
     def explained(self) -> tuple[str, ...]:

@@ -29,14 +29,14 @@ class Line(str):
     """A line of a table, which is printed as it is."""
 
 
-def head(classes: Sequence[str], *, several: bool, with_truth: bool = False) -> Line:
+def head(classes: Sequence[str], *, multi_label: bool, with_truth: bool = False) -> Line:
     """Return the line with the names of the columns: what is known of an image, then each of the
     `classes`.
 
     `several` says whether an image has any number of labels; `with_truth` adds the column of its
     true ones. A class with the name of a column before it is called "class NAME".
     """
-    ending = "s" if several else ""
+    ending = "s" if multi_label else ""
     true = [f"true_label{ending}"] if with_truth else []
     names = ["file", *true, f"label{ending}", "probability", f"answer{ending}", "error"]
     for name in classes:

@@ -12,12 +12,12 @@ from lockstep.text import duration, gpu_text, label_rows, loss_text, plural, sco
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
-_SURE = (
-    "Answers are sure from the probability at which enough answers on held-out training images are "
-    "right."
+_CONFIDENT = (
+    "Answers are confident from the probability at which enough answers on held-out training "
+    "images are right."
 )
-_NOT_SURE = (
-    "Which answers are sure is known only of a complete run of a linear head with 50 "
+_NOT_CONFIDENT = (
+    "Which answers are confident is known only of a complete run of a linear head with 50 "
     "training images or more."
 )
 _EVIDENCE = (
@@ -81,7 +81,7 @@ def headline(run: Run, record: Record | None) -> Headline:
         return Headline("-", "No accuracy is recorded yet.", details)
     interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
     scores = record or result or {}
-    if not recipe.several:
+    if not recipe.multi_label:
         right = f"{images} are classified correctly ({interval})"
         return Headline(f"{accuracy:.2%}", right, details)
     f1 = scores["f1"]["macro"]
@@ -107,7 +107,7 @@ def training(run: Run) -> Section:
                 )
             )
         by = ""
-        if run.recipe().several and key == "accuracy":
+        if run.recipe().multi_label and key == "accuracy":
             by = ", the share of images with exactly their labels, if found from 0.5 on"
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
         drawn.append(
@@ -170,7 +170,7 @@ def confusion(record: Record) -> Section:
 
 
 def calibration(record: Record) -> Section:
-    """Return the expected calibration error, and how many answers are sure."""
+    """Return the expected calibration error, and how many answers are confident."""
     compared = "the probability of the predicted class and the share of correct images"
     if record.get("f1"):
         compared = "the probability of a label and the share of images that have it"
@@ -178,21 +178,21 @@ def calibration(record: Record) -> Section:
         f"Expected calibration error: {record['calibration']:.2%}, the mean distance between "
         f"{compared}, over 15 bins (Guo et al. 2017)."
     )
-    if None in record["sure"]:
-        return Section("Calibration", [text, _NOT_SURE])
+    if None in record["confident"]:
+        return Section("Calibration", [text, _NOT_CONFIDENT])
     rows = []
     answers, every = f"{record['split']} images", record["examples"]
     if record.get("f1"):
         answers, every = "labels that are found", sum(one["found"] for one in record["classes"])
-    for share, count, right, bounds, never in map(dict.values, record["sure"]):
+    for share, count, right, bounds, never in map(dict.values, record["confident"]):
         least = " to ".join(f"{bound:.1%}" for bound in bounds[:1] + bounds[1:][-1:]) or "-"
         if bounds and never:
             least += f"; {plural(never, 'class')} never"
         correct = f"{right / count:.1%}" if count else "-"
-        sure = f"{count / max(1, every):.1%} ({count:,})"
-        rows.append([f"{share:.0%}", least, sure, correct])
-    head = ["right, asked for", "from a probability of", f"sure {answers}", "right"]
-    return Section("Calibration", [text, _SURE], table=Table(head, rows))
+        confident = f"{count / max(1, every):.1%} ({count:,})"
+        rows.append([f"{share:.0%}", least, confident, correct])
+    head = ["right, asked for", "from a probability of", f"confident {answers}", "right"]
+    return Section("Calibration", [text, _CONFIDENT], table=Table(head, rows))
 
 
 def pictures(record: Record) -> list[Section]:

@@ -66,7 +66,7 @@ def label_columns(
     stated: str | None,
     others: Collection[int | None],
     texts: Collection[int],
-    several: bool,
+    multi_label: bool,
 ) -> list[int]:
     """Return the places of the columns of a table that say 1 for a label and 0 for none: those
     `stated`, as a line of CSV, else those that do so in most `lines`, the first rows. None: the
@@ -85,7 +85,7 @@ def label_columns(
         and 2 * sum(_plain(line[place]) in TRUTH for line in lines if place < len(line))
         > len(lines)
     ]
-    if not several:
+    if not multi_label:
         return [] if stated else binary
     names = [header[place] for place in binary]
     if stated:

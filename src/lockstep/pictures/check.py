@@ -33,7 +33,7 @@ def record_of(survey: Survey) -> Record:
         "formats": dict(sorted(Counter(photo.format for photo in scan.readable).items())),
         "unreadable": {photo.path: photo.cause for photo in scan.photos if photo.cause},
         "duplicates": survey.duplicates(),
-        "contradicting": [] if survey.several else survey.duplicates("labels"),
+        "contradicting": [] if survey.multi_label else survey.duplicates("labels"),
         "leaks": survey.duplicates("split"),
         "near_duplicates": near_duplicates(survey.splits),
         "in_no_class": [photo.path for photo in scan.unlabelled],
@@ -41,7 +41,7 @@ def record_of(survey: Survey) -> Record:
         "problems": survey.problems,
         "notes": survey.notes,
     }
-    if survey.several:
+    if survey.multi_label:
         # The validation images may be the test images, too.
         every = {photo.path: photo for photos in splits.values() for photo in photos}
         numbers = Counter(len(photo.labels) for photo in every.values())

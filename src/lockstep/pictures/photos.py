@@ -79,7 +79,7 @@ class Survey:
     problems: list[str]
     notes: list[str]
     group_keys: dict[str, str]
-    several: bool = False
+    multi_label: bool = False
 
     def require_sound(self) -> "Survey":
         """Return this survey. Raises: LockstepError with all problems if there are any."""
@@ -100,7 +100,7 @@ class Survey:
             photos += members
         label_of = {name: label for label, name in enumerate(self.classes)}
         labels: NDArray[np.integer]
-        if self.several:
+        if self.multi_label:
             labels = np.zeros((len(photos), len(self.classes)), np.uint8)
             for row, photo in zip(labels, photos, strict=True):
                 row[[label_of[name] for name in photo.labels]] = 1
@@ -181,11 +181,11 @@ def survey_folder(
     problems = scan.problems + _name_groups(scan, group)
     training = "train" if "train" in scan.folders else ""
     known = tuple(scan.classes.get(training, ()) if classes is None else classes)
-    usable = _sorted(scan.readable, known, source.several)
+    usable = _sorted(scan.readable, known, source.multi_label)
     keys = _group_keys(usable)
-    if source.several:
+    if source.multi_label:
         usable = _sorted(_united(usable), known, True)
-    notes = [*_origin(scan, usable, source.several), *scan.notes]
+    notes = [*_origin(scan, usable, source.multi_label), *scan.notes]
     if classes is None:
         splits = {
             split or "train": [photo for photo in usable if photo.split == split]
@@ -213,7 +213,7 @@ def survey_folder(
         ]
         problems = _explained(scan, empty)
     problems += _unreadable(scan.photos)
-    survey = Survey(scan, known, splits, problems, notes, keys, source.several)
+    survey = Survey(scan, known, splits, problems, notes, keys, source.multi_label)
     notes += noted(absent, "image", "left out, as the recipe says") + _notes(survey, fit)
     return survey
 
@@ -239,11 +239,11 @@ def _united(photos: list[Photo]) -> list[Photo]:
     ]
 
 
-def _origin(scan: Scan, photos: list[Photo], several: bool) -> list[str]:
+def _origin(scan: Scan, photos: list[Photo], multi_label: bool) -> list[str]:
     """Return the note that says where the labels of `photos` come from, with three examples, those
     with the most labels first. It is needed if the user must see that they are right.
     """
-    if not (several or scan.by == "names"):
+    if not (multi_label or scan.by == "names"):
         return []
     path_of = dict[tuple[str, ...], str]()
     for photo in photos:
@@ -256,7 +256,7 @@ def _origin(scan: Scan, photos: list[Photo], several: bool) -> list[str]:
     return [f"labels by {scan.origin}: {'; '.join(examples)}"]
 
 
-def _sorted(photos: list[Photo], classes: Sequence[str], several: bool) -> list[Photo]:
+def _sorted(photos: list[Photo], classes: Sequence[str], multi_label: bool) -> list[Photo]:
     """Return the photos of `classes`, sorted by labels and SHA-256. One without a label is of them
     if an image may have `several`.
 
@@ -266,7 +266,7 @@ def _sorted(photos: list[Photo], classes: Sequence[str], several: bool) -> list[
     known = {*classes}
     with_labels = defaultdict[tuple[str, ...], list[Photo]](list)
     for photo in photos:
-        if known.issuperset(photo.labels) and (photo.labels or several):
+        if known.issuperset(photo.labels) and (photo.labels or multi_label):
             with_labels[photo.labels].append(photo)
     for members in with_labels.values():
         members.sort(key=lambda photo: photo.sha256)
@@ -495,10 +495,10 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
         notes.append(unread)
     for what, differ, same in _EQUAL:
         remedy = ""
-        if differ == "labels" and survey.several:
+        if differ == "labels" and survey.multi_label:
             what = "in several classes: each counts once, with all its labels"
         elif differ == "labels":
-            remedy = f"correct them, or add {option('several_labels', True)}"
+            remedy = f"correct them, or add {option('multi_label', True)}"
         equal = [" = ".join(paths) for paths in survey.duplicates(differ, same)]
         notes += noted(equal, "image", what, remedy)
     plain = [photo.path for photo in scan.readable if not photo.pixels_sha256]

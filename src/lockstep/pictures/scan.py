@@ -436,7 +436,7 @@ def _add_tables(scan: Scan, source: LabelSource, partial: bool) -> None:
     scan.notes += [f"not read: {error}" for error in errors]
     scan.notes += [table.note for table in tables if table.note]
     needed = [path for path, labels in labels_of.items() if labels or not by_folder]
-    rows, problems = matched(tables, index, needed, source.several)
+    rows, problems = matched(tables, index, needed, source.multi_label)
     if by_folder:
         differing = [path for path, row in rows.items() if row.labels != labels_of[path]]
         if differing and source.layout is None and scan.by == "folders":
@@ -526,18 +526,18 @@ def _separate(scan: Scan, mark: str, partial: bool) -> None:
 def _joined(scan: Scan, source: LabelSource) -> list[str]:
     """Return the problem that a label may be several in one, where the user has not said so."""
     in_text = scan.by != "folders"
-    if scan.columns or not (source.several or in_text):
+    if scan.columns or not (source.multi_label or in_text):
         return []
     names = set().union(*scan.classes.values())
     lists = sorted(name for name in names if name[0] in "[{")
     if lists:
         remedy = f"write them as a;b, or add {option('layout', scan.by)} if each is one name"
         return noted(lists, "label", "written as a list", remedy)
-    unknown = source.several and in_text and not source.label_separator
+    unknown = source.multi_label and in_text and not source.label_separator
     between, joined = joining(names, unknown)
     split = typed("label_separator", between)
-    if not source.several:
-        split = f"{option('several_labels', True)} and {split}"
+    if not source.multi_label:
+        split = f"{option('multi_label', True)} and {split}"
     return noted(
         joined,
         "label",

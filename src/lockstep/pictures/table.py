@@ -62,7 +62,7 @@ class LabelSource(NamedTuple):
     split_column: str | None = None
     label_from: str | None = None
     label_separator: str | None = None
-    several: bool = False
+    multi_label: bool = False
 
     def conflict(self, group: str | None) -> str:
         """Return the sentence that refuses settings which exclude each other, or "". `group` is the
@@ -80,8 +80,8 @@ class LabelSource(NamedTuple):
             return f"{listed(named)} exclude each other: leave one out"
         if self.layout == "names" and not self.label_from:
             return "layout=names needs label_from, the expression that finds the labels: add it"
-        if self.label_separator and not self.several:
-            return f"label_separator is for several labels: add {option('several_labels', True)}"
+        if self.label_separator and not self.multi_label:
+            return f"label_separator is for several labels: add {option('multi_label', True)}"
         return ""
 
 
@@ -261,16 +261,16 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
         ]
         cell, binary, column, texts_of = None, list[int](), source.label_column, dict[str, int]()
         texts = _named(header, "class")
-        asked = column or (source.several and not source.label_separator)
+        asked = column or (source.multi_label and not source.label_separator)
         if not by_folder and (asked or not texts):
             first = [line for _, line in sample]
-            binary = label_columns(name, header, first, column, places, texts, source.several)
+            binary = label_columns(name, header, first, column, places, texts, source.multi_label)
         prefix = naming.get(places[0] or 0, "")
-        columns = binary if source.several else []
+        columns = binary if source.multi_label else []
         if not columns:
             cell = _place(name, header, naming, "class", column, not by_folder, binary)
         needed = [place for place in (*places, *columns) if place is not None]
-        if cell is not None and not source.several:
+        if cell is not None and not source.multi_label:
             needed.append(cell)
         for number, line in chain(sample, numbered):
             if not any(line[len(header) :]):  # A delimiter may end each line.
@@ -287,7 +287,7 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
                     if place in columns:
                         correct = "write 1 if the image has this label, and 0 if not"
                     elif place == cell:
-                        correct += f", or add {option('several_labels', True)} if it has no label"
+                        correct += f", or add {option('multi_label', True)} if it has no label"
                     raise LockstepError(
                         f"{name}: line {number} has an empty cell in the column "
                         f"{header[place]!r}: {correct}"
@@ -350,7 +350,7 @@ def _place(
             call += f", or give its name as {option(words[0] + '_column', 'NAME')}"
         if len(binary) > 1:
             hot = few([header[place] for place in binary])
-            call += f", or add {option('several_labels', True)} if the columns {hot} are labels"
+            call += f", or add {option('multi_label', True)} if the columns {hot} are labels"
         raise LockstepError(
             f"{name} has the columns {few([*map(repr, header)])}, and {which} an image's {what}: "
             f"{call}"
@@ -374,7 +374,7 @@ def _plain(name: str) -> str:
 
 
 def matched(
-    tables: Sequence[Table], index: PathIndex, paths: Iterable[str], several: bool
+    tables: Sequence[Table], index: PathIndex, paths: Iterable[str], multi_label: bool
 ) -> tuple[dict[str, Row], list[str]]:
     """Return the row of each of `paths`, and what does not fit, a sentence each. If an image may
     have `several` labels, those of all its rows count.
@@ -390,7 +390,7 @@ def matched(
                 (doubtful if images else absent).append(row.file)
                 continue
             before = rows.setdefault(images[0], row)
-            if several and not table.columns and before._replace(labels=row.labels) == row:
+            if multi_label and not table.columns and before._replace(labels=row.labels) == row:
                 labels = sorted({*before.labels, *row.labels})
                 rows[images[0]] = before._replace(labels=tuple(labels))
             elif before != row:

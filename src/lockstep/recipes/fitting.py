@@ -21,14 +21,18 @@ _SMALL_PX = 32
 # Grey images of `_SMALL_PX` are mostly letters and digits. A mirror turns these into other ones,
 # and a narrower network learns them about as well (2,000 images of MNIST: 98.91 % in place of 99.12
 # %) in less than a third of the time.
-_LETTERS = {"augmentation.flip": False, "test_views": "one", "model_options.widths": [32, 96, 128]}
+_LETTERS = {
+    "augmentation.flip": False,
+    "test_time_augmentation": "off",
+    "model_options.widths": [32, 96, 128],
+}
 # The weight decay at which the probabilities of `photos` are right falls with the number of
 # classes, and with the root of the number of training images. Measured on 2, 5, 5, 10 and 43
 # classes, with 244 to 6,000 images.
 _DECAY = 2.0
-# With several labels, each class is a problem of its own, so their number does not matter. The best
-# value was 0.06 for pairs of digits, and 1.1 for four flowers in a grid: no value fits all.
-_DECAY_OF_SEVERAL = 0.14
+# With multi-label data, each class is a problem of its own, so their number does not matter. The
+# best value was 0.06 for pairs of digits, and 1.1 for four flowers in a grid: no value fits all.
+_DECAY_OF_MULTI_LABEL = 0.14
 _DECAY_FACTORS = [0.25, 0.5, 1, 2, 4, 8, 16]
 _EPOCHS = 11.0  # of the recipe `folder`; large sets are seen fewer times
 _SEEN, _LEAST = 550_000, 3.0  # images of the run, and epochs
@@ -60,7 +64,7 @@ def _equal_shares(survey: "Survey") -> bool:
 
 
 def decay_of_head(
-    stated: Mapping[str, Any], several: bool, classes: int, count: int
+    stated: Mapping[str, Any], multi_label: bool, classes: int, count: int
 ) -> dict[str, Any]:
     """Return the settings of `photos` that choose the weight decay for `count` training images of
     so many `classes`, unless the user has `stated` it. An image may have `several` labels.
@@ -70,9 +74,9 @@ def decay_of_head(
     known = not model or model in PACKAGED_NETWORKS or model.startswith(TIMM)
     if not known or {"weight_decay", "weight_decay.default"} & stated.keys():
         return {}
-    decay = _DECAY_OF_SEVERAL if several else _DECAY / classes
+    decay = _DECAY_OF_MULTI_LABEL if multi_label else _DECAY / classes
     settings: dict[str, Any] = {"weight_decay.default": float(f"{decay / count**0.5:.2g}")}
-    if several and "head" not in stated:
+    if multi_label and "head" not in stated:
         settings["decay_factors"] = _DECAY_FACTORS
     return settings
 
@@ -110,7 +114,7 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
     get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
-    weight decay of `photos` follows the number of classes, or with several labels images that are
+    weight decay of `photos` follows the number of classes, or with multi-label data images that are
     left out, so that its probabilities are right. It is not `balanced` if the user's test
     images show the classes in the shares of the training images.
     """
@@ -122,7 +126,7 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     why = f"{colours} and their median shorter side is {side:g} pixels"
     # trained whole: the head of `photos` is not its head
     own_network = "model" in stated and "head" not in stated
-    several = stated.get("several_labels") is True or stated.get("labels") == "several"
+    multi_label = stated.get("multi_label") is True
     one_channel = stated.get("grey") is True  # which the network of `photos` does not take
     if recipe is None and side >= _PHOTO_PX and not own_network and not one_channel:
         recipe = PHOTOS
@@ -133,8 +137,8 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
     if recipe == PHOTOS:
         classes = len(survey.classes)
         why += f"there are {classes} classes and {count:,} training images"
-        settings = decay_of_head(stated, several, classes, count)
-        if not several and "balanced" not in stated and _equal_shares(survey):
+        settings = decay_of_head(stated, multi_label, classes, count)
+        if not multi_label and "balanced" not in stated and _equal_shares(survey):
             settings["balanced"] = False
             why += "; the test images have the classes in the shares of the training images"
         return Fit(PHOTOS, settings, why)

@@ -17,8 +17,8 @@ from lockstep.core.build import build_model
 from lockstep.core.evaluation import evaluate
 from lockstep.core.group import Group
 from lockstep.core.loss import is_correct, loss_of, probabilities_of
+from lockstep.core.multi_label import average_precision, f1, f1_interval, found_labels
 from lockstep.core.network import Network, persistent_buffers
-from lockstep.core.several import average_precision, f1, f1_interval, found_labels
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
 from lockstep.errors import DATA
@@ -79,9 +79,9 @@ def test_an_example_is_correct_if_exactly_its_labels_are_found():
     logits = torch.tensor([[0.0, -1.0], [2.0, 3.0], [-2.0, -3.0], [1.0, -1.0]])
     labels = torch.tensor([[1, 0], [1, 0], [0, 0], [1, 1]], dtype=torch.uint8)
     assert is_correct(logits, labels).tolist() == [True, False, True, False]
-    assert probabilities_of(logits, several=True)[0].tolist() == pytest.approx([0.5, 0.2689414])
+    assert probabilities_of(logits, multi_label=True)[0].tolist() == pytest.approx([0.5, 0.2689414])
     logits[2, 0] = torch.inf
-    assert probabilities_of(logits, several=True)[2].isnan().all()
+    assert probabilities_of(logits, multi_label=True)[2].isnan().all()
 
 
 def reference(scores, own):
@@ -158,12 +158,12 @@ def test_an_evaluation_is_the_same_on_any_number_of_processes():
     alone = evaluated(Group())
     require_close(alone.logits, logits, 1e-4, 1e-4)
     assert alone.loss == pytest.approx(float(loss_of(logits, dataset.labels)) / 53, rel=1e-5)
-    assert alone.several == found_labels(alone.logits, dataset.labels)
+    assert alone.multi_label == found_labels(alone.logits, dataset.labels)
     other = alone.at(thresholds, dataset.labels)
-    assert other.several == found_labels(alone.logits, dataset.labels, thresholds)
-    assert (other.loss, other.correct) == (alone.loss, other.several.exact)
-    assert (alone.examples, alone.correct) == (53, alone.several.exact)
-    assert alone.class_correct == [*alone.several.right]
+    assert other.multi_label == found_labels(alone.logits, dataset.labels, thresholds)
+    assert (other.loss, other.correct) == (alone.loss, other.multi_label.exact)
+    assert (alone.examples, alone.correct) == (53, alone.multi_label.exact)
+    assert alone.class_correct == [*alone.multi_label.right]
     for processes in (2, 3, 4, 7):
         ends = on_replicas(processes, evaluated)
         assert equal_in_all(ends) == alone
@@ -220,18 +220,17 @@ def test_labels_that_cannot_be_used_are_named(labels, words, tmp_path):
 
 def test_several_labels_turn_off_what_is_for_one():
     fields = get_recipe("folder").model_dump(mode="json")
-    by_option, by_setting = (
-        make(fields, {"several_labels": True}),
-        make(fields, {"labels": "several"}),
+    made = make(fields, {"multi_label": True})
+    assert made == make(made.model_dump(mode="json"), {})
+    assert (made.label_smoothing, made.balanced, made.multi_label) == (0.0, False, True)
+    assert make(fields, {"multi_label": False}) == get_recipe("folder")
+    assert "multi_label" not in make(fields, {"multi_label": False}).differences(
+        get_recipe("folder")
     )
-    assert by_option == by_setting == make(by_option.model_dump(mode="json"), {})
-    assert (by_option.label_smoothing, by_option.balanced, by_option.several) == (0.0, False, True)
-    assert make(fields, {"several_labels": False}) == get_recipe("folder")
-    assert "labels" not in make(fields, {"several_labels": False}).differences(by_option)
-    with lockstep_error("labels=several .* balanced=false and label_smoothing=0"):
-        make(fields, {"several_labels": True, "balanced": True})
+    with lockstep_error("multi_label=true .* balanced=false and label_smoothing=0"):
+        make(fields, {"multi_label": True, "balanced": True})
     with lockstep_error("data of your own"):
-        recipe_with("digits", {"several_labels": True})
+        recipe_with("digits", {"multi_label": True})
 
 
 @pytest.fixture
@@ -242,7 +241,7 @@ def recipe(tmp_path):
         {
             "dataset": "memory",
             "dataset_sha256": arrays.store({**data, "classes": NAMES}, None),
-            "several_labels": True,
+            "multi_label": True,
             "portable": False,
             "model": "tests.helpers:linear",
             "augmentation": "plain",
@@ -272,8 +271,8 @@ def test_a_run_finds_labels_and_states_how_well(recipe, tmp_path, capsys):
 
 
 def test_data_and_recipe_must_agree(recipe, tmp_path):
-    with lockstep_error("has any number of labels, .* labels=one: give --several-labels"):
-        fit_here(recipe.replace(labels="one"), tmp_path / "run")
+    with lockstep_error("has any number of labels, .* multi_label=False: give --multi-label"):
+        fit_here(recipe.replace(multi_label=False), tmp_path / "run")
     one = arrays.store({"train": (IMAGES, BRIGHT[:, 0]), "test": (IMAGES, BRIGHT[:, 1])}, None)
-    with lockstep_error("has one label, .* labels=several: give --no-several-labels"):
+    with lockstep_error("has one label, .* multi_label=True: give --no-multi-label"):
         fit_here(recipe.replace(dataset_sha256=one), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A head with several labels a picture: thresholds and sure answers from images that were held out."""
+"""A head with multi-label data a picture: thresholds and confident answers from images that were held out."""
 
 import hashlib
 
@@ -12,7 +12,7 @@ from torch import nn
 from lockstep.commands.to_placement import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
-from lockstep.core.several import found_labels
+from lockstep.core.multi_label import found_labels
 from lockstep.core.state import State
 from lockstep.data import arrays
 from lockstep.data.dataset import Dataset
@@ -22,7 +22,7 @@ from lockstep.head.confidence import (
     Confidence,
     confidence_tensors,
     held_out,
-    least_sure,
+    least_confident,
     with_best_decay,
 )
 from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
@@ -38,7 +38,7 @@ RECIPE = recipe_with(
     "photos",
     {
         "dataset": "any:function",
-        "several_labels": True,
+        "multi_label": True,
         "precision": "float32",
         "steps": 60,
         "batch": 64,
@@ -109,10 +109,10 @@ def test_thresholds_and_sure_labels_hold_for_other_images():
     best, half = found_labels(logits, labels, chosen), found_labels(logits, labels)
     assert best.summary()["f1"]["macro"] > half.summary()["f1"]["macro"] + 0.01
     marks = Confidence(tensors, RECIPE, None, 3)
-    sure, unlike = marks(values.view(-1, 1, 1, 6).view(torch.uint8), probabilities)
-    assert 1000 < sure.sum() < sure.numel()
-    assert 0.935 < labels[sure].double().mean() < 0.97
-    assert not unlike.any()
+    confident, unfamiliar = marks(values.view(-1, 1, 1, 6).view(torch.uint8), probabilities)
+    assert 1000 < confident.sum() < confident.numel()
+    assert 0.935 < labels[confident].double().mean() < 0.97
+    assert not unfamiliar.any()
 
 
 def test_answers_are_the_labels_that_were_found():
@@ -129,7 +129,7 @@ def test_answers_are_the_labels_that_were_found():
     with pytest.raises(ValueError, match="one probability for each class"):
         thresholds_of(tensors, 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
-        least_sure(tensors[ANSWERS], 3, 0.95, balanced=False)
+        least_confident(tensors[ANSWERS], 3, 0.95, balanced=False)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def run(tmp_path):
     changes = {
         "dataset": "memory",
         "dataset_sha256": arrays.store({**data, "classes": ["a", "b", "c"]}, None),
-        "several_labels": True,
+        "multi_label": True,
         "portable": False,
         "head": "logits",
         "augmentation": "plain",
@@ -178,14 +178,14 @@ def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
     known = model.tensors[THRESHOLDS]
     assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
     assert result["f1"]["macro"] > 0.8
-    assert result["sure"]["right"] <= result["sure"]["labels"]
+    assert result["confident"]["right"] <= result["confident"]["labels"]
     record = evaluated(run)
     assert record["classes"] == result["classes"]
     assert record["accuracy"] == result["accuracy"]["raw"]
     assert verify(VerifySpec(**fields_of(run), start=0), Context())["same"]
 
     change_state(run.model, lambda metadata, tensors: tensors.update({THRESHOLDS: known * 3}))
-    with lockstep_error("model.safetensors is damaged: its tensor several/thresholds"):
+    with lockstep_error("model.safetensors is damaged: its tensor multi_label/thresholds"):
         evaluated(run)
     run.model.unlink()
     assert [row["threshold"] for row in evaluated(run)["classes"]] == [0.5] * 3

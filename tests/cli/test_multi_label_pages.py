@@ -1,4 +1,4 @@
-"""The pages of a run with several labels a picture, in a real browser: wide, narrow, light, dark."""
+"""The pages of a run with multi-label data a picture, in a real browser: wide, narrow, light, dark."""
 
 import base64
 import contextlib
@@ -47,7 +47,7 @@ def a_picture(number, labels):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run on 120 pictures, and of its report."""
-    folder = tmp_path_factory.mktemp("several")
+    folder = tmp_path_factory.mktemp("multi_label")
     (folder / "photos").mkdir()
     rows = ["file,label,split"]
     for number in range(120):
@@ -60,8 +60,10 @@ def run(tmp_path_factory):
     places = torch.eye(3)[..., None, None].expand(3, 3, 4, 4).clone()
     weights = {"conv.weight": places, "fc.weight": torch.zeros(3, 3), "fc.bias": torch.zeros(3)}
     torch.save(weights, folder / "w.pt")
-    words = "train photos --data photos --several-labels --name a --model nets.py:Net --init w.pt"
-    words += " --set head=fc --set image_px=32 --set augmentation=plain --set test_views=one"
+    words = "train photos --data photos --multi-label --name a --model nets.py:Net --init w.pt"
+    words += (
+        " --set head=fc --set image_px=32 --set augmentation=plain --set test_time_augmentation=off"
+    )
     separator = ("--precision", "float32", "--label-separator", " ", "--processes", 1)
     succeeded(in_this_process(*words.split(), *separator, cwd=folder))
     succeeded(in_this_process("report", "runs/a", "--trust-code", "-o", "r.html", cwd=folder))

@@ -91,7 +91,7 @@ def found_labels(logits: Tensor, labels: Tensor, thresholds: Tensor | None = Non
     if thresholds is None:
         thresholds = torch.full([labels.shape[1]], HALF)
     own = labels.bool()
-    found = probabilities_of(logits, several=True) >= thresholds.double()  # False for NaN
+    found = probabilities_of(logits, multi_label=True) >= thresholds.double()  # False for NaN
     classified = logits.isfinite().all(1)
     scores = logits.masked_fill(~classified[:, None], -torch.inf)
     return Found(
