@@ -16,7 +16,7 @@ MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python "$$(
 INSTALL := $(if $(UV),$(UV) pip install --python $(RUN)/python,$(RUN)/python -m pip install --no-compile)
 INSTALL += --quiet --constraint constraints.txt --editable
 
-.PHONY: help train test test-slow lint bench gpu-check pictures docs clean
+.PHONY: help train test test-slow lint bench gpu-check pictures docs release clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
@@ -51,6 +51,12 @@ pictures: $(VENV)/tools ## draw docs/pictures again
 # open site/index.html: no server and no network are needed
 docs: $(VENV)/tools ## build the documentation into site/, and check every link
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
+
+# The last lines name each record in benchmarks/results/ and what changed since it was made.
+release: docs ## build wheel and sdist, try README's commands with the wheel, list the records
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "Commit these files, or remove them."; exit 1; }
+	$(RUN)/python -m benchmarks.release
+	$(RUN)/python -m benchmarks.age
 
 clean: ## remove the environment
 	rm -rf $(VENV)

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from benchmarks import release
 from tests.conftest import _outside
 from tests.documents import ROOT
 from tests.helpers import succeeded
@@ -31,14 +32,8 @@ SOURCES = {
 def built(tmp_path_factory):
     """Return (wheel, sdist), built from the repository."""
     pytest.importorskip("hatchling", reason="hatchling is not installed")
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", folder],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+    wheel = release.build(tmp_path_factory.mktemp("dist"))
+    return wheel, next(wheel.parent.glob("*.tar.gz"))
 
 
 def test_the_wheel_and_the_sdist_have_every_file(built):
