@@ -19,8 +19,8 @@ PROGRAM = get_command(app)
 # What needs a network, a GPU, another package, program or host, other labels than cat and dog, or a
 # person.
 OUTSIDE = re.compile(
-    r"(\. |make|pip|uv|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda"
-    r"|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
+    r"(\. |make|pip|uv|export|RANK=|docker|curl|tensorboard|lockstep (serve|data fetch|doctor"
+    r"|--install|.*cuda|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
 )
 LINEAR = """from math import prod
 from torch import nn
