@@ -62,11 +62,11 @@ clean: ## remove the environment
 	rm -rf $(VENV)
 
 $(VENV)/ready: pyproject.toml constraints.txt
-	@echo "Setting up $(CURDIR)/$(VENV): PyTorch and what training needs, about 1.1 GB on disk (with CUDA, several times that)."
+	@echo "Setting up $(CURDIR)/$(VENV): PyTorch and what Lockstep needs, about 1.2 GB on disk (with CUDA, several times that)."
 	@echo "$(if $(UV),uv's,pip's) settings decide which build of PyTorch is installed. On Linux without a GPU, the CPU build is smaller:"
 	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make train"
 	$(MAKE_VENV) $(VENV)
-	$(INSTALL) .
+	$(INSTALL) '.[export,serve]'
 	touch $@
 	@echo "$(CURDIR)/$(VENV) is ready: $$(du -sh $(VENV) | cut -f1) on disk. 'make clean' removes it."
 

@@ -75,7 +75,7 @@ def test_make_train_on_a_bare_tree_installs_no_tools(tmp_path, installer):
     assert done.returncode == 0, done.stderr
     assert f"sha256    {PUBLISHED['digits']} " in done.stdout
     probe = "from importlib.util import find_spec; print([*filter(find_spec, {})])"
-    tools = ["pytest", "mypy", "mkdocs", "ruff", "onnx"]
+    tools = ["pytest", "mypy", "mkdocs", "ruff", "playwright"]
     found = [tree / ".venv/bin/python", "-c", probe.format(tools)]
     assert subprocess.check_output(found, text=True) == "[]\n"
 

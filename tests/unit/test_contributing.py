@@ -66,13 +66,14 @@ def installed_by(name, extras=frozenset(), seen=None):
 
 
 def test_only_the_targets_of_developers_install_tools(tmp_path):
-    tools = {"pytest", "mypy", "mkdocs", "ruff", "playwright", "onnx"}
-    assert not tools & installed_by("lockstep-images")
+    tools = {"pytest", "mypy", "mkdocs", "ruff", "playwright"}
+    readers = frozenset({"export", "serve"})
+    assert not tools & installed_by("lockstep-images", readers)
     assert tools <= installed_by("lockstep-images", frozenset({"dev"}))
     for target, dev in (("train", False), ("test", True), ("lint", True), ("docs", True)):
         words = ["make", "--dry-run", f"VENV={tmp_path}", target]
         said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        assert "--constraint constraints.txt --editable ." in said
+        assert "--constraint constraints.txt --editable '.[export,serve]'" in said
         assert ("'.[dev]'" in said) == dev
 
 
