@@ -350,8 +350,8 @@ def weights_of(
             )
         if path.suffix.lower() == ".onnx":
             raise LockstepError(
-                f"{path} is for other programs, as docs/deploy.md shows: give the run, or "
-                f"model.safetensors"
+                f"{path} is an exported file, which is for other programs (docs/deploy.md): give "
+                f"the run, or its model.safetensors"
             )
         file = read(path)
         if not isinstance(file.metadata.get("recipe"), dict):
@@ -367,7 +367,10 @@ def weights_of(
         )
     recipe = run.recipe()
     if file.metadata.get("recipe_digest") != recipe.digest():
-        raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")
+        raise LockstepError(
+            f"{file.path} was trained by another recipe than recipe.json states: restore the "
+            f"run's own recipe.json"
+        )
     return recipe, file
 
 

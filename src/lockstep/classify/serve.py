@@ -475,8 +475,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # that of a name that no host can have
         cause = str(getattr(error, "strerror", "no such name")).partition(" (")[0]
         raise LockstepError(
-            f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any "
-            f"that is free",
+            f"cannot listen at --host {host} --port {port}: {cause}: choose another host or port "
+            f"(0 takes a free port)",
             ENVIRONMENT,
         ) from None
 

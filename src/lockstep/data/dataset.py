@@ -270,8 +270,8 @@ class Dataset:
         held_out = place <= np.sort(place)[count - 1]
         if held_out.all():
             raise LockstepError(
-                f"held_out {count} takes all groups of the training images, and copies are a "
-                f"group: hold out fewer"
+                f"held_out {count} takes every group of training images (copies form a group): "
+                f"hold out fewer"
             )
         return self.select(np.flatnonzero(~held_out)), self.select(np.flatnonzero(held_out))
 

@@ -97,8 +97,8 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
     recipe, trials = bound.recipe, dict[int, BoundRecipe]()
     if not _is_linear(recipe, state):
         raise LockstepError(
-            f"decay_factors are for a head of one linear layer with a bias, and the head "
-            f"{recipe.head} is another: leave them out"
+            f"decay_factors need a head that is one linear layer with a bias, and {recipe.head} "
+            f"is not: leave them out"
         )
     with progress("choosing the weight decay", len(recipe.decay_factors)) as advance:
         for factor in recipe.decay_factors:

@@ -69,8 +69,8 @@ class MetricsFile(Listener):
             if not self._failed:
                 self._failed = True
                 logger.warning(
-                    f"cannot write in {self._path}: {error.strerror or error}. All else continues; "
-                    f"rows are lost until it can be written"
+                    f"cannot write in {self._path}: {error.strerror or error}. The run continues; "
+                    f"rows are lost until the file can be written"
                 )
 
 

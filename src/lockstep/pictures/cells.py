@@ -94,7 +94,7 @@ def label_columns(
             names = next(csv.reader([stated], skipinitialspace=True))
     for name in names:
         if header.count(name) > 1:
-            raise LockstepError(f"{table} has several columns {name!r}: give each another name")
+            raise LockstepError(f"{table} has more than one column {name!r}: rename them")
         if name not in header:
             has = f"has the columns {few([*map(repr, header)])}"
             raise LockstepError(f"{table} {has}, and none called {name!r}: name another one")

@@ -52,7 +52,7 @@ _EQUAL = (
     ("in several classes: the labels contradict each other", "labels", "sha256"),
     ("in several splits: the accuracy will be too high", "split", "sha256"),
     ("in several files", "path", "sha256"),
-    ("of equal pixels in files that differ", "sha256", "pixels_sha256"),
+    ("with the same pixels in different files", "sha256", "pixels_sha256"),
 )
 
 
@@ -195,7 +195,7 @@ def survey_folder(
         if "validation" in splits and "test" not in splits:
             splits["test"] = splits["validation"]
             notes.append(
-                "there is no test folder, so the validation images are the test images too"
+                "there is no test folder, so the validation images also serve as test images"
             )
         elif not problems and "test" not in splits:
             problems = _divide(scan, splits, test_share, keys)
@@ -461,7 +461,7 @@ def _inner_folders(scan: Scan) -> list[str]:
         if len(names) > 1 and "" not in names and all(counts[part] == 1 for part in names)
     ]
     regex = typed("label_from", "([^/]+)/[^/]+$")
-    remedy = f"they count to it. If they are the classes, add {regex}"
+    remedy = f"they belong to the class. If the folders are the classes, add {regex}"
     return noted(nested, "class", "whose images lie in folders", remedy)
 
 
@@ -509,7 +509,7 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
             for photo in scan.readable
             if 2 * max(photo.width, photo.height) >= 3 * photo.shorter_side
         ]
-        keep = "the settings fit=squash and fit=pad of a training keep the edges"
+        keep = "train with fit=pad or fit=squash to keep the edges"
         notes += noted(long, "image", "of 3:2 or longer, cut to the middle square", keep)
     for split, photos in survey.splits.items():
         present = {name for photo in photos for name in photo.labels}
