@@ -418,5 +418,5 @@ def test_the_recipe_of_a_separator_has_several_labels():
     fields = get_recipe("folder").model_dump(mode="json")
     recipe = make(fields, {"multi_label": True, "label_separator": " "})
     assert recipe.digest() != make(fields, {"multi_label": True}).digest()
-    with lockstep_error("label_separator is for several labels: add --multi-label"):
+    with lockstep_error("label_separator is for multi-label data: add --multi-label"):
         make(fields, {"label_separator": " "})

@@ -187,8 +187,8 @@ class _Service:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network
         sees it.
 
-        With ?evidence=png it has that picture too, bright where it speaks for the class, or with
-        several labels one for each that is explained; None if that is not known.
+        With ?evidence=png each also has that picture bright where it speaks for the class, or with
+        multi-label data one for each label that is explained; None if the network cannot show it.
         """
         self._require_own(request)
         self._held[request] = 0

@@ -70,7 +70,7 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
-        several: whether an image has any number of labels.
+        multi_label: whether an image may have several labels or none.
     """
 
     scan: Scan
@@ -152,8 +152,7 @@ def survey_folder(
     group of each image: its first capture group, or else all that it matches, in the path below
     `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
 
-    If an image has any number of labels, files with the same bytes are one example, which has the
-    labels of all.
+    With multi-label data, files with the same bytes are one example, which has the labels of all.
 
     With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
     of fewer classes.
@@ -257,8 +256,8 @@ def _origin(scan: Scan, photos: list[Photo], multi_label: bool) -> list[str]:
 
 
 def _sorted(photos: list[Photo], classes: Sequence[str], multi_label: bool) -> list[Photo]:
-    """Return the photos of `classes`, sorted by labels and SHA-256. One without a label is of them
-    if an image may have `several`.
+    """Return the photos of `classes`, sorted by labels and SHA-256; with `multi_label` data also
+    those without a label.
 
     Those of the same labels are sorted alone: a signal waits for a sort, and that of a million
     photos takes long.
