@@ -89,8 +89,8 @@ def _is_linear(recipe: Recipe, state: State) -> bool:
 
 
 def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> BoundRecipe:
-    """Return the recipe with its weight decay multiplied by the best of its `decay_factors`: the one
-    with the least mean squared difference between the probabilities of `held_out` and the labels.
+    """Return the recipe with its weight decay multiplied by the best of its `decay_factors`: the
+    one with the least mean squared difference between probabilities of `held_out` and labels.
 
     Raises: LockstepError unless the head is one linear layer with a bias.
     """

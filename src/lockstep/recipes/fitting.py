@@ -114,9 +114,9 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
     get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
-    weight decay of `photos` follows the number of classes, or with multi-label data held-out images,
-    so that its probabilities are calibrated. It is not `balanced` if the user's test images have
-    the classes in the shares of the training images.
+    weight decay of `photos` follows the number of classes, or with multi-label data held-out
+    images, so that its probabilities are calibrated. It is not `balanced` if the user's test images
+    have the classes in the shares of the training images.
     """
     photos = [photo for split in survey.splits.values() for photo in split]
     side = median(photo.shorter_side for photo in photos)
