@@ -18,12 +18,12 @@ from torch import Tensor
 from lockstep.head.confidence import Answer, Confidence
 from lockstep.pages.page import spotlit
 
-# Field -> value -> its words for people. A page adds the words after the first.
-MARKS: dict[str, dict[Any, list[str]]] = {
+# Field -> value -> its words for people.
+MARKS: dict[str, dict[Any, str]] = {
     "answer": {
-        "confident": ["confident"],
-        "unsure": ["unsure"],
-        "unfamiliar": ["unfamiliar", "not like any training picture, so do not trust the class"],
+        "confident": "confident",
+        "unsure": "unsure",
+        "unfamiliar": "unfamiliar: not like any training picture, so do not trust the class",
     }
 }
 
@@ -128,11 +128,9 @@ class Prediction:
         return texts
 
     def marks(self) -> list[str]:
-        """Return the first of the words in MARKS for each field that has some."""
+        """Return the words in MARKS for each field that has some."""
         return [
-            words[value][0]
-            for name, words in MARKS.items()
-            if (value := getattr(self, name)) in words
+            words[value] for name, words in MARKS.items() if (value := getattr(self, name)) in words
         ]
 
     def text(self) -> str:
