@@ -53,6 +53,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_pa
     refused(here("eval", "file", "--watch"), USAGE, "file is not a folder")
 
 
+@pytest.mark.slow
 def test_a_resume_records_what_the_last_session_did(here, tmp_path):
     given = ("--save-every", 4, "--eval-every", 6, "--keep", "all", "--timeout", 77)
     succeeded(here("train", "digits", "--steps", 12, "--name", "x", *given))

@@ -27,6 +27,7 @@ def on_full_disk(stream, *words, cwd):
         )
 
 
+@pytest.mark.slow
 def test_a_run_whose_lines_are_lost_is_complete(tmp_path):
     done = on_full_disk("stdout", "train", "digits", "--steps", 2, "--name", "a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -48,6 +49,7 @@ def test_an_exit_code_is_kept(tmp_path, stream, words, code, said):
     assert "Traceback" not in (done.stderr or "")
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_the_program_is_named(tmp_path, program, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text("import sys\n\n\ndef net(shape, classes):\n    sys.exit('bye')\n")

@@ -61,7 +61,9 @@ def run(tmp_path_factory):
     weights = {"conv.weight": places, "fc.weight": torch.zeros(3, 3), "fc.bias": torch.zeros(3)}
     torch.save(weights, folder / "w.pt")
     words = "train photos --data photos --multi-label --name a --model nets.py:Net --init w.pt"
-    words += " --set head=fc --set image_px=32 --set augmentation=plain --set test_time_augmentation=off"
+    words += (
+        " --set head=fc --set image_px=32 --set augmentation=plain --set test_time_augmentation=off"
+    )
     separator = ("--precision", "float32", "--label-separator", " ", "--processes", 1)
     succeeded(in_this_process(*words.split(), *separator, cwd=folder))
     succeeded(in_this_process("report", "runs/a", "--trust-code", "-o", "r.html", cwd=folder))

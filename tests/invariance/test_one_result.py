@@ -82,6 +82,7 @@ def test_three_processes(one, tmp_path):
     assert (many / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_stopped_at_an_odd_step_in_mid_epoch_and_resumed_on_two(one, tmp_path):
     result, run = one
     path = tmp_path / "runs" / "stopped"

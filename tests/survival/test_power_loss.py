@@ -62,7 +62,9 @@ def _small_and_fast():
         yield
 
 
-@pytest.fixture(scope="module", params=["latest", "all", "head"])
+@pytest.fixture(
+    scope="module", params=["latest", "all", pytest.param("head", marks=pytest.mark.slow)]
+)
 def case(request, tmp_path_factory, _small_and_fast):
     """A run that keeps its latest checkpoints, its chain, or a file of the layers before a head."""
     if request.param != "head":

@@ -496,7 +496,7 @@ def test_the_programs_dtype_changes_no_bit_and_its_flags_stay(model_file, thread
     assert (torch.get_num_threads(), torch.get_deterministic_debug_mode()) == (2, flags)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "photos"])
+@pytest.mark.parametrize("name", [pytest.param("cifar10", marks=pytest.mark.slow), "photos"])
 def test_the_programs_number_of_threads_changes_no_bit_and_stays(name, model_file, threads):
     shape, changes = NETWORKS[name]
     recipe = get_recipe(name).replace(**changes)

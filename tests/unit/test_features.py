@@ -266,6 +266,7 @@ def head_of_digits(file, **changes):
     return recipe_with("digits", fixed, {"init_sha256": file.sha256, **changes})
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_head_and_share_the_layers_before(trained_once, tmp_path):
     file = find_weights(
         shutil.copy(trained_once(*NATIVE)[0] / "model.safetensors", tmp_path / "own.safetensors")

@@ -161,6 +161,7 @@ def test_what_is_known_of_a_folder_is_said_when_it_is_trained_on(tmp_path, capfd
     assert caplog.text.count(note) == 1
 
 
+@pytest.mark.slow
 def test_a_page_on_other_images_leaves_the_runs_own(run, tmp_path):
     page = lockstep.report(run, quiet=True)
     other = bright_and_dark(tmp_path / "more", 30)
