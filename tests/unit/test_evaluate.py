@@ -252,7 +252,7 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
             [[80, 20], [61, 39]],
             None,
             [
-                "class b is recognized less well than a: 39 of 100 images are classified correctly, "
+                "class b is recognized less well than class a: 39 of 100 images are classified correctly, "
                 "against 80 of 100",
             ],
         ),

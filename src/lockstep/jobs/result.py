@@ -90,7 +90,7 @@ class Result:
         if right / examples < right_of_best / examples_of_best / 2:
             verb = "get this label" if best.multi_label else "are classified correctly"
             texts.append(
-                f"class {name} is recognized less well than {best_name}: {right} of "
+                f"class {name} is recognized less well than class {best_name}: {right} of "
                 f"{plural(examples, 'image')} {verb}, against {right_of_best} of {examples_of_best}"
             )
         uncertain = []

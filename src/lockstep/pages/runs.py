@@ -72,7 +72,7 @@ def headline(run: Run, record: Record | None) -> Headline:
         return Headline(f"{last['accuracy']:.2%}", text, details)
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
-    interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
+    interval = f"95% Wilson score interval {low:.2%} to {high:.2%}"
     scores = record or result or {}
     if not recipe.multi_label:
         right = f"{images} are classified correctly ({interval})"
@@ -116,10 +116,10 @@ def labels(record: Record) -> Section:
     """Return the section of multi-label data: how well each label is found."""
     head, *rows = label_rows(record["classes"])
     texts = [
-        f"{scores_text(record)}.",
+        f"Over all labels: {scores_text(record)}.",
         "A label is found if its probability reaches the threshold of its class.",
     ]
-    return Section("Labels", texts, table=Table(head, rows))
+    return Section("Precision and recall of each label", texts, table=Table(head, rows))
 
 
 def confusion(record: Record) -> Section:
