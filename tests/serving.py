@@ -180,4 +180,4 @@ def refused(source, destination, code, *words):
     ):
         assert word in message
     for name in {*listing(destination.parent)} - {*before}:
-        assert f"goes on in {destination.with_name(name)}." in message
+        assert f"continues {destination.with_name(name)}." in message

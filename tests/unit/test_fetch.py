@@ -305,7 +305,7 @@ def test_an_address_without_connection_is_tried_once(server, destination, monkey
 
 def test_a_certificate_that_is_not_trusted_is_named(encrypted, destination, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE")
-    words = r"toy.tar.gz: no connection: \[SSL: CERTIFICATE_VERIFY_FAILED\].*SSL_CERT_FILE"
+    words = r"SSL_CERT_FILE .*toy.tar.gz: no connection: \[SSL: CERTIFICATE_VERIFY_FAILED\]"
     with lockstep_error(words):
         fetch.fetch(toy(TOY, encrypted.url), destination)
     assert encrypted.requests == []

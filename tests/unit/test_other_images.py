@@ -141,7 +141,7 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     shown = judged(run, flat, ReportSpec, report)
     assert shown["mistakes"]
     assert {one["name"] for one in shown["mistakes"]} <= {f"{n}.png" for n in range(6)}
-    assert f"all images of {flat}, which is not the data of training" in shown["notes"][0]
+    assert f"all images of {flat}, which are not the data of training" in shown["notes"][0]
 
 
 def test_what_is_known_of_a_folder_is_said_when_it_is_trained_on(tmp_path, capfd, caplog):
