@@ -59,7 +59,7 @@ def test_labels_reach_the_thresholds_of_their_classes():
     assert Prediction("x", error="no").record().keys() == record.keys()
 
 
-def test_each_label_says_whether_it_is_sure():
+def test_each_label_says_whether_it_is_confident():
     marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
     assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
