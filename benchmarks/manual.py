@@ -1,5 +1,5 @@
 """The manual's tables of options and settings: `python -m benchmarks.tables` writes them into
-docs/usage.md.
+docs/settings.md.
 
 Options come from the command line's own parameters, settings from the fields of Recipe.
 """
