@@ -649,7 +649,7 @@ class Exported:
             raise LockstepError("the network's output is not finite", DATA)
         ranked = (-row).argsort(kind="stable").tolist()
         thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
-        unfamiliar = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
         found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
         answers = []
         for label in found or ranked[:1]:

@@ -257,7 +257,7 @@ def test_a_run_finds_labels_and_states_how_well(recipe, tmp_path, capsys):
     lines = capsys.readouterr().err
     assert "test images with exactly their labels" in lines
     assert "F1 " in lines
-    assert "(mean of the classes)" in lines
+    assert "macro F1 " in lines
     assert result["f1"]["macro"] > 0.9
     assert result == Run(path).result()
     assert [row["examples"] for row in result["classes"]] == BRIGHT[120:].sum(0).tolist()

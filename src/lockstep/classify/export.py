@@ -56,7 +56,7 @@ def exported(
         "multi_label": classifier.recipe.multi_label,
         "thresholds": None if thresholds is None else thresholds.tolist(),
         "confident_from": None if least is None else finite(least.tolist()),
-        "like_from": outliers and float(outliers.threshold),
+        "familiar_from": outliers and float(outliers.threshold),
     }
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
     dynamic = {0: torch.export.Dim.DYNAMIC}

@@ -125,7 +125,7 @@ class Recipe(Settings):
         ema: Exponential moving average of the parameters.
         precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
         arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
-            portable: the same bits on every kind of CPU tried, in float32 (docs/portable.md).
+            portable: bit-exact on every CPU tried, in float32 (docs/portable.md).
         threads_per_tower: CPU threads of a tower; another number has other low-order bits.
         eval_batch: Images in one forward pass of an evaluation.
         seed: Seed of initial weights, order, augmentation and dropout.
@@ -134,7 +134,7 @@ class Recipe(Settings):
 
     Shorthands:
         tower_batch: Images per step for each tower; or give --batch.
-        portable: Compute the same bits on every kind of CPU tried, in float32, at about twice the
+        portable: Bit-exact results on every CPU tried, in float32, at about twice the
             time; or --no-portable.
     """
 

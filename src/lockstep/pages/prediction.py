@@ -23,7 +23,7 @@ MARKS: dict[str, dict[Any, list[str]]] = {
     "answer": {
         "confident": ["confident"],
         "unsure": ["unsure"],
-        "unfamiliar": ["unfamiliar", "the class means little"],
+        "unfamiliar": ["unfamiliar", "not like any training picture, so do not trust the class"],
     }
 }
 
