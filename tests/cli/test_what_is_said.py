@@ -109,7 +109,11 @@ CASES = [
         USAGE,
         "https://a.org/model.safetensors is an address",
     ),
-    ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
+    (
+        "data check file:///home/me/photos",
+        USAGE,
+        "download the file or folder first, and give its path",
+    ),
     # Several folders, a model of another library, a device of another kind, a batch that a model
     # cannot train on.
     (

@@ -276,5 +276,5 @@ def test_fewer_groups_than_fifths_leave_all_images_out_once():
 def test_decay_factors_need_a_linear_head_with_a_bias():
     recipe = RECIPE.replace(decay_factors=(0.5, 2.0))
     state = state_of(recipe, 8, nn.Linear(8, 2, bias=False))
-    with lockstep_error("for a head of one linear layer with a bias, and the head _fc is another"):
+    with lockstep_error("need a head that is one linear layer with a bias, and _fc is not"):
         with_best_decay(recipe.bind(60), state, dataset_of(*features(60, 8)))

@@ -65,7 +65,9 @@ def test_each_label_says_whether_it_is_sure():
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
     unfamiliar = FOUND.judged(confidence(unfamiliar=True), None, CLASSES)
     assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
-    assert unfamiliar.text().endswith("cat 20.00%  (unfamiliar)")
+    assert unfamiliar.text().endswith(
+        "cat 20.00%  (unfamiliar: not like any training picture, so do not trust the class)"
+    )
     assert NONE.judged(confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
     assert FOUND.judged(confidence(), None, CLASSES).answers == {}
     one = Prediction.of("c.png", ROW, CLASSES, 1).judged(

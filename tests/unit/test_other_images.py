@@ -183,7 +183,7 @@ def test_the_data_of_training_are_divided_wherever_they_lie(run, tmp_path, caplo
     record = judged(run, tmp_path / "moved")  # the same folder, with an image more
     assert record["split"] == "test"
     assert sum(counts(record).values()) > expected["examples"]
-    assert "the test data is not what it was in training" in record["notes"][0]
+    assert "the test data has changed since training" in record["notes"][0]
 
 
 def test_what_cannot_be_evaluated_is_refused(run, tmp_path):

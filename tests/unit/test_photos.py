@@ -323,10 +323,10 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     Image.fromarray(noise(1, 29, 20, 3)).save(photos / "b/less.png")
     notes = sound(photos).notes
     assert notes == [
-        "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
+        "1 image with the same pixels in different files (a/1.png = b/again.bmp)",
         "1 image of one colour: the network sees nothing in it (a/empty.png)",
         "1 image of 3:2 or longer, cut to the middle square (b/wide.png): the settings "
-        "fit=squash and fit=pad of a training keep the edges",
+        "train with fit=pad or fit=squash to keep the edges",
     ]
     assert survey_folder(photos, 0.2, fit="pad").notes == notes[:2]
 

@@ -81,7 +81,7 @@ def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
     assert folder.checkpoint is None
     assert [path.name for path in folder.checkpoints.iterdir()] == ["frozen.safetensors"]
     assert caplog.messages == [
-        f"{tmp_path / 'a'} has no checkpoint: it starts again before its first step"
+        f"{tmp_path / 'a'} has no checkpoint, so it starts again at its first step"
     ]
     folder.close()
 

@@ -270,7 +270,9 @@ class Recipe(Settings):
         if self.head is not None:
             self._check_head()
         elif self.decay_factors:
-            raise ValueError("decay_factors are for a head that is trained alone: leave them out")
+            raise ValueError(
+                "decay_factors need a head that is trained alone (head=NAME): leave them out"
+            )
         return self
 
     def _check_head(self) -> None:
@@ -285,14 +287,14 @@ class Recipe(Settings):
         views = self.augmentation.views
         if views is None:
             raise ValueError(
-                f"augmentation {self.augmentation.kind} has more views of an image than itself and "
-                "its mirror image, and with a head each view is computed once: set "
+                f"augmentation {self.augmentation.kind} makes more views than an image and its "
+                "mirror image, and with a head only these two are computed: set "
                 "augmentation=plain, or flip-translate with pixels=0"
             )
         tested = self.test_time_augmentation
         if tested != "off" and (tested, views) != ("flip", 2):
             raise ValueError(
-                f"test_time_augmentation {tested} needs views that are not computed: set "
+                f"test_time_augmentation {tested} needs views that training does not compute: set "
                 f"test_time_augmentation=off"
             )
 
