@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.manual import SECTIONS, every_command
 from safetensors.torch import load_file
 from tests import commands, documents
 from tests.conftest import NATIVE, in_this_process, inline
@@ -17,6 +18,7 @@ from tests.conftest import NATIVE, in_this_process, inline
 import lockstep
 from lockstep import messages
 from lockstep.commands import shell
+from lockstep.config.recipe import Recipe
 
 SHELL = [
     (page, block)
@@ -60,6 +62,14 @@ def test_every_command_can_be_given(where):
     assert [
         f"{place}: {found}" for place, line in PRINTED[where] if (found := problem(line, check))
     ] == []
+
+
+def test_every_command_and_every_setting_is_in_the_reference():
+    page = PAGES["settings.md"]
+    settings, commands_ = page.split("\n## Commands and options\n")
+    assert re.findall(r"^### (.+)$", commands_, re.M) == [words for words, _ in every_command()]
+    assert re.findall(r"^### (.+)$", settings, re.M) == [*SECTIONS.values()]
+    assert re.findall(r"^\| `(\w+)`", settings, re.M) == [*Recipe.model_fields]
 
 
 @pytest.mark.parametrize(

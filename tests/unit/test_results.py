@@ -220,7 +220,7 @@ def test_every_figure_of_readme_stands_in_results():
 
 
 def test_every_exit_code_is_listed():
-    page = (tables.ROOT / "docs/usage.md").read_text()
+    page = (tables.ROOT / "docs/files.md").read_text()
     codes = set(map(int, re.findall(r"\d+", " ".join(re.findall(r"^\| ([\d, ]+) \|", page, re.M)))))
     assert codes == {0, CRASH, USAGE, DATA, ENVIRONMENT, 129, 130, 143}
 
