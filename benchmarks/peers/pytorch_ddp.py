@@ -192,7 +192,8 @@ def main() -> None:
             )
             started = time.perf_counter()
     if dist.get_rank() == 0:
-        report(args, rates[1:], float(loss))
+        report(args, rates[1:], float(loss.detach()))
+    dist.barrier()  # A process that leaves while its peer still reports may abort.
     dist.destroy_process_group()
 
 
