@@ -9,6 +9,7 @@ background of their own, so that they read on light and dark pages.
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -35,12 +36,12 @@ from benchmarks.svg import arrow, box, element, label, picture
 from lockstep.data.readers import load_cifar10, load_digits
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
-ONE_LINE = FOLDER / "one-line.json"  # the numbers of one-line.svg
+ONE_RESULT = FOLDER / "one-result.json"  # the numbers of one-result.svg
 COLUMNS = 100
 TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
 TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
-REPORT_PX = {"width": 900, "height": 1500}
+REPORT_SECTIONS = ("Training curves", "Worst mistakes")
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
 
 # Rich's own template fetches fonts from elsewhere, which a picture in a README cannot.
@@ -143,18 +144,38 @@ def own_images() -> str:
 
 
 def report() -> bytes:
-    """Return the report of a run on photos as a browser shows it, from its top."""
+    """Return the report of a run on photos as a browser shows it: headline, curves and mistakes."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_photos(folder)
         run_in_terminal(TRAIN_SERVED, folder)
         page_file = folder / "report.html"
         lockstep.report(folder / "runs/photos", data=folder / "photos", quiet=True).save(page_file)
-        with chromium() as browser:
-            page = browser.new_page(viewport=REPORT_PX, color_scheme="light")
-            page.goto(page_file.as_uri())
-            shown: bytes = page.screenshot()
-        return shown
+        return photographed(page_file)
+
+
+def photographed(report: Path) -> bytes:
+    """Return a picture of a report's page, without the sections that README does not show."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 900, "height": 400}, color_scheme="light")
+        page.goto(report.as_uri())
+        page.evaluate(
+            """shown => {
+                for (const section of document.querySelectorAll("section"))
+                    if (!shown.includes(section.querySelector("h2").textContent)) section.remove();
+                for (const mistake of [...document.querySelectorAll(".pictures > *")].slice(3))
+                    mistake.remove();
+            }""",
+            REPORT_SECTIONS,
+        )
+        return small(page.screenshot(full_page=True))
+
+
+def small(png: bytes) -> bytes:
+    """Return a screenshot in 256 colours, which is a third of its size."""
+    file = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256).save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def serve() -> bytes:
@@ -176,8 +197,7 @@ def serve() -> bytes:
             )
             page.locator(".card:not([aria-busy]) >> nth=1").wait_for()
             page.locator("details").evaluate("node => node.remove()")
-            shown: bytes = page.screenshot(full_page=True)
-        return shown
+            return small(page.screenshot(full_page=True))
 
 
 def composed(text: str) -> list[str]:
@@ -282,15 +302,15 @@ def step() -> str:
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
-def one_line() -> str:
+def one_result() -> str:
     """Return the loss of four real runs, and of DistributedDataParallel. The numbers are kept."""
     measured = curves.measure()
-    ONE_LINE.write_text(json.dumps(measured._asdict()) + "\n")
+    ONE_RESULT.write_text(json.dumps(measured._asdict()) + "\n")
     return curves.draw(measured)
 
 
 PICTURES: dict[str, Callable[[], str]] = {
-    "one-line": one_line,
+    "one-result": one_result,
     "own-images": own_images,
     "step": step,
 }
