@@ -38,10 +38,10 @@ from lockstep.data.readers import load_cifar10, load_digits
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 ONE_RESULT = FOLDER / "one-result.json"  # the numbers of one-result.svg
 COLUMNS = 100
-TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
-TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
+TRAIN_PHOTOS = "lockstep train photos/ --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
 REPORT_SECTIONS = ("Training curves", "Worst mistakes")
+PHOTO_PX = 128  # The pictures of CIFAR-10 have 32 pixels a side, fewer than photos.
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
 
 # Rich's own template fetches fonts from elsewhere, which a picture in a README cannot.
@@ -148,7 +148,7 @@ def report() -> bytes:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_photos(folder)
-        run_in_terminal(TRAIN_SERVED, folder)
+        run_in_terminal(TRAIN_PHOTOS, folder)
         page_file = folder / "report.html"
         lockstep.report(folder / "runs/photos", data=folder / "photos", quiet=True).save(page_file)
         return photographed(page_file)
@@ -186,7 +186,7 @@ def serve() -> bytes:
     )
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        run_in_terminal(TRAIN_SERVED, Path(folder))
+        run_in_terminal(TRAIN_PHOTOS, Path(folder))
         digit.save(Path(folder) / "new/five.jpg")
         (Path(folder) / "new/frog/0000.jpg").rename(Path(folder) / "new/frog.jpg")
         with served(Path(folder) / "runs/photos") as port, chromium() as browser:
@@ -223,7 +223,8 @@ def write_photos(folder: Path) -> Path:
             (folder / parent / name).mkdir(parents=True)
             rows = (dataset.labels == dataset.classes.index(name)).nonzero()[:number, 0]
             for i, image in enumerate(dataset.images[rows].numpy()):
-                Image.fromarray(image).save(folder / parent / name / f"{i:04d}.jpg", quality=95)
+                photo = Image.fromarray(image).resize((PHOTO_PX, PHOTO_PX), Image.Resampling.BICUBIC)
+                photo.save(folder / parent / name / f"{i:04d}.jpg", quality=95)
     (folder / "more").mkdir()
     for number, path in enumerate(sorted((folder / "new").glob("*/0001.jpg"))):
         path.rename(folder / "more" / f"{number + 1}.jpg")
