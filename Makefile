@@ -16,7 +16,7 @@ MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python "$$(
 INSTALL := $(if $(UV),$(UV) pip install --python $(RUN)/python,$(RUN)/python -m pip install --no-compile)
 INSTALL += --quiet --constraint constraints.txt --editable
 
-.PHONY: help train test test-slow lint bench gpu-check pictures docs release clean
+.PHONY: help train test test-slow lint bench gpu-check pictures notebooks docs release clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"

@@ -181,7 +181,9 @@ def _loss(measured: Measured) -> list[str]:
         left = at == min(measured.killed, measured.resumed)
         parts += [
             element("line", class_="axis dashed", x1=x, x2=x, y1=TOP + 96, y2=TOP + HEIGHT),
-            label(x + (-5 if left else 5), TOP + HEIGHT - 10, what, anchor="end" if left else "start"),
+            label(
+                x + (-5 if left else 5), TOP + HEIGHT - 10, what, anchor="end" if left else "start"
+            ),
         ]
     d = curve(measured.losses)
     names = [*(f"{n} process{'es' * (n > 1)}" for n in PROCESSES)]
@@ -193,8 +195,8 @@ def _loss(measured: Measured) -> list[str]:
         }
         parts.append(element("path", class_="run", stroke=colour, d=d, **dashes))
         y = TOP + 8 + 17 * number
-        ends = {"x1": 196, "x2": 216, "y1": y, "y2": y}
-        parts.append(element("line", class_="run", stroke=colour, **ends))
+        mark = path([(196, y), (216, y)])
+        parts.append(element("path", class_="run", stroke=colour, d=mark))
         parts.append(label(223, y + 4, name))
     y = TOP + HEIGHT + 38
     parts.append(label(16, y, "Weights of all four, sha256:"))

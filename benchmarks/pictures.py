@@ -1,10 +1,11 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME
 ...]`.
 
-`train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The
-photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `step` is a
-diagram. `report` and `serve` are pages in Chromium. All are written to docs/pictures/, on a
-background of their own, so that they read on light and dark pages.
+`one-result` trains digits four times, and a peer, and draws the loss curves. `own-images` runs
+Lockstep in a pseudo-terminal and draws what the terminal shows. `step` is a diagram. `report` and
+`serve` are pages in Chromium. The photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA
+or the cache. All are written to docs/pictures/, on a background of their own, so that they read on
+light and dark pages.
 """
 
 import contextlib
@@ -73,6 +74,7 @@ _ERASED = re.compile(r"[^\n]*\r?\n\r?\x1b\[1A\r?\x1b\[2K|[^\n]*\r(?=[^\n])")
 # the cursor's visibility and the window's title
 _UNSEEN = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07")
 _LIVE = re.compile(r"(\d+)%.* step ")
+_WAITING = re.compile(r"about \d+ s left$")  # lines that only a slow machine prints
 
 
 def shown(text: str) -> list[str]:
@@ -138,6 +140,7 @@ def own_images() -> str:
         trained = [
             line.replace(folder, "~")
             for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))
+            if not _WAITING.search(line)
         ]
         predicted = shown(run_in_terminal(PREDICT, Path(folder)))
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, predicted)])
@@ -179,8 +182,7 @@ def small(png: bytes) -> bytes:
 
 
 def serve() -> bytes:
-    """Return the page of `lockstep serve` in a browser: a photo, and a digit, which is unfamiliar.
-    """
+    """Return the page of `lockstep serve`: a photo, and a digit, which is unfamiliar."""
     digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize(
         (256, 256)
     )
@@ -223,7 +225,9 @@ def write_photos(folder: Path) -> Path:
             (folder / parent / name).mkdir(parents=True)
             rows = (dataset.labels == dataset.classes.index(name)).nonzero()[:number, 0]
             for i, image in enumerate(dataset.images[rows].numpy()):
-                photo = Image.fromarray(image).resize((PHOTO_PX, PHOTO_PX), Image.Resampling.BICUBIC)
+                photo = Image.fromarray(image).resize(
+                    (PHOTO_PX, PHOTO_PX), Image.Resampling.BICUBIC
+                )
                 photo.save(folder / parent / name / f"{i:04d}.jpg", quality=95)
     (folder / "more").mkdir()
     for number, path in enumerate(sorted((folder / "new").glob("*/0001.jpg"))):

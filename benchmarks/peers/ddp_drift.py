@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -68,7 +69,7 @@ def main() -> None:
     processes = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         store = f"{folder}/store"
-        torch.multiprocessing.spawn(train, (processes, store), processes)  # type: ignore[no-untyped-call]
+        spawn(train, (processes, store), processes)  # type: ignore[no-untyped-call]
         print(Path(f"{store}.json").read_text())
 
 
