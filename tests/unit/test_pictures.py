@@ -25,7 +25,7 @@ def drawn(name):
 
 def masked(text):
     """Return a text without white space, and with its numbers, hashes and plurals masked."""
-    text = re.sub(r"\b[0-9a-f]{64}\b|[\d.,:]*\d", "#", "".join(text.split()))
+    text = re.sub(r"sha256[0-9a-f]{64}|[\d.,:]*\d", "#", "".join(text.split()))
     return re.sub(r"process(es)?", "process", text)
 
 
