@@ -423,6 +423,15 @@ def test_the_page_loads_nothing_foreign_and_a_name_on_it_is_text(classifier, por
     assert "<h1>&lt;script&gt;\\x1b[2J</h1>" in text
 
 
+def test_the_page_says_how_often_confident_answers_are_right(classifier, port, monkeypatch):
+    assert "confident answer" not in ask(port, "/", method="GET").content
+    monkeypatch.setattr(classifier.confidence, "confident_from", [0.5] * 10)
+    for share, times in ((0.95, "95"), (0.999, "99.9")):
+        monkeypatch.setattr(classifier.confidence, "share", share)
+        text = " ".join(ask(port, "/", method="GET").content.split())
+        assert f"right at least {times} times in 100, for pictures like the training ones." in text
+
+
 def test_a_half_sent_body_ends_in_time_and_holds_no_memory(classifier, monkeypatch):
     monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.5)
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
