@@ -595,13 +595,15 @@ def test_the_page_states_the_limits():
     page = " ".join((ROOT / "docs/serve.md").read_text().split())
     small, large = application._SMALL, application._LARGE
     limits = (
-        f"most {application.BODY_LIMIT // 10**6} MB (413) and {application.REQUEST_LIMIT_S:g} s",
-        f"its head {application.HEAD_LIMIT_S:g} s",
-        f"are {application.CONNECTION_LIMIT} connections",
-        f"or {application.MEMORY_LIMIT // 10**6} MB of them",
-        f"up to {small['most_px'] // 10**6} million pixels, {small['memory'] // 10**6} MB of "
-        f"memory and {small['seconds']} s",
-        f"up to {large['most_px'] // 10**6} million pixels, {large['memory'] // 10**9} GB and "
+        f"| a request | {application.BODY_LIMIT // 10**6} MB | 413 |",
+        f"to its answer | {application.REQUEST_LIMIT_S:g} s | 504 |",
+        f"reading an answer | {application.HEAD_LIMIT_S:g} s |",
+        f"| connections | {application.CONNECTION_LIMIT} |",
+        f"{application.CONNECTION_LIMIT}, or {application.MEMORY_LIMIT // 10**6} MB | 503",
+        f"up to {application.FILE_LIMIT} files",
+        f"{small['most_px'] // 10**6} million pixels, {small['memory'] // 10**6} MB of memory and "
+        f"{small['seconds']} s",
+        f"{large['most_px'] // 10**6} million pixels, {large['memory'] // 10**9} GB of memory and "
         f"{large['seconds']:g} s",
     )
     assert [limit for limit in limits if limit not in page] == []

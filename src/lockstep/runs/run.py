@@ -143,7 +143,7 @@ class Run:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20
-        and so on (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        and so on (`log_every`), and of each evaluation. docs/files.md lists the keys.
         Raises: LockstepError if the file cannot be read.
         """
         return [*filter(None, map(metrics_row, read_lines(self.metrics_path)))]
