@@ -1,6 +1,4 @@
-"""Result: what a complete run has found, as the record in result.json and as the lines at its
-end.
-"""
+"""Result: the result of a complete run, as the record in result.json and as the end block."""
 
 import time
 from collections.abc import Mapping
@@ -37,9 +35,9 @@ from lockstep.text import (
     wilson_interval,
 )
 
-_FEW = 20  # training images of a class, below which a warning says so
-_UNEQUAL = 4  # times the images of the smallest class that the largest one has
-_WIDE = 0.3  # of an interval of F1, above which a warning says so
+_FEW = 20  # A class with fewer training images causes a warning.
+_UNEQUAL = 4  # ratio of the largest class to the smallest from which on there is a warning
+_WIDE = 0.3  # A wider interval of F1 causes a warning.
 # Fields of result.json that tell of the computers, the time and the sessions. `Result.decided`
 # returns all others but the link.
 STATED = (
@@ -70,7 +68,7 @@ class Result:
         return next(iter(self.evaluations.values()))
 
     def warnings(self) -> list[str]:
-        """Return what the accuracy hides or what makes it doubtful, one sentence each."""
+        """Return the warnings about the accuracy, one sentence each."""
         train_set, best = self.replica.splits["train"], self.best
         names = train_set.classes
         counts = train_set.counts.tolist()
