@@ -49,13 +49,14 @@ class Placement(Settings):
 
     Attributes:
         data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download.
-        processes: Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a
-            native head.
+        processes: Number of processes. Default: one per GPU; on CPU min(towers, cores / threads),
+            or 1 for a native head.
         device: cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if
             there are any, for native recipes.
-        reduction: How towers are added: tree, or allreduce (not exact).
+        reduction: How the gradients of towers are added: tree, or allreduce (not exact).
         graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits.
-        log_every: Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds.
+        log_every: Steps between two progress lines. Default: 10 in log.txt; on the screen a line
+            every 10 seconds.
         save_every: Steps between two checkpoints.
         save_every_s: Seconds of training that a crash may cost at most; 0 saves by steps only.
         eval_every: Steps between two evaluations. Default: only at the end.
