@@ -6,8 +6,8 @@ Options come from the command line's own parameters, settings from the fields of
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from inspect import getdoc
+from typing import Any
 
 from typer.main import get_command
 
@@ -17,7 +17,7 @@ from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.schema import entries_of
+from lockstep.text import entries
 
 NAMES = {
     "dataset": [*DATASETS, IMAGE_FOLDER],
@@ -26,7 +26,6 @@ NAMES = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-VALUES = {int: "N", float: "X", Path: "DIR"}  # the type of an option -> what stands for its value
 Row = tuple[str, str, str]
 
 
@@ -100,7 +99,7 @@ def option(parameter: Any) -> Row:
     `Default: X.`
     """
     first, *others = parameter.opts
-    names = [f"{first} {value(parameter)}".strip(), *others]
+    names = [f"{first} {parameter.metavar or ''}".strip(), *others]
     meaning, default = parameter.help, parameter.default
     if stated := re.search(r" ?Default: (.+?)\.(?= |$)", meaning):
         meaning, default = meaning.replace(stated[0], "").strip(), stated[1]
@@ -109,22 +108,9 @@ def option(parameter: Any) -> Row:
     return ", ".join(f"`{name}`" for name in names), str(default), meaning
 
 
-def value(parameter: Any) -> str:
-    """Return what stands for the value of an option; nothing for a switch."""
-    if parameter.is_flag or parameter.metavar:
-        return parameter.metavar or ""
-    annotation = parameter.type_descriptor.annotation
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    return next(
-        (letter for kind, letter in VALUES.items() if kind in (annotation, *get_args(annotation))),
-        "NAME",
-    )
-
-
 def settings() -> Iterator[Row]:
     """Yield the row of each setting of a recipe: its default, and its description."""
-    for name, text in entries_of(Recipe, "Attributes").items():
+    for name, text in entries(getdoc(Recipe) or "", "Attributes").items():
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
         shown = f"`{name}`, `--{name.replace('_', '-')}`" if name in Recipe.options else f"`{name}`"
         yield shown, default(name), f"{text}{names}"
