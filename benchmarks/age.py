@@ -1,20 +1,20 @@
-"""How old a record is: whether the code that decides its figures is still what it was.
+"""Which records may be out of date: `python -m benchmarks.age`, for maintainers.
 
-`python -m benchmarks.age WHY` marks all records of other code as known, with the reason why they
-are not made again: that no bit and no time can have moved, or what a new record would take. Reasons
-that it had before stay. It belongs to the commit that changes the code.
+A record is measured for a release, and holds for it. This prints for each record its commit, its
+date, and the files that decide its figures and have changed since that commit. If a change may have
+moved a figure, measure the record again or remove it.
 """
 
-import hashlib
 import json
-import sys
+import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-# What decides any figure, below src/lockstep.
+# What decides any figure: files and folders of src/lockstep.
 _ALWAYS = (
     "config/precision.py",
     "config/recipe.py",
@@ -28,6 +28,7 @@ _ALWAYS = (
     "models",
     "numerics.py",
     "optim",
+    "recipes/built_in.py",
     "rng.py",
 )
 # These two refuse and copy what a user gives.
@@ -35,13 +36,10 @@ _NEVER = ("data/arrays.py", "data/fetch.py")
 _PORTABLE = "kernels/portable/"
 # The first words of the names of records of native arithmetic, unless "portable" is in the name.
 _NATIVE = (
-    "cifar10-tutorial-10000-float32",
-    "cifar10-tutorial-100000",
     "fit",
     "folder",
     "labels",
     "links",
-    "loss",
     "million",
     "networks",
     "overhead",
@@ -49,7 +47,7 @@ _NATIVE = (
     "photos",
     "seeds-cifar10",
     "seeds-mnist-precision",
-    "multi_label",
+    "multi-label",
     "split",
     "unequal",
     "unfamiliar",
@@ -60,11 +58,9 @@ _WHOLE = (
     "cifar10",
     "folder",
     "links",
-    "loss",
     "mnist",
     "overhead",
     "peers",
-    "portable-configurations",
     "portable-cost",
     "portable-digits",
     "seeds-cifar10",
@@ -75,20 +71,20 @@ _WHOLE = (
 )
 _OF_PICTURES = ("pictures", "recipes/fitting.py")
 _OF_ANSWERS = (*_OF_PICTURES, "classify", "jobs/report.py")
-# What else decides the records whose names begin so; with "../../benchmarks/", their own program.
+# What else decides the records whose names begin so.
 _ALSO = {
-    "export": ("classify",),
     "fit": _OF_PICTURES,
     "folder": _OF_PICTURES,
     "labels": (*_OF_PICTURES, "jobs/labels.py"),
     "links": ("launch",),
-    "million": (*_OF_PICTURES, "jobs", "launch", "../../benchmarks/million.py"),
+    "million": (*_OF_PICTURES, "jobs", "launch", "benchmarks/million.py"),
+    "multi": _OF_ANSWERS,
     "networks": _OF_ANSWERS,
-    "overhead": ("../../benchmarks/bare_loop.py",),
+    "overhead": ("benchmarks/bare_loop.py",),
+    "peers": ("benchmarks/peers",),
     "photos": _OF_ANSWERS,
     "serve": ("classify",),
-    "multi_label": _OF_ANSWERS,
-    "split": ("../../benchmarks/split.py",),
+    "split": ("benchmarks/split.py",),
     "start": ("commands", "jobs", "launch"),
     "survival": ("files.py", "jobs", "launch", "runs"),
     "unequal": _OF_ANSWERS,
@@ -96,52 +92,50 @@ _ALSO = {
 }
 
 
-def _counts(record: str, name: str) -> bool:
-    """Return whether the file `name` of src/lockstep can decide a record."""
+def decides(record: str, file: str) -> bool:
+    """Return whether a file of the repository decides figures of a record."""
+    name = file.removeprefix("src/lockstep/")
+    parts = (*_ALWAYS, *_ALSO.get(record.partition("-")[0], ()))
+    if name in _NEVER or not any(name == part or name.startswith(f"{part}/") for part in parts):
+        return False
     if name.startswith(_PORTABLE):
         return "portable" in record or not record.startswith(_NATIVE)
-    if name.startswith(_HEAD):
-        return not record.startswith(_WHOLE)
-    return name not in _NEVER
+    return not (name.startswith(_HEAD) and record.startswith(_WHOLE))
+
+
+def git(*words: str) -> str:
+    """Return what git prints about this repository. Raises: OSError, CalledProcessError."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @cache
-def code(record: str) -> str:
-    """Return the SHA-256, in hex, of the source files that decide the figures of a record."""
-    digest = hashlib.sha256()
-    source = ROOT / "src/lockstep"
-    for part in sorted({*_ALWAYS, *_ALSO.get(record.partition("-")[0], ())}):
-        place = (source / part).resolve()
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            name = path.relative_to(ROOT).as_posix()
-            if _counts(record, name.removeprefix("src/lockstep/")):
-                digest.update(f"{name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+def changes(commit: str) -> tuple[str, ...] | None:
+    """Return the files that differ from a commit; None if the clone does not have the commit."""
+    try:
+        return tuple(git("diff", "--name-only", "--no-renames", commit, "--").splitlines())
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
-def is_of_today(record: str, content: Any) -> bool:
-    """Return whether today's code made the `content` of a record."""
-    return bool(content.get("code") == code(record))
+def age(record: str, content: Any) -> str:
+    """Return the line about a record."""
+    files = changes(content["commit"])
+    if files is None:
+        since = "this clone does not have the commit, so what changed since is unknown"
+    else:
+        found = [file for file in files if decides(record, file)]
+        since = (
+            f"{len(found)} changed since: {' '.join(found)}" if found else "nothing changed since"
+        )
+    return f"{record}  {content['commit']}  {content['date']}  {since}"
 
 
-def is_known(record: str, content: Any) -> bool:
-    """Return whether today's code made it, or a reason is given for today's code."""
-    return is_of_today(record, content) or content.get("older", {}).get("code") == code(record)
-
-
-def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
+def lines() -> Iterator[str]:
+    """Yield the lines about all records."""
     for path in sorted(RESULTS.glob("*.json")):
-        content = json.loads(path.read_text())
-        if not is_known(path.stem, content):
-            reasons = content.get("older", {}).get("why", [])
-            content["older"] = {
-                "code": code(path.stem),
-                "why": [*dict.fromkeys([*reasons, sys.argv[1]])],
-            }
-            path.write_text(json.dumps(content, indent=1) + "\n")
+        yield age(path.stem, json.loads(path.read_text()))
 
 
 if __name__ == "__main__":
-    main()
+    print(*lines(), sep="\n")

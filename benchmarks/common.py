@@ -3,6 +3,7 @@ versions.
 """
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -17,13 +18,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.age import RESULTS, code
+from benchmarks.age import RESULTS, git
 from benchmarks.kinds import kind
 from lockstep import hardware, numerics
 
 
 def options(description: str | None, data: str) -> argparse.ArgumentParser:
-    """Return a parser with --rounds, and --data for the folder of `data`."""
+    """Return a parser with --rounds, and --data for the folder of `data`. See `warn`."""
+    warn()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, help=f"folder of {data} (default: LOCKSTEP_DATA)")
     parser.add_argument("--rounds", type=int, default=5)
@@ -59,16 +61,18 @@ def train(*args: object, data: Path | None) -> dict[str, Any]:
         return lockstep("train", *args, "--runs", folder, data=data)
 
 
-def step_s(*args: object, data: Path | None, processes: int = 1, timed: int = 50) -> float:
-    """Train with a tower in each process. Return the mean seconds of the `timed` steps after five
-    others.
+def step_s(
+    *args: object, data: Path | None, processes: int = 1, towers: int | None = None, timed: int = 50
+) -> float:
+    """Train with `towers`, or with a tower in each process. Return the mean seconds of the `timed`
+    steps after five others.
     """
     with tempfile.TemporaryDirectory() as folder:
         words = [
             "--processes",
             processes,
             "--towers",
-            processes,
+            towers or processes,
             "--steps",
             6 + timed,
             "--log-every",
@@ -120,10 +124,45 @@ def ranged(found: dict[str, float], form: str = ",.0f") -> str:
     return f"{found['median']:{form}} ({found['min']:{form}} to {found['max']:{form}})"
 
 
-def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Write `record`, with the code, the machine and the versions, to <name>.json in
-    benchmarks/results/, or in another folder. If it has fewer rounds or rows than the record that
-    is there, write it to bench-results/ instead, which git ignores.
+def tree() -> tuple[str, str] | None:
+    """Return the commit of this checkout, and git's list of the files that differ from it, without
+    records; None if this is no clone.
+    """
+    try:
+        status = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+        return git("rev-parse", "--short=7", "HEAD").strip(), status
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+TREE = tree()  # Of the start: this process has imported its code.
+
+
+def refusal() -> str:
+    """Return why a record of this process does not count; "" if it does."""
+    if TREE is None:
+        return "this is no git clone, so a record has no commit"
+    commit, status = TREE
+    if status:
+        files = [line[3:] for line in status.splitlines()]
+        return f"{len(files)} files differ from commit {commit}, such as {files[0]}"
+    return "" if tree() == TREE else f"the files of commit {commit} changed during the measurement"
+
+
+def warn() -> None:
+    """Say before a measurement that its record will not count."""
+    if why := refusal():
+        print(f"Only for a look: {why}. The record will be in bench-results/.", file=sys.stderr)
+
+
+def save(name: str, record: dict[str, Any], folder: Path | None = None) -> None:
+    """Write `record`, with the command, the commit, the date, the machine and the versions, to
+    <name>.json in benchmarks/results/. If the tree has changes that are not committed, or the
+    record has fewer rounds or rows than the one that is there, write it to bench-results/ instead,
+    which git ignores.
+
+    folder: another folder, for records of a machine without git. They are looked at before they are
+    published.
 
     Its `table`, of a `head` and `rows` of texts, is what docs show.
     """
@@ -142,34 +181,20 @@ def save(name: str, record: dict[str, Any], folder: Path = RESULTS) -> None:
     # a folder of this machine says nothing
     words = [re.sub(r"(?<![^=])/.*", "DIR", word) for word in sys.argv[1:]]
     command = f"python -m benchmarks.{'.'.join(program.parts)} {shlex.join(words)}".rstrip()
-    made = {"command": command, **commit(), "code": code(name), "kind": kind()}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    why, commit = refusal(), TREE[0] if TREE else ""
+    made = {"command": command, "commit": commit + "-dirty" * bool(why), "date": date}
+    path = (folder or RESULTS) / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else record
     if any(new < old for new, old in zip(_extent(record), _extent(known), strict=True)):
-        path = folder.parents[1] / "bench-results" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        print(f"{name}: less than its record has, so it is in {path}")
-    head = {**made, "machine": machine, "versions": versions}
+        why = "it has fewer rounds or rows than the record that is there"
+    if why and not folder:
+        path = RESULTS.parents[1] / "bench-results" / f"{name}.json"
+        print(f"{name}: {why}, so it is in {path}, and docs do not show it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {**made, "kind": kind(), "machine": machine, "versions": versions}
     path.write_text(json.dumps({**head, **record}, indent=1) + "\n")
 
 
 def _extent(record: dict[str, Any]) -> tuple[int, int]:
     return len(record.get("rounds", ())), len(record["table"]["rows"])
-
-
-def commit() -> dict[str, str]:
-    """Return the commit of this checkout as {"commit": ...}, "-dirty" if other files than records
-    were changed; {} elsewhere.
-    """
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(RESULTS.parents[1]), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    try:
-        changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
-        name = git("rev-parse", "--short=7", "HEAD").strip()
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return {}
-    return {"commit": f"{name}-dirty" if changed else name}

@@ -4,9 +4,9 @@ import numpy as np
 
 from lockstep.data.dataset import Dataset
 
+MULTI_LABEL = "benchmarks.invented:several"  # an image may have several labels, or none
 # dataset -> (height, width, channels, classes), so that the shape is known without the dataset's
 # files
-MULTI_LABEL = "benchmarks.invented:several"  # images with any number of labels
 SHAPES = {
     MULTI_LABEL: (8, 8, 1, 10),
     "digits": (8, 8, 1, 10),
@@ -22,7 +22,7 @@ def load(
     process.
 
     image_px: the side of the images of a dataset without a size of its own, which gets three
-    channels, or one with `grey`, and ten classes. An image of `SEVERAL` has the label of each of
+    channels, or one with `grey`, and ten classes. An image of `MULTI_LABEL` has the label of each of
     its first pixels that is bright.
     """
     *shape, classes = (

@@ -1,5 +1,5 @@
-"""The kind of a CPU: its generation and its fastest units. Measurements of unfamiliar kinds are
-kept apart.
+"""The kind of a CPU: its generation and its fastest units. Measurements of different kinds
+are kept apart.
 """
 
 import re

@@ -215,13 +215,13 @@ def table(cases: dict[str, Any]) -> dict[str, Any]:
     head = [
         "hosts x processes, link",
         "images/s",
-        "DDP",
+        "images/s, DDP",
         "ratio",
-        "MB a step",
-        "DDP",
-        "wait ms",
-        "one part",
-        "hidden",
+        "MB sent in a step",
+        "MB sent, DDP",
+        "wait, ms",
+        "wait in one part, ms",
+        "saved by parts",
         "n",
     ]
     return {"head": head, "rows": rows}

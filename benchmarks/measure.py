@@ -32,11 +32,11 @@ from benchmarks import multi_label as pairs
 from benchmarks.common import (
     bare,
     data_option,
-    lockstep as run_lockstep,
     record_of,
     save,
     spread,
     step_s,
+    warn,
 )
 from benchmarks.kinds import kind, slug
 from benchmarks.million import measured as of_pictures
@@ -50,6 +50,8 @@ Figures = dict[str, float]
 # the fastest on this CPU: one without units for bfloat16 takes minutes for a few steps in it
 PRECISION = resolve(get_recipe("cifar10-tutorial").replace(precision="auto"), "cpu")[0].precision
 TUTORIAL = ("cifar10-tutorial", "--precision", PRECISION)
+
+PERCENT = ("accuracy", "calibration error", "coverage", "exchanged labels", "F1", "marked")
 
 
 class Call(NamedTuple):
@@ -95,6 +97,21 @@ def overhead(call: Call) -> Figures:
         "two processes / one, a thread each": two / one,
         "one process, images/s": one,
     }
+
+
+def processes(call: Call) -> Figures:
+    """The time of a step of the two original networks with four towers, by the number of processes,
+    as the header of TensorFlow's cifar10_multi_gpu_train.py has it by the number of GPUs.
+    """
+    figures = {}
+    for name, timed in {"cifar10-tutorial": 20, "mnist": 5}.items():
+        recipe = get_recipe(name)
+        about = f"`{name}`, 4 towers of {recipe.batch // recipe.towers:,} images"
+        for number, unit in {1: "process", 2: "processes", 4: "processes"}.items():
+            words = name, "--precision", PRECISION
+            seconds = step_s(*words, data=call.data, processes=number, towers=4, timed=timed)
+            figures[f"{about}: {number} {unit}, ms"] = 1e3 * seconds
+    return figures
 
 
 def start(call: Call) -> Figures:
@@ -151,28 +168,13 @@ def seeds(call: Call) -> Figures:
     result = train(call, *words, *data_option(call.data))
     figures = {"test accuracy": result["best"]}
     if "accuracy_without_augmentation" in result:
-        figures["test accuracy, one view per image"] = result["accuracy_without_augmentation"]
+        figures["test accuracy without test-time augmentation"] = result[
+            "accuracy_without_augmentation"
+        ]
     if call.timed:
         figures["total time, with evaluation"] = result["total_s"]
         figures["training time"] = result["train_s"]
     return figures
-
-
-def export(call: Call) -> Figures:
-    """Images/s of an exported file of the recipe WHAT, and of Lockstep, on one thread."""
-    run, data = call.folder / "exported", data_option(call.data)
-    if not run.exists():
-        train(
-            call,
-            call.what,
-            *(("--steps", 200) if call.what == TUTORIAL[0] else ()),
-            *data,
-            "--name",
-            run.name,
-        )
-    record = run_lockstep("export", run, "-o", call.folder / f"{call.number}.onnx", data=call.data)
-    found = {"ONNX": record["images_per_s"], "Lockstep": record["images_per_s_lockstep"]}
-    return {f"{call.what}: {name}, images/s": value for name, value in found.items()}
 
 
 def photos(call: Call) -> Figures:
@@ -206,7 +208,7 @@ def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None =
     start = "with another seed" if call.number else "of the first start"
     found = {
         f"{name}: test accuracy": result["best"],
-        f"{name}: accuracy of probabilities (calibration error)": error,
+        f"{name}: expected calibration error": error,
     }
     return {**found, f"{name}: total time {start}": result["total_s"]}
 
@@ -270,7 +272,7 @@ def unequal(call: Call) -> Figures:
             about = f"{source.name}, {ratio} : 1, balanced={setting}"
             figures[f"{about}: test accuracy, mean of the classes"] = statistics.mean(shares)
             confident = result["confident"]
-            figures[f"{about}: share of confident answers (accuracy)"] = confident["images"] / tests
+            figures[f"{about}: coverage"] = confident["images"] / tests
             if confident["images"]:
                 figures[f"{about}: accuracy of confident answers"] = (
                     confident["right"] / confident["images"]
@@ -302,9 +304,7 @@ def labels(call: Call) -> Figures:
     found = record_of(command, **cache)["labels"]
     first = {one["path"] for one in found["doubtful"][: found["images"] // 10]}
     return {
-        f"{Path(call.what).name}: exchanged labels in the first tenth (accuracy)": len(
-            first & wrong
-        )
+        f"{Path(call.what).name}: exchanged labels in the first tenth": len(first & wrong)
         / len(wrong)
     }
 
@@ -327,7 +327,7 @@ def multi_label(call: Call) -> Figures:
         result = train(call, folder, *options, "--seed", call.number)
         exact = of_photos(name, call, result, str(call.folder / "cache"))
         figures |= {what: value for what, value in exact.items() if "time" not in what}
-        figures[f"{name}: macro F1 (accuracy)"] = result["f1"]["macro"]
+        figures[f"{name}: macro F1"] = result["f1"]["macro"]
         confident = result["confident"]
         figures[f"{name}: accuracy of confident labels"] = confident["right"] / confident["labels"]
         if not call.number:
@@ -336,9 +336,8 @@ def multi_label(call: Call) -> Figures:
                 patch.dict(os.environ, {"XDG_CACHE_HOME": str(call.folder / "cache")}),
             ):
                 f1, error = pairs.of_scikit_learn(result["run"])
-                figures[f"{name}: macro F1 of scikit-learn (accuracy)"] = f1
-                of_probabilities = f"{name}: accuracy of scikit-learn's probabilities"
-                figures[f"{of_probabilities} (calibration error)"] = error
+                figures[f"{name}: macro F1 of scikit-learn"] = f1
+                figures[f"{name}: expected calibration error of scikit-learn"] = error
     return figures
 
 
@@ -351,9 +350,9 @@ def unfamiliar(call: Call) -> Figures:
     figures = {}
     for each in sorted(call.data.iterdir()):
         found = [one.answer == "unfamiliar" for one in classifier.predict(each)]
-        figures[f"{Path(call.what).name} marks, of {len(found)} images of {each.name}"] = (
-            statistics.mean(found)
-        )
+        figures[
+            f"trained on {Path(call.what).name}: marked of {len(found)} images of {each.name}"
+        ] = statistics.mean(found)
     return figures
 
 
@@ -429,16 +428,16 @@ ARITHMETICS = {"portable": "--portable", "native": "--no-portable"}
 
 CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round, how many)
     "overhead": (overhead, 5),
+    "processes": (processes, 3),
     "start": (start, 5),
     "seeds": (seeds, 10),
-    "export": (export, 5),
     "photos": (photos, 5),
     "networks": (networks, 5),
     "fit": (fit, 5),
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),
     "labels": (labels, 5),
-    "multi_label": (multi_label, 5),
+    "multi-label": (multi_label, 5),
     "unfamiliar": (unfamiliar, 1),
     "folder": (folder, 3),
     "portable-accuracy": (portable_accuracy, 10),
@@ -467,7 +466,7 @@ def row(name: str, values: list[float]) -> list[str]:
     form, unit = "{:.2f}", " s"
     # Before it, there may be the name of a folder of the user.
     quantity = name.rpartition(": ")[2]
-    if "accuracy" in quantity or " marks, of " in name:
+    if any(word in quantity for word in PERCENT):
         form, unit, values = "{:.2f}", " %", [100 * value for value in values]
     elif name.endswith(("images/s", ", ms")):
         form, unit = "{:,.1f}" if name.endswith("ms") else "{:,.0f}", ""
@@ -502,6 +501,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, help="a folder for files that stay")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
+    warn()
     if options and args.case not in ("seeds", "photos", "networks", "folder"):
         parser.error(f"{args.case} takes no options after --")
     if args.into and args.case not in ("seeds", "million"):
@@ -534,7 +534,7 @@ def main() -> None:
     facts |= of_recipe
     table: dict[str, Any] = {"head": ["what", "result", "n", "range"], "rows": rows}
     precision = of_recipe.get("trains", {}).get("changes", {}).get("precision")
-    if args.case in ("overhead", "start"):
+    if args.case in ("overhead", "processes", "start"):
         precision = PRECISION
     if precision and not args.case.startswith("portable"):  # native runs have another one
         table["precision"] = precision

@@ -1,4 +1,4 @@
-"""Pictures with multi-label data, made of real ones: the case `several` of `python -m
+"""Multi-label pictures, made of real ones: the case `multi-label` of `python -m
 benchmarks.measure`, and what scikit-learn reaches on the same features.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import save, spread
+from benchmarks.common import save, spread, warn
 from lockstep import numerics
 from lockstep.commands.subject import subject_of
 from lockstep.config.overrides import parse
@@ -44,6 +44,7 @@ def main() -> None:
         help="as lockstep train takes it",
     )
     args = parser.parse_args()
+    warn()
     recipe = subject_of(args.recipe, parse(args.set, {})).recipe
     # cuBLAS reads its workspace setting at its first product
     numerics.prepare(recipe.threads_per_tower)

@@ -174,7 +174,14 @@ def main() -> None:
             print(*cells, sep="  ")
             rows.append(cells)
         print(f"    {'whole tower':20} {1e3 * IMAGES / images_per_s:7.1f} ms", flush=True)
-    head = ["recipe", "layers", "ms", "range", "multiplications", "of a product's speed"]
+    head = [
+        "recipe",
+        "layers",
+        "ms",
+        "range",
+        "multiplications, 10^9",
+        "speed, of a matrix product",
+    ]
     table = {"head": head, "rows": rows, "precision": args.precision}
     own = kind() if args.precision == "bfloat16" else f"{kind()} {args.precision}"
     save(f"split-{slug(own)}", {"kind": kind(), "models": record, "table": table})

@@ -40,7 +40,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.age import RESULTS
-from benchmarks.common import save
+from benchmarks.common import save, warn
 
 # The phases, in order: what a process does next.
 PHASES = {
@@ -339,6 +339,7 @@ def main() -> None:
         "--more", action="store_true", help="keep the cases of the record, and try the others"
     )
     arguments = parser.parse_args()
+    warn()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # A program that starts under nohup ignores it.
     found, misses, ended_s, lock = (
         dict[Case, str](),

@@ -2,9 +2,9 @@
 and from the program.
 
 A page has a part between `<!-- NAME: python -m benchmarks.tables writes it -->` and `<!-- end -->`.
-NAME is `settings` or `commands` (see `manual`), or `records`, `joined` or `crossed` and the names
-of records in benchmarks/results/, where * stands for any text. A record carries the table that a
-page shows.
+NAME is `settings` or `commands` (see `manual`), or `records`, `joined`, `crossed` or `many` and the
+names of records in benchmarks/results/, where * stands for any text. A record carries the table
+that a page shows.
 """
 
 import json
@@ -15,10 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks import age, manual
+from benchmarks import manual
 from benchmarks.age import RESULTS
 from lockstep.classify.export import script
-from lockstep.config.overrides import make
 from lockstep.recipes import MEASURED, get_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -34,8 +33,8 @@ FLAGS_OF_ZEN = re.compile(r"(?<=AMD Zen \d) \([^)]*\)")
 SHOWN = {
     "digits": (
         "seeds-digits",
-        "`digits`: test accuracy",
-        "`digits`: total time, with evaluation",
+        "test accuracy",
+        "total time, with evaluation",
         "",
     ),
     "cifar10": ("seeds-cifar10", "test accuracy", "total time, with evaluation", ""),
@@ -67,6 +66,24 @@ SHOWN = {
 }
 
 
+# figure of the records of many pictures -> what the page calls it
+OF_MANY = {
+    "a first start in pieces, to the first step": "first start, interrupted and continued",
+    "first start with a table: start to first step": "first start with a table",
+    "second start: start to first step": "second start",
+    "second start with a table: start to first step": "second start with a table",
+    "one picture more: start to first step": "start after one picture was added",
+    "10,000 pictures: start to first step": "second start with 10,000 pictures",
+    "a step / that with 10,000 pictures": "time of a step, over that with 10,000 pictures",
+    "second start: memory of the launcher": "memory of the launcher",
+    "second start: memory of a worker": "memory of a worker process",
+    "data check: total time": "`lockstep data check`",
+    "report: total time": "`lockstep report`, 20,000 test pictures",
+    "predict: total time": "`lockstep predict` of all pictures",
+    "Ctrl-C to the end, at worst": "Ctrl-C in a first start, to the end, worst of five",
+}
+
+
 def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> dict[str, Any]:
     """Return what `lockstep recipes` shows of a record: also the machine and the options that its
     figures are of, and the command that made it.
@@ -78,7 +95,7 @@ def shown(recipe: str, record: str, accuracy: str, time: str, images: str) -> di
     if precision and get_recipe(recipe).precision != "auto":  # Else the hardware chooses it.
         how += f", --precision {precision}"
     return {
-        "accuracy": results[accuracy].removesuffix(" (mean)"),
+        "accuracy": results[accuracy],
         "time": results[time] if time else "-",
         "about": [how, *[f"images of {images}"] * bool(images)],
         "command": content["command"],
@@ -107,9 +124,8 @@ def part(kind: str, *names: str) -> str:
     if kind in ("settings", "commands"):
         return manual.text(kind)
     found = [name for pattern in names for name in records(pattern)]
-    if kind in ("joined", "crossed"):
-        rows = joined(found) if kind == "joined" else crossed(found)
-        return f"{rows}\n\n{made(found)}"
+    if kind in FORMS:
+        return FORMS[kind](found)
     return "\n\n".join(f"{caption(name)}\n\n{table(name)}" for name in found)
 
 
@@ -122,8 +138,11 @@ def records(pattern: str) -> list[str]:
 
 
 def load(record: str) -> Any:
-    """Return the content of benchmarks/results/`record`.json."""
-    return json.loads((RESULTS / f"{record}.json").read_text())
+    """Return the content of benchmarks/results/`record`.json. Raises: ValueError."""
+    content = json.loads((RESULTS / f"{record}.json").read_text())
+    if not re.fullmatch("[0-9a-f]{7,}", content.get("commit", "")):
+        raise ValueError(f"{record} is not of a commit without changes: measure it again")
+    return content
 
 
 def table(record: str) -> str:
@@ -140,48 +159,60 @@ def table(record: str) -> str:
 
 def joined(names: list[str]) -> str:
     """Return one table of all rows of these records, each with a link to its record."""
-    rows = [[link(name, row[0]), *row[1:]] for name in names for row in load(name)["table"]["rows"]]
-    return "\n".join(lines(load(names[0])["table"]["head"], rows))
+    tables = {name: load(name)["table"] for name in names}
+    rows = {
+        name: [[link(name, first), *rest] for first, *rest in one["rows"]]
+        for name, one in tables.items()
+    }
+    return dated(tables[names[0]]["head"], rows)
 
 
 def crossed(names: list[str]) -> str:
     """Return one table of these records, whose rows are "SUBJECT: QUANTITY" (or ", of "), result, n
     and range: a row for each subject, with a link to its record, and a column for each quantity.
     """
-    cells: dict[str, dict[str, str]] = {}
+    cells: dict[str, dict[str, dict[str, str]]] = {}
     for name in names:
         for what, result, n, spread in load(name)["table"]["rows"]:
             subject, _, quantity = what.replace(", of ", ": ").rpartition(": ")
             known = f"n {n}" if spread == "one run" else f"{spread}, n {n}"
-            cells.setdefault(link(name, subject), {})[quantity] = f"{result} ({known})"
-    quantities = list(dict.fromkeys(quantity for row in cells.values() for quantity in row))
-    rows = [
-        [subject, *(row.get(quantity, "") for quantity in quantities)]
-        for subject, row in cells.items()
-    ]
-    return "\n".join(lines(["what", *quantities], rows))
+            row = cells.setdefault(name, {}).setdefault(link(name, subject), {})
+            row[quantity] = f"{result} ({known})"
+    found = [row for of_record in cells.values() for row in of_record.values()]
+    quantities = list(dict.fromkeys(quantity for row in found for quantity in row))
+    rows = {
+        name: [[what, *(row.get(one, "") for one in quantities)] for what, row in of_record.items()]
+        for name, of_record in cells.items()
+    }
+    return dated(["what", *quantities], rows)
 
 
-def made(names: list[str]) -> str:
-    """Return the line below a table of several records: on which machines, and which of them by
-    older code or another recipe.
+def many(names: list[str]) -> str:
+    """Return one table of these records of many pictures, whose rows are "QUANTITY, NUMBER
+    pictures": a column for each record, a row for each quantity of `OF_MANY`.
     """
-    by = defaultdict[str, dict[str, list[str]]](lambda: defaultdict(list))
-    for name in names:
-        content = load(name)
-        about = ", by another recipe" * bool(changed(content))
-        about += ", by older code" * (not age.is_of_today(name, content))
-        by[machine(content).removesuffix(", 2 cores")][about].append(name)
-    found = {about for abouts in by.values() for about in abouts}
-    if len(by) > 1 and len(found) == 1:  # their rows name the machines
-        return f"All{found.pop().replace(',', '', 1)}." if any(found) else ""
-    texts = [
-        f"{', '.join(same)} on {cpu}{about}" if len(abouts) > 1 else f"on {cpu}{about}"
-        for cpu, abouts in by.items()
-        for about, same in abouts.items()
-    ]
-    text = "; ".join(texts)
-    return f"{text[0].upper()}{text[1:]}."
+    columns = {name: defaultdict[str, str](str) for name in names}
+    counts = {}
+    for name, column in columns.items():
+        for what, result, n, spread in load(name)["table"]["rows"]:
+            quantity, counts[name] = re.fullmatch(r"(.+), ([\d,]+ pictures)", what).groups()
+            column[quantity] = result if n == "1" else f"{result} ({spread}, n {n})"
+    rows = [[text, *(columns[name][one] for name in names)] for one, text in OF_MANY.items()]
+    head = ["what", *(link(name, counts[name]) for name in names)]
+    origins = "; ".join(f"{counts[name]} on {made(load(name))}" for name in names)
+    return "\n".join([*lines(head, rows), "", f"{origins}."])
+
+
+def dated(head: list[str], rows: dict[str, list[list[str]]]) -> str:
+    """Return one table of the rows of several records: machine, commit and date are a column, or
+    where they are equal the line below.
+    """
+    origins = {name: made(load(name)) for name in rows}
+    if len(set(origins.values())) == 1:
+        found = [row for of_record in rows.values() for row in of_record]
+        return "\n".join([*lines(head, found), "", f"Measured on {next(iter(origins.values()))}."])
+    found = [[*row, origins[name]] for name, of_record in rows.items() for row in of_record]
+    return "\n".join(lines([*head, "measured on"], found))
 
 
 def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -193,23 +224,22 @@ def lines(head: list[str], rows: list[list[str]]) -> Iterator[str]:
 
 
 def caption(record: str) -> str:
-    """Return the line above a table: command, machine and record, and whether its recipe or the
-    code has changed since.
-    """
+    """Return the line above a table: command, machine, commit, date and record."""
     content = load(record)
-    command = f"`{content['command']}`" if "command" in content else "No command of this repository"
-    precision = f"; {content['table']['precision']}" if "precision" in content["table"] else ""
-    since = changed(content) + ("" if age.is_of_today(record, content) else "; by older code")
-    return f"{command} on {machine(content)} ({link(record, record)}{precision}{since}):"
+    precision = f", {content['table']['precision']}" if "precision" in content["table"] else ""
+    changed = ", on changed source" if "changed" in content else ""
+    about = f"{made(content)}{changed}{precision}"
+    return f"`{content['command']}` on {about} ([record](../benchmarks/results/{record}.json)):"
 
 
 def machine(content: Any) -> str:
     """Return the CPU of a record and its number of cores."""
-    host = content.get("machine", {})
-    cpu = content.get("kind") or host.get("cpu", "machines of the originals").replace("(R)", "")
-    return (
-        f"{cpu.removesuffix(' Processor')}, {host['cores']} cores" if "cores" in host else str(cpu)
-    )
+    return f"{content['kind']}, {content['machine']['cores']} cores"
+
+
+def made(content: Any) -> str:
+    """Return on which machine, from which commit and when a record was made."""
+    return f"{machine(content)}, commit {content['commit'][:7]}, {content['date']}"
 
 
 def link(record: str, text: str) -> str:
@@ -217,18 +247,7 @@ def link(record: str, text: str) -> str:
     return f"[{text}](../benchmarks/results/{record}.json)"
 
 
-def changed(content: Any) -> str:
-    """Return "" if today's recipe is that of the record, as far as it states one; else both
-    digests.
-    """
-    if (trains := content.get("trains")) is None:
-        return ""
-    today = make(get_recipe(trains["recipe"]).model_dump(mode="json"), trains["changes"]).digest()
-    return (
-        ""
-        if today == trains["digest"]
-        else f"; another recipe: digest `{trains['digest'][:8]}`, now `{today[:8]}`"
-    )
+FORMS = {"joined": joined, "crossed": crossed, "many": many}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from benchmarks.common import record_of, save
+from benchmarks.common import record_of, save, warn
 
 ROOT = Path(__file__).parents[1]
 RUNS: dict[str, list[object]] = {
@@ -63,6 +63,7 @@ def found(release: str, folder: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("releases", nargs="+", help="as in 2.13.0")
+    warn()
     rows = []
     for release in parser.parse_args().releases:
         with tempfile.TemporaryDirectory(prefix="lockstep-versions-") as folder:

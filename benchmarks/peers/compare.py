@@ -3,19 +3,18 @@
 
 MODEL is cifar10-tutorial or mnist. Each round runs every program once, on two cores: Lockstep and
 the DDP script as two processes with one thread each, TensorFlow with two towers in one process and
-its default number of threads. The settings of a peer are the fastest of those that were tried, once
-each. The record lists them.
+its default number of threads. The DDP script runs in both layouts of memory, and the table compares
+with the faster one. The record lists the settings of each program.
 
 The throughput of a program is the median over the rounds. In a round it is the median over
 intervals, or for Lockstep the mean without the first five steps. Only programs of equal precision
 are compared.
 
-Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces.
-Rows of programs that are not part of this repository stay in it. It is written after every round.
+Each kind of CPU (`benchmarks.kinds`) has its own record, which only a run on that kind replaces. It
+is written after every round.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,16 +22,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.age import RESULTS
-from benchmarks.common import record_of, save, spread, train
+from benchmarks.common import record_of, save, spread, train, warn
 from benchmarks.kinds import kind, slug
 from lockstep import hardware
 
 Record = dict[str, Any]
 Round = dict[str, float]  # program and precision -> images/s
-PEERS = {"tensorflow": "TensorFlow", "pytorch ddp": "PyTorch DDP"}
+# program -> what the table calls it
+PEERS = {
+    "tensorflow": "TensorFlow",
+    "pytorch ddp": "PyTorch DDP",
+    "pytorch ddp contiguous": "PyTorch DDP",
+}
 HEAD = ["recipe", "kind of CPU", "precision", "Lockstep, images/s"]
-HEAD += [f"over {name}" for name in PEERS.values()]
+COLUMNS = tuple(dict.fromkeys(PEERS.values()))
+HEAD += [f"over {name}" for name in COLUMNS]
 
 
 def lockstep(args: argparse.Namespace, precision: str) -> Callable[[], Record]:
@@ -85,26 +89,12 @@ def programs(args: argparse.Namespace) -> dict[str, Callable[[], Record]]:
         runs[f"tensorflow {precision}"] = peer(
             [args.tensorflow], tensorflow, "--towers", "2", *words, args=args
         )
-        words.append("--channels-last")
         words += ["--model", "mnist", "--batch", "1024"] * (args.model == "mnist")
-        runs[f"pytorch ddp {precision}"] = peer(
-            torchrun, "benchmarks.peers.pytorch_ddp", *words, args=args
-        )
+        for layout, more in {"": ["--channels-last"], " contiguous": []}.items():
+            runs[f"pytorch ddp{layout} {precision}"] = peer(
+                torchrun, "benchmarks.peers.pytorch_ddp", *words, *more, args=args
+            )
     return runs
-
-
-def earlier(file: Path) -> Record:
-    """Return the record in `file`; an empty one if there is none."""
-    none: Record = {"rows": [], "rounds": [], "programs": {}}
-    return none | (json.loads(file.read_text()) if file.exists() else {})
-
-
-def of_other_programs(record: Record, made: list[Record]) -> list[Record]:
-    """Return the rows of programs that this one does not run, and that may be faster: a run must
-    not hide them.
-    """
-    ran = {None, *(row["program"] for row in made)}
-    return [row for row in record["rows"] if row.get("program") not in ran]
 
 
 def peer_options(description: str | None) -> argparse.ArgumentParser:
@@ -125,7 +115,8 @@ def peer_options(description: str | None) -> argparse.ArgumentParser:
 
 
 def refuse_without(python: str) -> None:
-    """Raise a SystemExit that says what to do, if `python` cannot import tensorflow."""
+    """Raise a SystemExit that says what to do, if `python` cannot import tensorflow. See `warn`."""
+    warn()
     try:
         done = subprocess.run(
             [python, "-c", "import tensorflow"], capture_output=True, text=True, check=False
@@ -176,30 +167,26 @@ def rows(rounds: list[Round], programs: dict[str, Record]) -> list[Record]:
 
 
 def table(model: str, cpu: str, rows: list[Record]) -> Record:
-    """Return rows as docs show them, one for each precision, in bold where a peer is faster."""
-    by: dict[str, dict[str, list[str]]] = {}
-    for row in rows:
+    """Return rows as docs show them, one for each precision, against the faster layout of a peer. A
+    ratio below 1 is in bold: the peer is faster.
+    """
+    by: dict[str, dict[str, str]] = {}
+    for row in sorted(rows, key=lambda row: (row["precision"], -row["ratio"])):
         ratio = shown(row, ".2f", "ratio")
-        if "source" in row:
-            ratio += f" ({row['source']})"
-        slower = float(row["ratio"] if "ratio" in row else row["min"]) < 1
-        ours = shown(row.get("lockstep_images_per_s", {}), ",.0f", "median")
-        found = by.setdefault(row["precision"], {"": [ours]})
-        found.setdefault(row["peer"], []).append(f"**{ratio}**" if slower else ratio)
-    columns = ["", *PEERS.values()]
+        ours = shown(row["lockstep_images_per_s"], ",.0f", "median")
+        found = by.setdefault(row["precision"], {"": ours})
+        found[row["peer"]] = f"**{ratio}**" if row["ratio"] < 1 else ratio
     texts = [
-        [f"`{model}`", cpu, precision, *("; ".join(found.get(name, [])) for name in columns)]
+        [f"`{model}`", cpu, precision, *(found[name] for name in ("", *COLUMNS))]
         for precision, found in by.items()
     ]
     return {"head": HEAD, "rows": texts}
 
 
 def shown(found: Record, form: str, key: str) -> str:
-    """Return `key` of `found`, then its range and n in brackets; what it lacks is left out."""
-    texts = [format(found[key], form)] if key in found else []
-    texts += [f"{found['min']:{form}} to {found['max']:{form}}"] if "min" in found else []
-    texts += [f"n {found['n']}"] if "n" in found else []
-    return f"{texts[0]} ({', '.join(texts[1:])})" if texts[1:] else "".join(texts)
+    """Return `key` of `found`, with its range and n in brackets."""
+    spread = f"{found['min']:{form}} to {found['max']:{form}}"
+    return f"{found[key]:{form}} ({spread}, n {found['n']})"
 
 
 def main() -> None:
@@ -212,7 +199,6 @@ def main() -> None:
         raise SystemExit(f"give it two cores, not {hardware.cores()}: taskset -c 0,1 python -m ...")
     cpu, runs = kind(), programs(args)
     name = f"peers-{args.model}-{slug(cpu)}"
-    before = earlier(RESULTS / f"{name}.json")
     rounds: list[Round] = []
     ran: dict[str, Record] = {}
     sys.argv[1:] = [args.model, "--data", "DIR", "--tensorflow", "PYTHON"]
@@ -225,9 +211,8 @@ def main() -> None:
             print(f"{program:22} {made[program]:7.0f} images/s", flush=True)
         rounds.append(made)
         found = rows(rounds, ran)
-        both = [*found, *of_other_programs(before, found)]
-        found_table = table(args.model, cpu, both)
-        facts = {"rows": both, "rounds": rounds, "programs": ran}
+        found_table = table(args.model, cpu, found)
+        facts = {"rows": found, "rounds": rounds, "programs": ran}
         save(name, {"kind": cpu, "table": found_table, **facts})
         print(*map("  ".join, found_table["rows"]), sep="\n")
 

@@ -193,7 +193,7 @@ def main() -> None:
             started = time.perf_counter()
     if dist.get_rank() == 0:
         report(args, rates[1:], float(loss.detach()))
-    dist.barrier()  # Gloo may abort a process that leaves while another one is still connected.
+    dist.barrier()  # A process that leaves while its peer still reports may abort.
     dist.destroy_process_group()
 
 

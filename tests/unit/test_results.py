@@ -6,11 +6,10 @@ import inspect
 import json
 import re
 import sys
-from fnmatch import fnmatch
 from xml.etree import ElementTree
 
 import pytest
-from benchmarks import age, common, kinds, pictures, tables
+from benchmarks import age, common, kinds, measure, pictures, tables
 from benchmarks.peers import compare
 
 from lockstep.errors import CRASH, DATA, ENVIRONMENT, USAGE
@@ -43,70 +42,146 @@ def test_the_recipes_show_the_figures_of_their_records():
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_record_has_a_table_a_machine_and_a_command(record):
+def test_every_record_has_a_table_and_says_how_it_was_made(record):
     content = tables.load(record)
     head, rows = content["table"]["head"], content["table"]["rows"]
     assert rows
     assert {len(row) for row in rows} == {len(head)}
-    assert tables.caption(record).count(record)
-    program = re.match(r"python -m (benchmarks[\w.]+)", content.get("command", ""))
-    assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file(), content[
-        "command"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", content["date"])
+    assert tables.caption(record).startswith(f"`{content['command']}` on {content['kind']}, ")
+    program = re.match(r"python -m (benchmarks[\w.]+)", content["command"])
+    assert program or content["command"].startswith("lockstep train ")
+    assert not program or (tables.ROOT / f"{program[1].replace('.', '/')}.py").is_file()
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_every_table_states_machine_commit_and_date_of_its_records(page):
+    for found in tables.PART.finditer(page.read_text()):
+        kind, *patterns = found[2].split()
+        for name in [name for pattern in patterns for name in tables.records(pattern)]:
+            origin = tables.FLAGS_OF_ZEN.sub("", tables.made(tables.load(name)))
+            assert origin in found[0], f"{kind} {name}"
+
+
+def test_tables_of_several_origins_have_a_column_of_them():
+    one, other = "seeds-digits", "seeds-cifar10"
+    same = tables.dated(["what"], {one: [["a"], ["b"]]})
+    assert same.endswith(f"\n\nMeasured on {tables.made(tables.load(one))}.")
+    head, _, *rows = tables.dated(["what"], {one: [["a"]], other: [["b"]]}).splitlines()
+    assert head == "| what | measured on |"
+    assert rows == [
+        f"| {cell} | {tables.made(tables.load(name))} |"
+        for cell, name in (("a", one), ("b", other))
     ]
 
 
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_record_is_of_todays_code_or_says_why_it_is_not(record):
-    content = tables.load(record)
-    assert age.is_known(record, content), "make it again, or: python -m benchmarks.age WHY"
-    assert age.is_of_today(record, content) or content["older"]["why"]
+@pytest.mark.parametrize(
+    ("name", "values", "result"),
+    [
+        ("flowers: test accuracy", [0.5, 0.75], ["62.50 %", "2", "50.00 to 75.00"]),
+        ("coverage: total time", [2.0, 3.0, 7.0], ["3.00 s", "3", "2.00 to 7.00"]),
+        ("`mnist`, 4 towers of 1,024 images: 1 process, ms", [1234.5], ["1,234.5", "1", "one run"]),
+        ("two processes / one, a thread each", [1.5], ["1.50 times", "1", "one run"]),
+    ],
+)
+def test_the_name_of_a_figure_decides_its_unit(name, values, result):
+    assert measure.row(name, values) == [name, *result]
 
 
-def test_the_code_of_a_record_is_that_which_decides_it():
-    assert len({age.code(record) for record in ("seeds-digits", "serve", "million-100000")}) == 3
-    assert age.code("seeds-digits") == age.code("mnist-200-portable")
-    assert age.is_known("serve", {"code": age.code("serve")})
-    assert age.is_known("serve", {"code": "0", "older": {"code": age.code("serve")}})
-    assert not age.is_known("serve", {"code": "0", "older": {"code": "0"}})
-    assert not age.is_known("serve", {})
-    assert age.code("seeds-cifar10") != age.code("seeds-cifar10-portable")
-    assert age.code("seeds-mnist") != age.code("seeds-photos")
+def test_no_table_shows_a_record_of_changed_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    for commit in ("1234567-dirty", ""):
+        (tmp_path / "serve.json").write_text(json.dumps({"commit": commit}))
+        with pytest.raises(ValueError, match="measure it again"):
+            tables.load("serve")
 
 
-def test_a_reason_is_added_to_those_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(age, "RESULTS", tmp_path)
-    record = tmp_path / "serve.json"
-    record.write_text(json.dumps({"code": "0", "older": {"code": "1", "why": ["first"]}}))
-    for why in ("second", "not said: today's code is known"):
-        monkeypatch.setattr(sys, "argv", ["age", why])
-        age.main()
-    older = json.loads(record.read_text())["older"]
-    assert older == {"code": age.code("serve"), "why": ["first", "second"]}
+def test_age_finds_the_files_that_decide_a_record(monkeypatch):
+    files = ("README.md", "src/lockstep/core/tree.py", "src/lockstep/head/features.py")
+    monkeypatch.setattr(age, "changes", lambda commit: files if commit == "1234567" else None)
+    known = {"commit": "1234567", "date": "2026-11-28"}
+    assert age.age("serve", known).endswith(f"changed since: {files[1]} {files[2]}")
+    assert age.age("seeds-digits", known).endswith(f"changed since: {files[1]}")
+    assert "does not have the commit" in age.age("serve", known | {"commit": "7654321"})
+    files = files[:1]
+    assert age.age("serve", known).endswith("nothing changed since")
 
 
-def test_a_table_of_several_records_says_which_are_older():
-    ages = {name: age.is_of_today(name, tables.load(name)) for name in RECORDS}
-    for page in tables.PAGES:
-        for found in tables.PART.finditer(page.read_text()):
-            kind, *patterns = found[2].split()
-            names = [name for pattern in patterns for name in RECORDS if fnmatch(name, pattern)]
-            if kind in ("joined", "crossed"):
-                last = found[0].splitlines()[-3]
-                assert last.count("by older code") >= (not all(ages[name] for name in names))
-                assert names
+@pytest.mark.parametrize(
+    ("file", "decided", "not_decided"),
+    [
+        ("src/lockstep/kernels/portable/registry.py", "seeds-digits", "seeds-cifar10"),
+        ("src/lockstep/classify/predict.py", "serve", "seeds-digits"),
+        ("benchmarks/million.py", "million-100000", "serve"),
+        ("src/lockstep/launch/submit.py", "start", "seeds-digits"),
+    ],
+)
+def test_the_map_of_records_and_files(file, decided, not_decided):
+    assert (tables.ROOT / file).is_file()
+    assert age.decides(decided, file)
+    assert not age.decides(not_decided, file)
 
 
-def test_a_record_gives_way_only_to_one_with_as_many_rounds(tmp_path, monkeypatch):
+def test_the_map_names_files_that_exist():
+    also = {part for parts in age._ALSO.values() for part in parts}
+    for part in {*age._ALWAYS, *age._NEVER, age._HEAD, age._PORTABLE, *also}:
+        assert any((tables.ROOT / place / part).exists() for place in ("", "src/lockstep"))
+
+
+def test_changes_are_those_of_git():
+    head = age.git("rev-parse", "HEAD").strip()
+    assert {*age.changes(head)} <= {*age.git("diff", "--name-only", "HEAD").splitlines()}
+    assert age.changes("0" * 40) is None
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """An empty folder of records, in a clone without changes."""
+    folder = tmp_path / "benchmarks/results"
+    monkeypatch.setattr(common, "RESULTS", folder)
+    monkeypatch.setattr(common, "TREE", ("1234567", ""))
+    monkeypatch.setattr(common, "tree", lambda: ("1234567", ""))
     monkeypatch.setattr(sys, "argv", [str(tables.ROOT / "benchmarks/measure.py"), "a b", "--d=/x"])
-    table = {"head": ["what"], "rows": [["it"]]}
-    results = tmp_path / "benchmarks/results"
+    return folder
+
+
+TABLE = {"head": ["what"], "rows": [["it"]]}
+
+
+def test_a_record_gives_way_only_to_one_with_as_many_rounds(results):
     for rounds in ([1, 2], [3], [4, 5]):
-        common.save("serve", {"table": table, "rounds": rounds}, results)
+        common.save("serve", {"table": TABLE, "rounds": rounds})
     kept = json.loads((results / "serve.json").read_text())
     assert kept["rounds"] == [4, 5]
-    less = tmp_path / "bench-results/serve.json"
+    less = results.parents[1] / "bench-results/serve.json"
     assert json.loads(less.read_text())["rounds"] == [3]
     assert kept["command"] == "python -m benchmarks.measure 'a b' --d=DIR"
+    assert kept["commit"] == "1234567"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (
+            ("1234567", " M README.md\n"),
+            None,
+            "1 files differ from commit 1234567, such as README.md",
+        ),
+        (("1234567", ""), ("7654321", ""), "the files of commit 1234567 changed"),
+        (None, None, "this is no git clone"),
+    ],
+)
+def test_a_record_of_changed_files_is_refused(results, monkeypatch, capsys, before, after, why):
+    monkeypatch.setattr(common, "TREE", before)
+    monkeypatch.setattr(common, "tree", lambda: after)
+    common.warn()
+    common.save("serve", {"table": TABLE})
+    out, err = capsys.readouterr()
+    assert why in out
+    assert why in err
+    assert not results.exists()
+    made = json.loads((results.parents[1] / "bench-results/serve.json").read_text())
+    assert made["commit"].endswith("-dirty")
 
 
 def numbers(text):

@@ -3,7 +3,7 @@ time.
 
 Why: MKL gives AMD's CPUs its AVX2 kernels, and matrix units make the transforms of Winograd's
 scheme the slower part. So one library is not the fastest on all.
-Gain: up to 2 times in dense layers and in 3x3 convolutions (docs/results.md).
+Gain: up to 2 times in dense layers and in 3x3 convolutions (benchmarks/lab-notes.md).
 Exact: a choice decides bits, so it is a function of the kind of CPU alone, and belongs to native
 arithmetic, which the probe compares between processes.
 """

@@ -1,7 +1,7 @@
 """3x3 and 5x5 convolutions with a sixth to a half of the multiplications (Winograd's scheme).
 
 Why: wide convolutions take most of a step, and run at the peak of a core's multiplications.
-Gain: 1.7 to 2 times in those of `mnist` on AMD Zen 4 (docs/results.md).
+Gain: 1.7 to 2 times in those of `mnist` on AMD Zen 4 (benchmarks/lab-notes.md).
 Exact: not to the last bit of a direct convolution, but all processes choose the same scheme and
 tiles, so native arithmetic has one result. Portable arithmetic does not use it.
 
