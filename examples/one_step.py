@@ -21,12 +21,13 @@ numerics.prepare(threads=1)
 import torch  # noqa: E402
 from torch.distributed import FileStore  # noqa: E402
 
-from lockstep import Reduction, Tower  # noqa: E402
 from lockstep.config import overrides  # noqa: E402
 from lockstep.core.evaluation import evaluate  # noqa: E402
 from lockstep.core.group import Group, connect  # noqa: E402
 from lockstep.core.model import Model  # noqa: E402
 from lockstep.core.monitor import Monitor  # noqa: E402
+from lockstep.core.reduction import Reduction  # noqa: E402
+from lockstep.core.tower import Tower  # noqa: E402
 from lockstep.data import DATASETS  # noqa: E402
 from lockstep.schema import load_object  # noqa: E402
 

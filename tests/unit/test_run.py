@@ -186,7 +186,7 @@ def test_a_file_that_this_user_may_not_read_is_not_damaged(stopped, monkeypatch,
         "recipe.json": run.recipe,
         "environment.json": run.sessions,
         "metrics.jsonl": run.metrics,
-        ".lock": run.is_held,
+        ".lock": lambda: is_held(run.path),
     }
     with lockstep_error(f"this user may not read .*{name}: ask its owner") as raised:
         read[name]()

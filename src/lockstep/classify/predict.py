@@ -31,7 +31,7 @@ from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
 from lockstep.launch.modes import without_modes
 from lockstep.messages import logger
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import Prediction, judged, prediction_of, with_evidence
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
@@ -195,17 +195,16 @@ class Classifier:
         with self._computing(), self._turn, hardware.memory_named(_END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
-            prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
+            prediction = prediction_of(name, row[0], self.classes, top, self.thresholds)
             if prediction.index is None:
                 return prediction
             if evidence:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
-                prediction = prediction.with_evidence(
-                    class_activation_map(self._backbone, self._network, image, shown)
-                )
+                maps = class_activation_map(self._backbone, self._network, image, shown)
+                prediction = with_evidence(prediction, maps)
         with self._computing():
-            return prediction.judged(self.confidence, inputs, self.classes)
+            return judged(prediction, self.confidence, inputs, self.classes)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if

@@ -15,6 +15,8 @@ Examples:
   lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +33,7 @@ from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, is_held, no_checkpoint
 from lockstep.runs.statefile import DamagedFileError, step_or_best
 from lockstep.text import counted, label_rows, loss_text, scores_text
 
@@ -308,7 +310,7 @@ def watched(
         ended, paths = Run.open(run.path).complete, run.files
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
-            raise run.no_checkpoint()
+            raise no_checkpoint(run)
         new = [step for step in (sound[-1:] if once else sound) if step not in log.done]
         if not new and (once or ended):
             break
@@ -326,7 +328,7 @@ def watched(
             log.add(record, time.time())
             yield WatchedRecord(**record)
             continue
-        if not (waiting or (paths and run.is_held())):
+        if not (waiting or (paths and is_held(run.path))):
             warn(
                 f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
                 f"{option('once', True)} to stop here"

@@ -5,6 +5,8 @@ Examples:
   lockstep export model.safetensors -o digits.onnx --data DIR
 """
 
+from __future__ import annotations
+
 import shlex
 from dataclasses import dataclass, field
 from importlib.metadata import version

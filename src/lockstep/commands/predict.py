@@ -1,5 +1,7 @@
 """lockstep.load, and `lockstep predict`."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ def load(
     trust_code: bool = False,
     device: str = "auto",
     confident: float = 0.95,
-) -> "Classifier":
+) -> Classifier:
     """Load the classifier of a run or a file, to use it in this program.
 
     The classifier preprocesses images as an evaluation does, and computes in the precision of the
@@ -54,7 +56,7 @@ def load(
     return classifier.load(source, checkpoint, trust_code, device, confident)
 
 
-def load_in_own_program(*arguments: Any) -> "Classifier":
+def load_in_own_program(*arguments: Any) -> Classifier:
     """Return what `load` returns for the `arguments`. Set the recipe's flags and number of threads,
     before and after torch is imported.
     """

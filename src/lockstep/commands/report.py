@@ -5,6 +5,8 @@ Examples:
   lockstep report runs/first -o first.html
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -16,7 +18,7 @@ from lockstep.files import deliver, given
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone
 from lockstep.messages import muted
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, no_checkpoint
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def report(
     if output is not None:
         require_writable(path, force)
     if not opened.steps:
-        raise opened.no_checkpoint()
+        raise no_checkpoint(opened)
     record, lacking = None, None
     try:
         with muted(quiet):

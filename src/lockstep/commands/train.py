@@ -14,6 +14,8 @@ Examples:
   lockstep show digits > mine.toml; lockstep train mine.toml
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
