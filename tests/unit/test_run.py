@@ -15,7 +15,7 @@ from tests.helpers import lockstep_error, recipe_with
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, is_held
 from lockstep.runs.run_folder import RunFolder, refuse_existing
 
 RECIPE = get_recipe("digits")

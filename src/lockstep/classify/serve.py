@@ -367,9 +367,8 @@ class _Service:
         if "input" in shown:
             shown["input"] = url_of(pixels)
         if "evidence" in shown and prediction.evidence is not None:
-            lit = {
-                label: url_of(picture) for label, picture in spotlights(prediction, pixels).items()
-            }
+            lights = spotlights(prediction, pixels)
+            lit = {label: url_of(picture) for label, picture in lights.items()}
             shown["evidence"] = lit[str(prediction.label)] if prediction.labels is None else lit
         return shown
 
