@@ -3,9 +3,8 @@
     python examples/one_step.py digits --processes 2
     python examples/one_step.py cifar10-tutorial --data FOLDER --towers 4 --processes 4 --steps 100
 
-It reads like TensorFlow's multi-GPU tutorial: tower_loss is `Tower`, average_gradients `Reduction`
-and a division, apply_gradients and the moving averages `State.apply`. `lockstep train` adds
-downloads, checkpoints, restarts and reports.
+It reads like TensorFlow's multi-GPU tutorial: tower_loss is `Tower`, average_gradients `Reduction`,
+and apply_gradients `State.apply`. `lockstep train` adds downloads, checkpoints and restarts.
 """
 
 import argparse
