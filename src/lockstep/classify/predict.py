@@ -3,13 +3,13 @@ evaluation does.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -127,16 +127,40 @@ class Classifier:
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
-    def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
-        """Return the Prediction of one image, or a list of those of several, in their order.
+    @overload
+    def predict(self, sources: Source, top: int = 1, evidence: bool = False) -> Prediction: ...
 
-        One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
-        image, or an array or tensor uint8 [H, W] or [H, W, C], whose colours are RGB: an image that
-        OpenCV has read is `image[..., ::-1]`. Several are an iterable of these, a folder (with its
-        subfolders, sorted by name), or an array or tensor [N, H, W, C]. With `evidence`, each
-        prediction has its evidence, which takes about as long again.
+    @overload
+    def predict(
+        self, sources: Iterable[Source], top: int = 1, evidence: bool = False
+    ) -> list[Prediction]: ...
 
-        Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
+    def predict(
+        self, sources: Sources, top: int = 1, evidence: bool = False
+    ) -> Prediction | list[Prediction]:
+        """Classify one image or several.
+
+        Args:
+            sources: One image: the path of a file, a file that is open in mode "rb", its bytes, a
+                Pillow image, or an array or tensor uint8 [H, W] or [H, W, C] in RGB (for an image
+                that OpenCV has read, `image[..., ::-1]`). Or several: an iterable of these, a
+                folder with its subfolders, or an array or tensor [N, H, W, C]. A type checker takes
+                a single path or array for one image, so put a folder into a list: `["photos/"]`.
+            top: How many of the most probable classes each prediction has.
+            evidence: Whether each prediction has its evidence, which takes about as long again.
+
+        Returns:
+            The prediction of one image; or the predictions of several, in their order, and those of
+            a folder sorted by name.
+
+        Raises:
+            LockstepError: The one image does not exist or cannot be read. Of several, such an image
+                has a prediction with an `error`, and the others are classified. See also
+                `predict_each`.
+
+        Examples:
+            >>> classifier.predict("cat.jpg").label
+            >>> [p.label for p in classifier.predict(["cat.jpg", "photos/"])]
         """
         predictions = self.predict_each(sources, top, evidence)
         if not is_one(sources):
