@@ -11,9 +11,10 @@ def main() -> None:
     by = {product: unit for unit, products in units.items() for product in products}
     backend = ", ".join(f"{by[name]} for {name}" for name in ("matrix products", "convolutions"))
     head = ["kind of CPU", "weights of whole `digits`", "backend"]
-    table = {"head": head, "rows": [[kind(), f"`{found[:8]}`", backend]]}
+    row = [kind(), f"`{found[:8]}`", backend]
+    table = {"head": head, "rows": [row]}
     save(f"portable-digits-{slug(kind())}", {"weights_sha256": found, "table": table})
-    print(*table["rows"][0], sep="  ")
+    print(*row, sep="  ")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ def load(
     process.
 
     image_px: the side of the images of a dataset without a size of its own, which gets three
-    channels, or one with `grey`, and ten classes. An image of `MULTI_LABEL` has the label of each of
-    its first pixels that is bright.
+    channels, or one with `grey`, and ten classes. An image of `MULTI_LABEL` has the label of each
+    of its first pixels that is bright.
     """
     *shape, classes = (
         (image_px, image_px, 1 if grey else 3, 10) if image_px is not None else SHAPES[name]

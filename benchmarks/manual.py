@@ -1,5 +1,5 @@
 """The manual's tables of options and settings: `python -m benchmarks.tables` writes them into
-docs/usage.md.
+docs/settings.md.
 
 Options come from the command line's own parameters, settings from the fields of Recipe.
 """
@@ -26,6 +26,14 @@ NAMES = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
+# the first setting of a section -> its heading
+SECTIONS = {
+    "name": "Data",
+    "model": "Model and input",
+    "towers": "Batch and length",
+    "optimizer": "Optimizer",
+    "precision": "Arithmetic, evaluation and seed",
+}
 Row = tuple[str, str, str]
 
 
@@ -46,15 +54,13 @@ def every_command() -> Iterator[tuple[str, Any]]:
 
 def text(name: str) -> str:
     """Return the part `name` of the manual: "settings" or "commands"."""
-    head = ["| setting | default | meaning |", "|---|---|---|"]
-    return "\n".join([*head, *rows(settings())] if name == "settings" else commands())
+    return "\n".join(settings() if name == "settings" else commands()).strip()
 
 
 def commands() -> Iterator[str]:
-    """Yield the lines of the part on commands: their arguments, then every option that is no
-    setting of a recipe.
+    """Yield the lines of the part on commands: for each command a section with its arguments, and a
+    table of its options that are no settings of a recipe.
     """
-    users: dict[Row, list[str]] = {}
     settings_of_recipe = {*Recipe.model_fields} & {*Recipe.options}
     for words, command in every_command():
         arguments = [
@@ -62,28 +68,18 @@ def commands() -> Iterator[str]:
         ]
         # The seed of `verify` is its own.
         same = [p for p in command.params if p.name in settings_of_recipe and words != "verify"]
-        also = ", ".join(f"`{p.opts[0]}`" for p in same if words != "train")
-        yield (
-            f"- **{words}** {' '.join(arguments)}".rstrip()
-            + f": {command.get_short_help_str(120)}"
-            + f" Also {also}, as `train`." * bool(also)
-        )
-        for parameter in command.params:
-            if parameter.param_type_name == "option" and parameter not in same:
-                users.setdefault(option(parameter), []).append(words)
-    own = [row for row, who in users.items() if who == ["train"]]
-    yield from [
-        "",
-        "Of `train` alone:",
-        "",
-        "| option | default | meaning |",
-        "|---|---|---|",
-        *rows(own),
-    ]
-    yield from ["", "| option | of | default | meaning |", "|---|---|---|---|"]
-    for (name, standard, meaning), who in users.items():
-        if who != ["train"]:
-            yield from rows([(name, ", ".join(who), standard, meaning)])
+        also = ""
+        if words == "train":
+            also = " It also takes the options in the table of settings."
+        elif same:
+            named = ", ".join(f"`{p.opts[0]}`" for p in same)
+            also = f" It also takes these options of the table of settings: {named}."
+        yield from [f"### {words}", "", f"**lockstep {words}** {' '.join(arguments)}".rstrip(), ""]
+        yield from [f"{command.get_short_help_str(120)}{also}", ""]
+        if own := [
+            option(p) for p in command.params if p.param_type_name == "option" and p not in same
+        ]:
+            yield from ["| option | default | meaning |", "|---|---|---|", *rows(own), ""]
 
 
 def rows(cells: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -108,12 +104,17 @@ def option(parameter: Any) -> Row:
     return ", ".join(f"`{name}`" for name in names), str(default), meaning
 
 
-def settings() -> Iterator[Row]:
-    """Yield the row of each setting of a recipe: its default, and its description."""
+def settings() -> Iterator[str]:
+    """Yield the lines of the part on settings: tables with the default and the description of
+    each.
+    """
     for name, text in entries(getdoc(Recipe) or "", "Attributes").items():
+        if name in SECTIONS:
+            yield from ["", f"### {SECTIONS[name]}", ""]
+            yield from ["| setting | default | meaning |", "|---|---|---|"]
         names = f" Names: {', '.join(NAMES[name])}." if name in NAMES else ""
         shown = f"`{name}`, `--{name.replace('_', '-')}`" if name in Recipe.options else f"`{name}`"
-        yield shown, default(name), f"{text}{names}"
+        yield from rows([(shown, default(name), f"{text}{names}")])
 
 
 def default(name: str) -> str:

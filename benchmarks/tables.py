@@ -195,7 +195,7 @@ def many(names: list[str]) -> str:
     counts = {}
     for name, column in columns.items():
         for what, result, n, spread in load(name)["table"]["rows"]:
-            quantity, counts[name] = re.fullmatch(r"(.+), ([\d,]+ pictures)", what).groups()
+            quantity, counts[name] = re.split(r", (?=[\d,]+ pictures$)", what)
             column[quantity] = result if n == "1" else f"{result} ({spread}, n {n})"
     rows = [[text, *(columns[name][one] for name in names)] for one, text in OF_MANY.items()]
     head = ["what", *(link(name, counts[name]) for name in names)]

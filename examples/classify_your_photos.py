@@ -1,9 +1,9 @@
-"""Train a classifier on a folder of photos, and classify new pictures with it.
+"""Train a classifier on a folder of photos by transfer learning, and classify new pictures with it.
 
-python examples/classify_your_photos.py photos/ new.jpg more/
+    python examples/classify_your_photos.py photos/ new.jpg more/
 
-photos/ has one folder of images for each class, such as photos/cat/ and photos/dog/.
-docs/own-images.md says more.
+The folder photos/ has a subfolder of images for each class, such as photos/cat/ and photos/dog/.
+docs/own-images.md explains other layouts and the result.
 """
 
 import sys
@@ -13,8 +13,12 @@ import lockstep
 
 
 def classify(photos: str, pictures: list[str], **options: Any) -> None:
-    """Train on `photos`, then print a line for each of `pictures`: files or folders. lockstep.train
-    takes `options`.
+    """Train on the folder `photos`, then print a line for each picture.
+
+    Args:
+        photos: A folder with a subfolder of images for each class.
+        pictures: The files and folders to classify.
+        options: Further arguments of lockstep.train.
     """
     run = lockstep.train(photos, **options)
     if not run.complete:

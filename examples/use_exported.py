@@ -612,8 +612,8 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        metadata: the classes, how images become pixels, and from which values on a label is found,
-            and an answer confident or like.
+        metadata: the classes, how images become pixels, and the thresholds: of a label that is
+            found, of a confident answer, and of an image that is not unfamiliar.
     """
 
     def __init__(self, file: str) -> None:
@@ -624,8 +624,8 @@ class Exported:
     def predict(self, image: Picture) -> tuple[str, float, str | None]:
         """Return the most probable class of an image (a file, its bytes, or its pixels uint8
         [H, W, C] at the network's size), its probability, and "confident", "unsure" or
-        "unfamiliar"; None if not known. With multi-label data it is "no", or "no, unfamiliar", for a class
-        that is not found.
+        "unfamiliar"; None if not known. With multi-label data it is "no", or "no, unfamiliar", for
+        a class that is not found.
 
         Raises: LockstepError if it cannot be read.
         """
@@ -649,7 +649,7 @@ class Exported:
             raise LockstepError("the network's output is not finite", DATA)
         ranked = (-row).argsort(kind="stable").tolist()
         thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
-        unfamiliar = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
         found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
         answers = []
         for label in found or ranked[:1]:
@@ -657,7 +657,9 @@ class Exported:
             if thresholds and not found:
                 answer = "no, unfamiliar" if unfamiliar else "no"
             elif confident_from and not unfamiliar:
-                confident = confident_from[label] is not None and row[label] >= confident_from[label]
+                confident = (
+                    confident_from[label] is not None and row[label] >= confident_from[label]
+                )
                 answer = "confident" if confident else "unsure"
             answers.append((self.metadata["classes"][label], float(row[label]), answer))
         return answers

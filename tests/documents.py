@@ -11,10 +11,22 @@ from typing import NamedTuple
 from typer.main import get_command
 
 from lockstep.commands.program import app
+from tests import synthetic
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src/lockstep"
 PROGRAM = get_command(app)
+# What needs a network, a GPU, another package, program or host, other labels than cat and dog, or a
+# person.
+OUTSIDE = re.compile(
+    r"(\. |make|pip|uv|export|RANK=|docker|curl|tensorboard|lockstep (serve|data fetch|doctor"
+    r"|--install|.*cuda|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
+)
+LINEAR = """from math import prod
+from torch import nn
+def function(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+"""
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -47,6 +59,21 @@ def lines(block: Block) -> list[str]:
     return [
         bare for line in joined.splitlines() if (bare := re.sub(r"(^|\s)#.*$", "", line).strip())
     ]
+
+
+def runnable(block: Block) -> list[str]:
+    """Return the commands of a block of shell that work on a bare machine in a folder that
+    `furnish` has made.
+    """
+    return [line for line in lines(block) if block.language == "sh" and not OUTSIDE.match(line)]
+
+
+def furnish(folder: Path) -> None:
+    """Make what the commands of documents name: photos, a network, and the examples."""
+    synthetic.photos(folder)
+    (folder / "package").mkdir()
+    (folder / "package/module.py").write_text(LINEAR)
+    (folder / "examples").symlink_to(ROOT / "examples")
 
 
 def parts(line: str) -> list[str]:

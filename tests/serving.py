@@ -171,7 +171,13 @@ def refused(source, destination, code, *words):
     assert caught.value.code == code
     message = str(caught.value)
     assert "\n" not in message
-    for word in (*words, source.archives[0].name, str(destination), "By hand", "recipe 'digits'"):
+    for word in (
+        *words,
+        source.archives[0].name,
+        str(destination),
+        "Or download",
+        "recipe 'digits'",
+    ):
         assert word in message
     for name in {*listing(destination.parent)} - {*before}:
-        assert f"goes on in {destination.with_name(name)}." in message
+        assert f"continues {destination.with_name(name)}." in message

@@ -32,9 +32,7 @@ LAYERS = [
     {"errors", "files", "hardware", "messages", "numerics", "rng", "schema", "text"},
 ]
 ENTRANCES = {"__init__", "__main__"}  # They import what users ask for, lazily.
-TOP_LEVEL_MODULES = 10  # A reader sees them all at once.
 DISTRIBUTED = {"core/group.py", "launch/world.py"}
-PARAMETERS_MAX = 7
 # These must be importable before torch is: the recipe decides torch's thread count.
 TORCH_FREE = {"commands", "launch", "recipes", "config"} | LAYERS[-1]
 TORCH_FREE_FILES = {
@@ -97,9 +95,8 @@ def named_in_strings(path: Path) -> set[str]:
     return {name for name in names if NAMED.fullmatch(name)}
 
 
-def test_every_folder_has_a_layer_and_the_top_level_few_modules():
+def test_every_folder_and_every_top_level_module_has_a_layer():
     assert {room(path) for path in MODULES} == set().union(*LAYERS) | ENTRANCES
-    assert len(list(ROOT.glob("*.py"))) <= TOP_LEVEL_MODULES
 
 
 def test_imports_point_down():
@@ -156,34 +153,13 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not below, "these modules import each other"
 
 
-def parameters(function) -> int:
-    given = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    return len([one for one in given if one.arg not in ("self", "cls")])
-
-
-def test_no_function_has_more_than_seven_parameters():
-    """torch decides what its operators are given. The functions of commands/ have the options of
-    their command.
-    """
-    for path in MODULES:
-        if room(path) not in ("commands", "__init__") and "portable" not in path.parts:
-            functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
-            assert not [
-                function.name for function in functions if parameters(function) > PARAMETERS_MAX
-            ], path
-
-
 def test_train_can_be_read_from_top_to_bottom():
-    """It has at most 50 lines and three levels, and asks neither whether there is a run nor which
-    process it is.
-    """
+    """It asks neither whether there is a run nor which process it is."""
     text = (ROOT / "jobs/train.py").read_text()
     train = next(
         node
         for node in tree(Path("jobs/train.py")).body
         if isinstance(node, ast.FunctionDef) and node.name == "train"
     )
-    lines = text.splitlines()[train.lineno - 1 : train.end_lineno]
-    assert len(lines) <= 50
-    assert max(len(line) - len(line.lstrip()) for line in lines if line.strip()) <= 4 * (1 + 3)
-    assert not re.search(r"\bif run\b|\bctx\.first\b", "\n".join(lines))
+    body = ast.get_source_segment(text, train)
+    assert not re.search(r"\bif run\b|\bctx\.first\b", body)

@@ -1,11 +1,9 @@
-"""Names of files and of tests, and what a test module may import."""
+"""Names of files, and what a test module may import."""
 
 import re
 from collections import Counter
 
 from tests.documents import ROOT, SOURCE
-
-NAME_MAX = 60
 
 
 def test_outside_commands_no_base_name_stands_twice():
@@ -16,16 +14,6 @@ def test_outside_commands_no_base_name_stands_twice():
         if path.parent != SOURCE / "commands" and path.name != "__init__.py"
     )
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_the_name_of_a_test_has_at_most_sixty_characters():
-    names = {
-        name
-        for path in (ROOT / "tests").rglob("*.py")
-        for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.M)
-    }
-    assert len(names) > 500
-    assert [name for name in names if len(name) > NAME_MAX] == []
 
 
 def test_no_module_names_a_test_module_but_itself():

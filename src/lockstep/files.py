@@ -98,8 +98,8 @@ def cached(name: str) -> Path:
     status = other.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise LockstepError(
-            f"the cache {place} cannot be written, and {other} is not a folder of this user: let "
-            f"XDG_CACHE_HOME name another folder",
+            f"the cache {place} cannot be written, and {other} is not a folder of this user: set "
+            f"XDG_CACHE_HOME to another folder",
             ENVIRONMENT,
         )
     note_once(
@@ -159,20 +159,24 @@ def given(path: str | Path) -> Path:
         shown = path if isinstance(path, str) else f"{address[1]}://{address[2]}"
         raise LockstepError(
             f"{shown} is an address, and Lockstep reads only files on this "
-            f"machine: download it first, and give the path of what you downloaded"
+            f"machine: download the file or folder first, and give its path"
         )
     try:
         place = Path(path).expanduser()
         place.lstat()
     except RuntimeError:
         raise LockstepError(
-            f"{path} names a home folder that is not known here: give the whole path"
+            f"{path} names a home folder that is not known here: give the full path"
         ) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise LockstepError(f"{str(path)[:80]}... is too long for a path") from None
+            raise LockstepError(
+                f"{str(path)[:80]}... is too long for a path: give a shorter one"
+            ) from None
     except ValueError:
-        raise LockstepError(f"{str(path)!r:.80} has a character that no path has") from None
+        raise LockstepError(
+            f"{str(path)!r:.80} has a character that no path can have: give another"
+        ) from None
     return place
 
 
@@ -284,7 +288,8 @@ def require_permission(path: Path, error: Exception) -> None:
     """
     if isinstance(error, PermissionError):
         raise LockstepError(
-            f"this user may not read {path}: ask its owner for the permission, as by chmod -R a+rX",
+            f"this user may not read {path}: ask its owner for permission, for example by chmod "
+            f"-R a+rX",
             ENVIRONMENT,
         ) from None
 

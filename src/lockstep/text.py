@@ -59,9 +59,7 @@ def loss_text(loss: float | None) -> str:
 
 
 def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Return how well labels are found, where an image has any number of them, as
-    `core/multi_label.py` computes it.
-    """
+    """Return the `scores` of multi-label data, which `core/multi_label.py` computes, in words."""
     parts = []
     for name in ("f1", "mean_average_precision"):
         macro, micro = (
@@ -69,12 +67,12 @@ def scores_text(scores: Mapping[str, Mapping[str, float | None]]) -> str:
             for value in (scores[name]["macro"], scores[name]["micro"])
         )
         words = "F1" if name == "f1" else name.replace("_", " ")
-        parts.append(f"{words} {macro} (mean of the classes), {micro} (of all labels)")
+        parts.append(f"macro {words} {macro}, micro {words} {micro}")
     return "; ".join(parts)
 
 
 def label_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a table of how well the label of each class is found, its head first, from the rows of
+    """Return the table of how well each label is found, its head first, from the rows of
     `core/multi_label.py`.
     """
     counts = ["examples", "found", "right"]

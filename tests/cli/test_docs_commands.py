@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.manual import SECTIONS, every_command
 from safetensors.torch import load_file
-from tests import commands, documents, synthetic
+from tests import commands, documents
 from tests.conftest import NATIVE, in_this_process, inline
 
 import lockstep
 from lockstep import messages
 from lockstep.commands import shell
+from lockstep.config.recipe import Recipe
 
 SHELL = [
     (page, block)
@@ -62,6 +64,14 @@ def test_every_command_can_be_given(where):
     ] == []
 
 
+def test_every_command_and_every_setting_is_in_the_reference():
+    page = PAGES["settings.md"]
+    settings, commands_ = page.split("\n## Commands and options\n")
+    assert re.findall(r"^### (.+)$", commands_, re.M) == [words for words, _ in every_command()]
+    assert re.findall(r"^### (.+)$", settings, re.M) == [*SECTIONS.values()]
+    assert re.findall(r"^\| `(\w+)`", settings, re.M) == [*Recipe.model_fields]
+
+
 @pytest.mark.parametrize(
     ("on_path", "here", "program"),
     [
@@ -93,7 +103,7 @@ def place(tmp_path, monkeypatch):
     for name in ("LOCKSTEP_DATA", "LOCKSTEP_MIRROR", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     modules = set(sys.modules)
-    synthetic.photos(tmp_path)
+    documents.furnish(tmp_path)
     yield tmp_path
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
@@ -125,19 +135,6 @@ def test_the_python_of_a_page_runs(page, place, monkeypatch, trained_once):
         exec(compile(block.text, page, "exec"), names)
 
 
-# What needs a network, a GPU, another package, program or host, other labels than cat and dog, or a
-# person.
-OUTSIDE = (
-    r"(\. |make|pip|docker|curl|tensorboard|lockstep (serve|data fetch|doctor|--install|.*cuda"
-    r"|.*--model (timm:|efficientnet)|.*--label-(separator|from)))"
-)
-LINEAR = """from math import prod
-from torch import nn
-def function(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
-"""
-
-
 def shortened(line):
     """Return a line whose new runs take few steps."""
     if "lockstep train" not in line or "train runs/" in line:
@@ -152,16 +149,11 @@ def shortened(line):
     "page", ["README.md", "usage.md", "own-images.md", "portable.md", "from-nothing.md"]
 )
 def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
-    Path("package").mkdir()
-    Path("package/module.py").write_text(LINEAR)
-    Path("examples").symlink_to(documents.ROOT / "examples")
     data = str(synthetic_data("cifar10"))
     for block in (block for _, block in SHELL if block.page == page):
         if named := re.match(r"# (\w+\.py)\n", block.text):
             Path(named[1]).write_text(block.text)
-        for line in map(shortened, documents.lines(block) if block.language == "sh" else ()):
-            if re.match(OUTSIDE, line):
-                continue
+        for line in map(shortened, documents.runnable(block)):
             if "weights.pt" in line:  # what another program may have saved
                 torch.save(load_file("runs/own/model.safetensors"), "weights.pt")
             if documents.parts(line) == [line]:

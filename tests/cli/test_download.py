@@ -256,7 +256,7 @@ def test_weights_that_an_address_sends_elsewhere(internet, online, here, trained
     for program, words in (
         (partial(here, no_proxy="*"), "certificate verify failed"),
         (partial(online, SSL_CERT_FILE="nowhere"), "invalid path: nowhere"),
-        (online, "-begun. By hand: get the file"),
+        (online, "-begun. What was tried: "),
     ):
         done = program(*train)
         assert (done.returncode, words in done.stderr) == (DATA, True), done.stderr

@@ -206,7 +206,7 @@ def test_the_script_marks_answers_by_the_metadata(written, example):
     found = example["Exported"](str(written[1]))
     picture = next(odd_pictures())
     label, probability, answer = found.predict(picture)
-    assert (answer, found.metadata["confident_from"], found.metadata["like_from"]) == (
+    assert (answer, found.metadata["confident_from"], found.metadata["familiar_from"]) == (
         None,
         None,
         None,
@@ -305,7 +305,7 @@ def test_the_script_takes_pixels_where_images_are_no_squares(example):
     exported = object.__new__(example["Exported"])
     rows = [np.array([[0.25, 0.75]], np.float32)]
     exported._session = SimpleNamespace(run=lambda names, inputs: rows)
-    nothing = {"thresholds": None, "confident_from": None, "like_from": None}
+    nothing = {"thresholds": None, "confident_from": None, "familiar_from": None}
     exported.metadata = {"image_shape": [8, 12, 1], "classes": ["a", "b"], **nothing}
     assert exported.predict(np.zeros((8, 12, 1), np.uint8)) == ("b", 0.75, None)
     with pytest.raises(example["LockstepError"], match="give pixels uint8"):

@@ -45,7 +45,7 @@ CLEAR = "\x1b[2J"  # what clears the screen
             ["setting 'flip': did you mean augmentation.flip?"],
         ),
         (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
-        (["eval", "runs/none"], DATA, ["runs/none is not a folder"]),
+        (["eval", "runs/none"], DATA, ["runs/none does not exist"]),
         (
             ["train", "mnist", "--data", "nowhere"],
             DATA,

@@ -153,7 +153,8 @@ def test_the_page_marks_thresholds_and_lights_each_label(run, port, page):
 def test_the_report_shows_every_class_and_its_mistakes(run, page):
     page.goto((run / "r.html").as_uri())
     assert page.evaluate(WIDER) == []
-    table = page.locator("section", has=page.get_by_role("heading", name="Labels")).locator("table")
+    heading = page.get_by_role("heading", name="Precision and recall of each label")
+    table = page.locator("section", has=heading).locator("table")
     cells = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
     assert [row[0] for row in cells] == [*LABELS]
     heads = [cell.get_attribute("data-head") for cell in table.locator("tr td").all()[:10]]

@@ -1,5 +1,7 @@
 """The package that users install: the wheel has every file, and works without the repository."""
 
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -8,14 +10,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from benchmarks import release
 from tests.conftest import _outside
 from tests.documents import ROOT
 from tests.helpers import succeeded
 
 from lockstep.errors import ENVIRONMENT
+from lockstep.files import read_json
 from lockstep.runs.provenance import code_sha256
 
 pytestmark = pytest.mark.slow
+PUBLISHED = read_json(ROOT / "tests/golden/portable_sha256.json")
 SOURCES = {
     str(path.relative_to(ROOT / "src"))
     for path in (ROOT / "src").rglob("*")
@@ -27,14 +32,8 @@ SOURCES = {
 def built(tmp_path_factory):
     """Return (wheel, sdist), built from the repository."""
     pytest.importorskip("hatchling", reason="hatchling is not installed")
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", folder],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+    wheel = release.build(tmp_path_factory.mktemp("dist"))
+    return wheel, next(wheel.parent.glob("*.tar.gz"))
 
 
 def test_the_wheel_and_the_sdist_have_every_file(built):
@@ -55,6 +54,30 @@ def test_the_wheel_and_the_sdist_have_every_file(built):
         "README.md",
         "LICENSE",
     }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_make_train_on_a_bare_tree_installs_no_tools(tmp_path, installer):
+    if installer == "uv" and shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    index = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", tmp_path, "tomli-w"]
+    if subprocess.run(index, capture_output=True, check=False).returncode:
+        pytest.skip("no package index can be reached")
+    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    tree = tmp_path / "tree"
+    for name in filter(None, files.split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    words = ["make", "train", *(["UV="] if installer == "pip" else [])]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=tree, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"sha256    {PUBLISHED['digits']} " in done.stdout
+    probe = "from importlib.util import find_spec; print([*filter(find_spec, {})])"
+    tools = ["pytest", "mypy", "mkdocs", "ruff", "playwright"]
+    found = [tree / ".venv/bin/python", "-c", probe.format(tools)]
+    assert subprocess.check_output(found, text=True) == "[]\n"
 
 
 def test_wheel_and_editable_install_have_one_sha256_of_code(built, tmp_path):

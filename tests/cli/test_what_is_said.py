@@ -67,10 +67,10 @@ CASES = [
     (
         "eval runs/mien",
         DATA,
-        "runs/mien is not a folder: did you mean runs/mine? give the folder of a run",
+        "runs/mien does not exist: did you mean runs/mine? give the folder of a run",
     ),
     ("eval rusn/mine", DATA, "did you mean runs/mine?"),
-    ("eval mien", DATA, "mien is not a folder: did you mean runs/mine?"),
+    ("eval mien", DATA, "mien does not exist: did you mean runs/mine?"),
     ("eval runs/mine --data phots --split tets", DATA, "leave out --data /TMP/phots"),
     ("predict runs/mien new.png", DATA, "runs/mien does not exist: did you mean runs/mine?"),
     ("serve runs/mien", DATA, "did you mean runs/mine?"),
@@ -109,7 +109,11 @@ CASES = [
         USAGE,
         "https://a.org/model.safetensors is an address",
     ),
-    ("data check file:///home/me/photos", USAGE, "download it first, and give the path"),
+    (
+        "data check file:///home/me/photos",
+        USAGE,
+        "download the file or folder first, and give its path",
+    ),
     # Several folders, a model of another library, a device of another kind, a batch that a model
     # cannot train on.
     (

@@ -46,7 +46,7 @@ def test_a_refused_driver_is_named_and_no_run_falls_back(old_driver, tmp_path, c
     with lockstep_error(r"sees no CUDA GPU here \(CUDA initialization: .* driver .* is too old"):
         gpus_here(Placement(device="cuda"))
     fit_here(RECIPE, tmp_path / "auto")
-    note = f"torch sees no GPU, so the CPU computes: {TOO_OLD}"
+    note = f"torch sees no GPU, so the run uses the CPU: {TOO_OLD}"
     assert note in " ".join(capfd.readouterr().err.split())
     fit_here(RECIPE, tmp_path / "cpu", Placement(device="cpu", summary_every=0))
     assert "torch sees no GPU" not in capfd.readouterr().err

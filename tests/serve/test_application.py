@@ -423,6 +423,15 @@ def test_the_page_loads_nothing_foreign_and_a_name_on_it_is_text(classifier, por
     assert "<h1>&lt;script&gt;\\x1b[2J</h1>" in text
 
 
+def test_the_page_says_how_often_confident_answers_are_right(classifier, port, monkeypatch):
+    assert "confident answer" not in ask(port, "/", method="GET").content
+    monkeypatch.setattr(classifier.confidence, "confident_from", [0.5] * 10)
+    for share, times in ((0.95, "95"), (0.999, "99.9")):
+        monkeypatch.setattr(classifier.confidence, "share", share)
+        text = " ".join(ask(port, "/", method="GET").content.split())
+        assert f"right at least {times} times in 100, for pictures like the training ones." in text
+
+
 def test_a_half_sent_body_ends_in_time_and_holds_no_memory(classifier, monkeypatch):
     monkeypatch.setattr(application, "REQUEST_LIMIT_S", 0.5)
     monkeypatch.setattr(application, "MEMORY_LIMIT", 1000)
@@ -586,13 +595,15 @@ def test_the_page_states_the_limits():
     page = " ".join((ROOT / "docs/serve.md").read_text().split())
     small, large = application._SMALL, application._LARGE
     limits = (
-        f"most {application.BODY_LIMIT // 10**6} MB (413) and {application.REQUEST_LIMIT_S:g} s",
-        f"its head {application.HEAD_LIMIT_S:g} s",
-        f"are {application.CONNECTION_LIMIT} connections",
-        f"or {application.MEMORY_LIMIT // 10**6} MB of them",
-        f"up to {small['most_px'] // 10**6} million pixels, {small['memory'] // 10**6} MB of "
-        f"memory and {small['seconds']} s",
-        f"up to {large['most_px'] // 10**6} million pixels, {large['memory'] // 10**9} GB and "
+        f"| a request | {application.BODY_LIMIT // 10**6} MB | 413 |",
+        f"to its answer | {application.REQUEST_LIMIT_S:g} s | 504 |",
+        f"reading an answer | {application.HEAD_LIMIT_S:g} s |",
+        f"| connections | {application.CONNECTION_LIMIT} |",
+        f"{application.CONNECTION_LIMIT}, or {application.MEMORY_LIMIT // 10**6} MB | 503",
+        f"up to {application.FILE_LIMIT} files",
+        f"{small['most_px'] // 10**6} million pixels, {small['memory'] // 10**6} MB of memory and "
+        f"{small['seconds']} s",
+        f"{large['most_px'] // 10**6} million pixels, {large['memory'] // 10**9} GB of memory and "
         f"{large['seconds']:g} s",
     )
     assert [limit for limit in limits if limit not in page] == []

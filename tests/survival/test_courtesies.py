@@ -91,7 +91,7 @@ def test_a_cache_that_cannot_be_written_is_elsewhere(tmp_path, monkeypatch, capl
     assert other.stat().st_mode & 0o777 == 0o700
     other.rmdir()
     other.symlink_to(tmp_path)
-    with lockstep_error("not a folder of this user: let XDG_CACHE_HOME"):
+    with lockstep_error("not a folder of this user: set XDG_CACHE_HOME"):
         cached("weights")
 
 
@@ -113,7 +113,7 @@ def test_temporary_files_need_room_and_locks(monkeypatch, tmp_path, refused):
         monkeypatch.setattr(submit.tempfile, "TemporaryDirectory", no)
     else:
         monkeypatch.setattr("builtins.open", no)
-    words = r"in .* \(no way\): let TMPDIR name a folder .* with 524 kB of room"
+    words = r"in .* \(no way\): let TMPDIR name a folder that you can write, with 524 kB of room"
     with lockstep_error(words), submit._temporary_folder(2):
         raise AssertionError
     if refused == "lock":

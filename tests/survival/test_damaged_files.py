@@ -108,12 +108,12 @@ DAMAGES = {
     "a step beyond the end": (
         lambda run: state_path(run, 3).rename(state_path(run, 9)),
         {0},
-        "checkpoints: ignored step-000000009.safetensors: .* no step is after its last one",
+        "checkpoints: ignored step-000000009.safetensors: .* up to its last step",
     ),
     "no states": (
         lambda run: shutil.rmtree(run / "checkpoints"),
         {0},
-        "runs/x has no checkpoint: it starts again",
+        "runs/x has no checkpoint, so it starts again",
     ),
     "metrics": (cut("metrics.jsonl", 0.8), {0}, r"metrics.jsonl: damaged and deleted: line \d+"),
     **{

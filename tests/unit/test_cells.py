@@ -146,7 +146,7 @@ REFUSED = {
     "one label, and a cell that joins others": (
         cells(*LEAVES),
         {"multi_label": False},
-        [f"1 label that may be several in one (scab rust): add {SEPARATOR}"],
+        [f"1 label that may join several labels (scab rust): add {SEPARATOR}"],
     ),
     "several labels, and a cell that joins others": (
         cells(*LEAVES),
@@ -156,7 +156,7 @@ REFUSED = {
     "several labels, and cells with an unknown mark": (
         cells("a;b", "c;d", "a;b", "c;d", "e", "e"),
         {},
-        ["2 labels that may be several in one (a;b and 1 more): add --label-separator ';' if"],
+        ["2 labels that may join several labels (a;b and 1 more): add --label-separator ';' if"],
     ),
     "a name of a file that joins others": (
         pictures("a_1", "b_2", "a+b_3", "a_4", "b_5"),
@@ -174,7 +174,7 @@ REFUSED = {
         [
             "--label-separator ';' is in no label, as healthy, rust, scab, scab rust: give what is "
             "between two names, or leave it out",
-            "1 label that may be several in one (scab rust): add --label-separator ' ' if so",
+            "1 label that may join several labels (scab rust): add --label-separator ' ' if so",
         ],
     ),
     "a separator of columns": (
@@ -243,7 +243,7 @@ REFUSED = {
     "two columns of one name": (
         {**SIX, "l.csv": HOT.replace("file,cat,dog", "file,dog,dog")},
         {"label_column": "dog"},
-        ["l.csv has several columns 'dog': give each another name"],
+        ["l.csv has more than one column 'dog': rename them"],
     ),
     "columns beside one of names": (
         {**SIX, "l.csv": table("file,label,dog,eel", *(f"{n},a,1,0" for n in range(1, 7)))},
@@ -418,5 +418,5 @@ def test_the_recipe_of_a_separator_has_several_labels():
     fields = get_recipe("folder").model_dump(mode="json")
     recipe = make(fields, {"multi_label": True, "label_separator": " "})
     assert recipe.digest() != make(fields, {"multi_label": True}).digest()
-    with lockstep_error("label_separator is for several labels: add --multi-label"):
+    with lockstep_error("label_separator is for multi-label data: add --multi-label"):
         make(fields, {"label_separator": " "})

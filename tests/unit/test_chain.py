@@ -251,7 +251,7 @@ def test_verify_and_eval_take_the_same_files(run, here, step, name, complete):
     for words in (("verify", "a", "--all"), ("eval", "a", "--json")):
         done = here(*words)
         assert done.returncode == 0
-        assert f"checkpoints: ignored {forged.name}: the names of" in done.stderr
+        assert f"checkpoints: ignored {forged.name}: checkpoints of" in done.stderr
     assert json.loads(done.stdout) == json.loads(sound)
     refused(here("eval", "a", "--checkpoint", 38), USAGE, "those after 0, 10, 20, 30 steps")
 
@@ -261,7 +261,7 @@ def test_verify_and_eval_take_the_same_files(run, here, step, name, complete):
     [
         (["verify", "RUN", "--from", 0], "is of another number of steps than its recipe, which"),
         (["verify", "RUN"], "is of another number of steps than its recipe, which has 1"),
-        (["eval", "RUN"], "is beyond the end of its run, which has 1 steps: remove it"),
+        (["eval", "RUN"], "is beyond the end of its run, which has 1 steps: remove the file"),
         (["train", "RUN", "--resume"], "is beyond the end of its run, which has 1 steps"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Sure answers: answers on training images that were held out, and the thresholds that follow from
-them.
+"""Confident answers: answers on training images that were held out, and the thresholds that follow
+from them.
 """
 
 import pytest
@@ -18,6 +18,7 @@ from lockstep.head.confidence import (
     least_confident,
     with_best_decay,
 )
+from lockstep.jobs.result import confident_answers
 
 RECIPE = recipe_with("photos", {"precision": "float32", "steps": 40, "batch": 64})
 INFINITY = float("inf")
@@ -276,5 +277,25 @@ def test_fewer_groups_than_fifths_leave_all_images_out_once():
 def test_decay_factors_need_a_linear_head_with_a_bias():
     recipe = RECIPE.replace(decay_factors=(0.5, 2.0))
     state = state_of(recipe, 8, nn.Linear(8, 2, bias=False))
-    with lockstep_error("for a head of one linear layer with a bias, and the head _fc is another"):
+    with lockstep_error("need a head that is one linear layer with a bias, and _fc is not"):
         with_best_decay(recipe.bind(60), state, dataset_of(*features(60, 8)))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "counts"),
+    [([0.5, 0.9], (3, 2, 0.75, 2 / 3)), ([INFINITY, INFINITY], (0, 0, 0.0, None))],
+)
+def test_coverage_and_accuracy_are_those_of_confident_answers(thresholds, counts):
+    class Known(Confidence):
+        def __init__(self):
+            self.share, self.confident_from = 0.95, torch.tensor(thresholds)
+
+        def __call__(self, features, probabilities):
+            return probabilities >= self.confident_from, torch.zeros(4, dtype=torch.bool)
+
+    images = torch.zeros(4, 1, 1, 1, dtype=torch.uint8)
+    dataset = Dataset(images, torch.tensor([0, 0, 1, 1]), ("a", "b"), "")
+    # right; not confident; right; confident and wrong
+    probabilities = torch.tensor([[0.6, 0.4], [0.4, 0.6], [0.05, 0.95], [0.7, 0.3]]).double()
+    found = confident_answers(Known(), dataset, probabilities)
+    assert tuple(found[key] for key in ("images", "right", "coverage", "accuracy")) == counts

@@ -1,11 +1,19 @@
-"""CONTRIBUTING.md, CHANGELOG.md, the Makefile and the Dockerfile agree with the repository."""
+"""The files around the package agree with it: CONTRIBUTING.md, CHANGELOG.md, CITATION.cff, the
+Makefile, the Dockerfile and the workflows.
+"""
 
 import re
 import subprocess
 import tomllib
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, requires
 
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.documents import ROOT
+from tests.helpers import read_json
 
 from lockstep import __version__
 
@@ -40,8 +48,95 @@ def test_make_lists_every_target():
     assert {"test", "lint", "pictures"} <= set(named) <= set(targets)
 
 
+def installed_by(name, extras=frozenset(), seen=None):
+    """Return the names of the distributions that pip installs for a requirement."""
+    seen = {} if seen is None else seen
+    name = canonicalize_name(name)
+    if extras <= seen.get(name, set()) and name in seen:
+        return {*seen}
+    seen[name] = seen.get(name, set()) | extras
+    try:
+        lines = requires(name) or []
+    except PackageNotFoundError:  # for another platform or Python
+        return {*seen}
+    for line in map(Requirement, lines):
+        if line.marker is None or any(line.marker.evaluate({"extra": e}) for e in ("", *extras)):
+            installed_by(line.name, frozenset(line.extras), seen)
+    return {*seen}
+
+
+def test_only_the_targets_of_developers_install_tools(tmp_path):
+    tools = {"pytest", "mypy", "mkdocs", "ruff", "playwright"}
+    readers = frozenset({"export", "serve"})
+    assert not tools & installed_by("lockstep-images", readers)
+    assert tools <= installed_by("lockstep-images", frozenset({"dev"}))
+    for target, dev in (("train", False), ("test", True), ("lint", True), ("docs", True)):
+        words = ["make", "--dry-run", f"VENV={tmp_path}", target]
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert "--constraint constraints.txt --editable '.[export,serve]'" in said
+        assert ("'.[dev]'" in said) == dev
+
+
+@pytest.mark.parametrize("uv", [False, True])
+def test_make_installs_with_uv_where_it_is_found(tmp_path, monkeypatch, uv):
+    """Either way into the same folder, with the same constraints."""
+    if uv:
+        (tmp_path / "uv").touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://a.org/cpu")
+    words = ["make", "--dry-run", f"VENV={tmp_path}/venv", "train"]
+    if not uv:
+        words.append("UV=")
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert (f"{tmp_path}/uv venv" in said, f"{tmp_path}/uv pip install" in said) == (uv, uv)
+    assert ("python -m pip install" in said) == (not uv)
+
+
 def test_the_changelog_has_todays_version():
     assert re.search(r"^## \[(\S+)\]", text("CHANGELOG.md"), re.M)[1] == __version__
+
+
+def test_the_citation_names_this_package():
+    cited, project = yaml.safe_load(text("CITATION.cff")), tomllib.loads(text("pyproject.toml"))
+    assert cited["version"] == __version__
+    assert cited["abstract"] == project["project"]["description"]
+    assert cited["repository-code"] == project["project"]["urls"]["Homepage"]
+    assert cited["license"] == project["project"]["license"]
+
+
+def test_the_workflow_hash_checks_the_published_hash():
+    workflow = yaml.safe_load(text(".github/workflows/hash.yml"))
+    published = read_json(ROOT / "tests/golden/portable_sha256.json")["digits"]
+    assert workflow["env"]["DIGITS_SHA256"] == published
+    runs = "\n".join(step.get("run", "") for step in workflow["jobs"]["hash"]["steps"])
+    assert 'grep "sha256 *$DIGITS_SHA256"' in runs
+    assert "pipefail" in text(".github/workflows/hash.yml")
+
+
+def test_workflows_call_what_exists_and_pin_their_actions():
+    made, used = set(), set()
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for step in job["steps"]:
+                made |= {*re.findall(r"^(?:make [a-z-]+|\.ci/run)", step.get("run", ""), re.M)}
+                used |= {step.get("uses", "none@v0")}
+    assert {".ci/run", "make train", "make test", "make docs"} == made
+    assert [action for action in used if not re.fullmatch(r"[\w/-]+@v\d+", action)] == []
+
+
+def test_issue_forms_ask_for_the_doctor():
+    forms = {path.stem: path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")}
+    assert {*forms} == {"bug", "feature", "config"}
+    bug = yaml.safe_load(forms["bug"].read_text())
+    asked = {one["id"]: one for one in bug["body"]}
+    assert "`lockstep doctor`" in asked["doctor"]["attributes"]["label"]
+    assert asked["doctor"]["validations"]["required"]
+
+
+def test_pre_commit_runs_the_ruff_of_the_constraints():
+    pinned = re.search(r"^ruff==(\S+)$", text("constraints.txt"), re.M)[1]
+    hooks = yaml.safe_load(text(".pre-commit-config.yaml"))
+    assert hooks["repos"][0]["rev"] == f"v{pinned}"
 
 
 def test_every_extra_that_is_named_exists():

@@ -39,7 +39,7 @@ def test_damaged_cifar_files_are_reported(tmp_path):
     for file, records, words in (
         (path, 2, r"x\.bin: 9219 bytes, expected"),
         (path, 4, r"x\.bin: 9219 bytes, expected"),
-        (path, 3, r"x\.bin: label 10 in record 1, allowed 0 to 9"),
+        (path, 3, r"x\.bin: label 10 in record 1, where 0 to 9 are allowed"),
         (tmp_path / "none.bin", 3, r"cannot be read.*none\.bin"),
     ):
         with lockstep_error(words) as error:

@@ -229,15 +229,20 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
     ("training", "confusion", "head", "warnings"),
     [
         ([79, 20], [[90, 10], [50, 50]], None, []),
-        ([80, 20], [[90, 10], [50, 50]], "fc", ["class a has 80 training images, and class b 20"]),
+        (
+            [80, 20],
+            [[90, 10], [50, 50]],
+            "fc",
+            ["the classes are unbalanced: a has 80 training images, and b has 20"],
+        ),
         (
             [19, 20],
             [[90, 10], [50, 50]],
             "fc",
             [
                 "1 class with fewer than 20 training images (a has 19)",
-                "no answer is marked as confident, unsure or unfamiliar: that takes 50 training images, and "
-                "these are 39",
+                "no answer is marked as confident, unsure or unfamiliar: that needs at least 50 "
+                "training images, and this run has 39",
             ],
         ),
         # 40 % is exactly half of the best class's share
@@ -247,7 +252,8 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
             [[80, 20], [61, 39]],
             None,
             [
-                "of class b only 39 of 100 images are classified correctly, of class a 80 of 100",
+                "class b is recognized less well than class a: 39 of 100 images are classified correctly, "
+                "against 80 of 100",
             ],
         ),
         # 57 % of 200 have an interval from 50.1 % on.
@@ -256,7 +262,7 @@ def test_logits_of_views_are_averaged_and_one_view_counted_too(views):
             [25, 24],
             [[56, 44], [43, 57]],
             None,
-            ["this accuracy may be chance: always answering b gives 50.00%"],
+            ["this accuracy may be chance: a classifier that always answers b reaches 50.00%"],
         ),
     ],
 )
@@ -284,7 +290,7 @@ def test_labels_with_few_test_images_have_an_uncertain_f1():
     replica = SimpleNamespace(splits={"train": images}, test_set=images, recipe=recipe)
     best = Evaluation(100, found.exact, 0.5, tuple(found.examples), multi_label=found)
     assert Result(replica, {"raw": best}, None, []).warnings() == [
-        "F1 is uncertain where few test images have the label: b 46.2 to 94.9% (6 images), "
+        "F1 is uncertain for labels that few test images have: b 46.2 to 94.9% (6 images), "
         "c 0.0 to 100.0% (0 images)"
     ]
 
@@ -303,6 +309,7 @@ def end_block(recipe, **changes):
         "steps_per_s": 1.0,
         "weights_sha256": "1199",
         "mixed_arithmetic": False,
+        "device": "cpu",
         **changes,
     }
     replica = SimpleNamespace(recipe=recipe, gpus={})
@@ -328,7 +335,7 @@ def test_accuracy_without_augmentation_is_said_where_it_differs(unaugmented, sai
 
 @pytest.mark.parametrize(
     ("recipe", "words"),
-    [("photos", "9 steps of the last layer over 40 training"), ("digits", "(5.5 epochs)")],
+    [("photos", "9 steps over 40 training images"), ("digits", "(5.5 epochs)")],
 )
 def test_the_start_states_epochs_where_images_are_computed(recipe, words):
     images = Dataset(torch.zeros(40, 1, 1, 1, dtype=torch.uint8), torch.zeros(40), ("a", "b"), "")

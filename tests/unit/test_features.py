@@ -397,15 +397,15 @@ def test_head_of_own_network_from_own_weights(here, tmp_path):
         ),
         (
             {"augmentation.pixels": 2},
-            "augmentation flip-translate has more views of an image than itself and its",
+            "augmentation flip-translate makes more views than an image and its mirror image",
         ),
         (
             {"test_time_augmentation": "flip-translate"},
-            "test_time_augmentation flip-translate needs views that are not computed",
+            "test_time_augmentation flip-translate needs views that training does not compute",
         ),
         (
             {"augmentation.flip": False},
-            "test_time_augmentation flip needs views that are not computed",
+            "test_time_augmentation flip needs views that training does not compute",
         ),
     ],
 )
@@ -423,7 +423,10 @@ def test_setting_that_needs_images_is_refused(changes, problem):
             {"head": "_conv_head"},
             r"head _conv_head is not the last layer of model efficientnet-lite0: ",
         ),
-        ({"init_sha256": None}, "these need trained weights: give their file or run as --init"),
+        (
+            {"init_sha256": None},
+            "so the layers before it need trained weights: give their file or run as --init",
+        ),
     ],
 )
 def test_a_head_that_is_none_or_has_no_weights_is_refused_early(tmp_path, photos, changes, problem):

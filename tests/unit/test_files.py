@@ -140,7 +140,7 @@ def test_a_file_that_is_being_removed_is_no_strange_one(tmp_path, monkeypatch):
         (Path("s3://a/b"), "^s3://a/b is an address"),
         ("~nobody.of.this.name/b", "home folder that is not known here"),
         ("b" * 5_000, "b{80}... is too long for a path"),
-        ("a\0b", r"^'a\\x00b' has a character that no path has"),
+        ("a\0b", r"^'a\\x00b' has a character that no path can have: give another"),
     ],
 )
 def test_a_path_that_no_file_can_have_is_one_sentence(path, words):

@@ -59,13 +59,15 @@ def test_labels_reach_the_thresholds_of_their_classes():
     assert Prediction("x", error="no").record().keys() == record.keys()
 
 
-def test_each_label_says_whether_it_is_sure():
+def test_each_label_says_whether_it_is_confident():
     marked = judged(FOUND, confidence([False, True, True]), None, CLASSES)
     assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
     unfamiliar = judged(FOUND, confidence(unfamiliar=True), None, CLASSES)
     assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
-    assert unfamiliar.text().endswith("cat 20.00%  (unfamiliar)")
+    assert unfamiliar.text().endswith(
+        "cat 20.00%  (unfamiliar: not like any training picture, so do not trust the class)"
+    )
     assert judged(NONE, confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
     assert judged(FOUND, confidence(), None, CLASSES).answers == {}
     one = judged(
@@ -152,12 +154,12 @@ def test_predict_eval_and_report_find_the_same_labels(run, tmp_path, monkeypatch
         assert ", ".join(sorted(mistake["labels"])) != mistake["labelled"]
         named = " ".join(mistake["ranked"])
         assert all(label in named for label in mistake["labelled"].split(", ") if label in CLASSES)
-    assert 0 <= record["calibration"] < 0.5
+    assert 0 <= record["expected_calibration_error"] < 0.5
     page = runs.page(lockstep.Run.open(run), record)
     for words in (
-        "have exactly the labels",
-        "is F1",
-        "found from 0.5 on",
+        "get exactly their labels",
+        "macro F1, the mean over the labels",
+        "get exactly their labels, with the threshold 0.5",
         "average precision",
         ">owl<",
         "is found if its",
@@ -181,7 +183,7 @@ def test_the_script_finds_the_labels_of_an_exported_file(monkeypatch, capsys):
         "image_shape": [8, 8, 1],
         "thresholds": THRESHOLDS.tolist(),
         "confident_from": [0.3, 0.9, None],
-        "like_from": 0.5,
+        "familiar_from": 0.5,
     }
     found = file.predict_labels("a.png")
     assert [(label, answer) for label, _, answer in found] == [

@@ -68,7 +68,8 @@ def test_the_number_of_processes_follows_from_devices(
         (
             1,
             {"processes": 2},
-            "2 processes need as many GPUs, and there is 1: choose --processes 1 to 1",
+            "each process needs a GPU of its own, and this host has 1 GPU for 2 processes: choose "
+            "--processes 1 to 1",
         ),
         (2, {"device": "cuda:0,2"}, "there is no GPU 2: choose from 0 to 1"),
     ],

@@ -661,8 +661,8 @@ NOTED = {  # id: (contents, options, what a note says)
             "insects/ants/1", "insects/bees/x/2", "birds/owls/3", "birds/gulls/4", "x/5", "x/6"
         ),
         {},
-        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they count to it. "
-        "If they are the classes, add --label-from '([^/]+)/[^/]+$'",
+        "2 classes whose images lie in folders (birds: gulls, owls and 1 more): they belong to the "
+        "class. If the folders are the classes, add --label-from '([^/]+)/[^/]+$'",
     ),
     "files without a suffix": (
         {**CATS, "cats/one": "text", "dogs/two": "text", "dogs/c.txt": "text"},

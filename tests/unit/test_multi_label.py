@@ -257,7 +257,7 @@ def test_a_run_finds_labels_and_states_how_well(recipe, tmp_path, capsys):
     lines = capsys.readouterr().err
     assert "test images with exactly their labels" in lines
     assert "F1 " in lines
-    assert "(mean of the classes)" in lines
+    assert "macro F1 " in lines
     assert result["f1"]["macro"] > 0.9
     assert result == Run(path).result()
     assert [row["examples"] for row in result["classes"]] == BRIGHT[120:].sum(0).tolist()
@@ -271,7 +271,7 @@ def test_a_run_finds_labels_and_states_how_well(recipe, tmp_path, capsys):
 
 
 def test_data_and_recipe_must_agree(recipe, tmp_path):
-    with lockstep_error("has any number of labels, .* multi_label=False: give --multi-label"):
+    with lockstep_error("have any number of labels, .* multi_label=False: give --multi-label"):
         fit_here(recipe.replace(multi_label=False), tmp_path / "run")
     one = arrays.store({"train": (IMAGES, BRIGHT[:, 0]), "test": (IMAGES, BRIGHT[:, 1])}, None)
     with lockstep_error("has one label, .* multi_label=True: give --no-multi-label"):

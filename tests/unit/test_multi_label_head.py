@@ -178,7 +178,11 @@ def test_a_complete_run_is_evaluated_at_its_thresholds(run, capsys):
     known = model.tensors[THRESHOLDS]
     assert [row["threshold"] for row in result["classes"]] == known.tolist() != [0.5] * 3
     assert result["f1"]["macro"] > 0.8
-    assert result["confident"]["right"] <= result["confident"]["labels"]
+    confident = result["confident"]
+    assert confident["right"] <= confident["labels"]
+    assert confident["coverage"] == confident["labels"] / sum(
+        row["found"] for row in result["classes"]
+    )
     record = evaluated(run)
     assert record["classes"] == result["classes"]
     assert record["accuracy"] == result["accuracy"]["raw"]

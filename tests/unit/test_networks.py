@@ -142,7 +142,7 @@ def test_a_network_of_timm_trains_and_its_file_alone_predicts(stand_in, photos, 
     assert not [name for name in load_file(spec.placement.init) if name.startswith("fc")]
     fit_here(recipe.replace(precision="float32"), tmp_path / "a", spec.placement)
     log = (tmp_path / "a/log.txt").read_text()
-    assert "timm:toy.x_in1k: 18 parameters to train, those of its last layer, from the " in log
+    assert "timm:toy.x_in1k: 18 parameters to train, all in its last layer, from the " in log
     assert recipe.init_sha256 in log
 
     # Later starts ask neither timm nor the network, and the weights need not be there to predict.

@@ -141,7 +141,7 @@ def test_all_images_of_another_folder_count(run, tmp_path, caplog):
     shown = judged(run, flat, ReportSpec, report)
     assert shown["mistakes"]
     assert {one["name"] for one in shown["mistakes"]} <= {f"{n}.png" for n in range(6)}
-    assert f"all images of {flat}, which is not the data of training" in shown["notes"][0]
+    assert f"all images of {flat}, which are not the data of training" in shown["notes"][0]
 
 
 def test_what_is_known_of_a_folder_is_said_when_it_is_trained_on(tmp_path, capfd, caplog):
@@ -183,7 +183,7 @@ def test_the_data_of_training_are_divided_wherever_they_lie(run, tmp_path, caplo
     record = judged(run, tmp_path / "moved")  # the same folder, with an image more
     assert record["split"] == "test"
     assert sum(counts(record).values()) > expected["examples"]
-    assert "the test data is not what it was in training" in record["notes"][0]
+    assert "the test data has changed since training" in record["notes"][0]
 
 
 def test_what_cannot_be_evaluated_is_refused(run, tmp_path):

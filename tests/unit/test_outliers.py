@@ -137,7 +137,7 @@ def test_predict_prints_the_mark_as_text_and_json(head_run, here):
     images = head_run / "noise.png", head_run / "photos/dark/3.png", head_run / "none.png"
     text, record = (here("predict", head_run / "run", *images, *o) for o in ((), ("--json",)))
     assert [line.partition("%  ")[2] for line in text.stdout.splitlines()] == [
-        "(unfamiliar)",
+        "(unfamiliar: not like any training picture, so do not trust the class)",
         "(confident)",
     ]
     assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == [

@@ -177,7 +177,7 @@ def test_another_model_drops_settings_that_name_the_olds_parts():
     assert notes == [
         "the recipe's settings for model whitened do not fit model "
         "tests.unit.test_own_models:Small: model_options is "
-        "dropped; weight_decay is 3.8e-05 for every matrix. --set gives others"
+        "dropped; weight_decay is 3.8e-05 for every matrix. Choose others with --set"
     ]
 
 

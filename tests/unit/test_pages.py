@@ -13,7 +13,7 @@ from tests.conftest import NATIVE
 
 from lockstep.config.placement import Placement
 from lockstep.jobs.context import Context
-from lockstep.jobs.report import calibration, report
+from lockstep.jobs.report import expected_calibration_error, report
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages import figures, runs
 from lockstep.pages.figures import Line
@@ -78,7 +78,7 @@ def test_the_job_counts_as_eval_and_finds_the_worst_mistakes(judged):
 
 def test_calibration_error_is_mean_distance_to_accuracy():
     confidence = torch.tensor([0.9, 0.9, 0.6, 1.0], dtype=torch.float64)
-    found = calibration(confidence, torch.tensor([True, False, True, True]))
+    found = expected_calibration_error(confidence, torch.tensor([True, False, True, True]))
     assert found == pytest.approx((0.4 * 1 + 0.4 * 2 + 0.0) / 4)
 
 
@@ -86,35 +86,44 @@ def test_the_page_of_a_run_has_its_parts_in_order_and_numbers(judged, html, monk
     path, record = judged
     page = Page(html)
     assert page.headings == [
-        "Training",
-        "Confusion",
+        "Training curves",
+        "Confusion matrix",
         "Calibration",
         "Worst mistakes",
-        "How it was made",
+        "Reproduce this run",
     ]
     assert f"{record['accuracy']:.2%}" in page.text
-    assert f"{record['calibration']:.2%}" in page.text
+    assert f"{record['expected_calibration_error']:.2%}" in page.text
     assert f"lockstep verify {path}" in page.text
     assert Run(path).recipe().digest() in page.text
     assert sum(tag == "img" for tag, _ in page.tags) == len(record["mistakes"])
-    shown = re.findall(r"is taken for", page.text)
+    shown = re.findall(r"is mistaken for", page.text)
     confused = sum(
         bool(n) for y, row in enumerate(record["confusion"]) for x, n in enumerate(row) if x != y
     )
     assert len(shown) == min(5, confused) > 0
-    assert "Which pixels decided is known only of a linear head" in page.text
-    assert (
-        "Which answers are confident is known only of a complete run of a linear head" in page.text
-    )
+    # A network without a linear head has no confident answers and no class activation maps, so the
+    # page says nothing about them.
+    assert not re.search("confident|class activation map", page.text)
     lit = {"evidence": {"1": "data:image/png;base64,"}}
     explained = [one | lit for one in record["mistakes"]]
-    confident = [{"share": 0.95, "images": 50, "right": 49, "least": [0.8, 0.85, 0.9], "never": 1}]
+    confident = [
+        {
+            "share": 0.95,
+            "images": 50,
+            "right": 49,
+            "coverage": 0.25,
+            "accuracy": 0.98,
+            "least": [0.8, 0.85, 0.9],
+            "never": 1,
+        }
+    ]
     monkeypatch.setattr("lockstep.pages.figures._drawn", lambda *_: "")
     page = Page(runs.page(Run(path), {**record, "mistakes": explained, "confident": confident}))
-    assert (
-        f"95% 80.0% to 90.0%; 1 class never {50 / record['examples']:.1%} (50) 98.0%"
-        in " ".join(page.text.split())
-    )
+    text = " ".join(page.text.split())
+    assert "95% 80.0% to 90.0%; 1 class never 25.0% (50) 98.0%" in text
+    assert "It holds for pictures like the training ones." in text
+    assert "(a class activation map)" in text
     assert sum(tag == "img" for tag, _ in page.tags) == 2 * len(explained) > 0
 
 

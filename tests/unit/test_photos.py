@@ -104,7 +104,7 @@ def test_folders_of_splits(photos, train, other, split):
     assert paths(found)[split] == paths(found)["test"] == [f"{other}/a/5.png", f"{other}/b/6.png"]
     notes = "\n".join(found.notes)
     assert (f"{train} is read as train" in notes) == (train != "train")
-    assert ("validation images are the test images" in notes) == ("val" in other.lower())
+    assert ("validation images also serve as test images" in notes) == ("val" in other.lower())
 
 
 @pytest.mark.parametrize(
@@ -323,10 +323,10 @@ def test_pictures_in_which_little_is_seen_are_counted_and_named(photos):
     Image.fromarray(noise(1, 29, 20, 3)).save(photos / "b/less.png")
     notes = sound(photos).notes
     assert notes == [
-        "1 image of equal pixels in files that differ (a/1.png = b/again.bmp)",
+        "1 image with the same pixels in different files (a/1.png = b/again.bmp)",
         "1 image of one colour: the network sees nothing in it (a/empty.png)",
-        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): the settings "
-        "fit=squash and fit=pad of a training keep the edges",
+        "1 image of 3:2 or longer, cut to the middle square (b/wide.png): "
+        "train with fit=pad or fit=squash to keep the edges",
     ]
     assert survey_folder(photos, 0.2, fit="pad").notes == notes[:2]
 
@@ -474,7 +474,7 @@ def test_groups_stay_on_one_side(photos, by):
     kept, held = whole.held_out(10)
     assert 10 <= len(held) <= 15
     assert not {*kept.groups.tolist()} & {*held.groups.tolist()}
-    with lockstep_error("takes all groups"):
+    with lockstep_error("takes every group"):
         whole.held_out(len(whole) - 1)
 
 
@@ -810,9 +810,7 @@ def test_copies_of_other_size_or_format_are_counted_over_splits(photos, monkeypa
         ["train/a/2.png", "test/a/copy 2.heic"],
         ["train/b/1.png", "test/b/copy 1.webp"],
     ]
-    assert "  alike       3 (images that look like one of another split)" in "\n".join(
-        lines_of(record)
-    )
+    assert "  alike       3 (near duplicates in different splits)" in "\n".join(lines_of(record))
     # The same number stands beside the accuracy, except in large folders.
     test_set = load(survey.examples(), Decoding(8))["test"]
     assert test_set.caution.startswith("3 of 8 test images look like training images, so")

@@ -56,7 +56,7 @@ def test_changing_towers_keeps_the_tower_batch():
         ),
         ({"model": "a:b\x1b[2J"}, r"unknown model 'a:b\\x1b\[2J'"),
         ({"augmentation": None}, "augmentation: got None: give a name"),
-        ({"lr.base": 0.1}, "lr is one value \\(0.1\\) and has no 'base' inside"),
+        ({"lr.base": 0.1}, "lr is one value \\(0.1\\), so it has no setting 'base' inside"),
         ({"tower_batch": "1k"}, "tower_batch: got '1k'"),
         ({"seed": True}, "seed: got True: true and false are for switches"),
     ],

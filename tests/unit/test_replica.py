@@ -137,7 +137,7 @@ SWAPPED[[7, 8]] = SWAPPED[[8, 7]]
 )
 def test_the_first_difference_of_two_hosts_is_named(other, said):
     for error in end_of(made_of(), other):
-        assert f"do not have the same {said}, so they would not compute one result. Give" in str(
+        assert f"do not have the same {said}, so they would compute different results. Give" in str(
             error
         )
 

@@ -90,7 +90,7 @@ def test_plain_lines_have_the_tutorials_shape_and_cadence():
     assert "after 10 steps, accuracy on 10 test images: 70.00%\n" in text
     assert re.findall(LINE, text, re.M) == [(step, "50.0") for step in ("0", "10", "20", "24")]
     assert "loss = 2.50" in text
-    assert "90.00% by the averaged weights, 80.00% by those of the last step" in text
+    assert "90.00% with averaged weights, 80.00% with the weights of the last step" in text
     assert "\x1b" not in text
     assert all(word in text for word in ("recipe", "a note", "accuracy"))
 

@@ -215,19 +215,12 @@ def test_every_figure_of_readme_stands_in_results():
     )
     page = (tables.ROOT / "docs/results.md").read_text()
     found = NUMBER.findall(text)
-    assert len(found) > 10
+    assert found
     assert [number for number in found if number not in numbers(page)] == []
 
 
-def test_a_table_cell_of_readme_has_at_most_twelve_words():
-    rows = re.findall(r"^\| (.+) \|$", tables.PAGES[0].read_text(), re.M)
-    cells = [cell for row in rows for cell in row.split(" | ")]
-    assert len(cells) > 20
-    assert [cell for cell in cells if len(cell.split()) > 12] == []
-
-
 def test_every_exit_code_is_listed():
-    page = (tables.ROOT / "docs/usage.md").read_text()
+    page = (tables.ROOT / "docs/files.md").read_text()
     codes = set(map(int, re.findall(r"\d+", " ".join(re.findall(r"^\| ([\d, ]+) \|", page, re.M)))))
     assert codes == {0, CRASH, USAGE, DATA, ENVIRONMENT, 129, 130, 143}
 

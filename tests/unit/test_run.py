@@ -81,7 +81,7 @@ def test_a_run_without_its_folder_of_checkpoints_starts_again(tmp_path, caplog):
     assert folder.checkpoint is None
     assert [path.name for path in folder.checkpoints.iterdir()] == ["frozen.safetensors"]
     assert caplog.messages == [
-        f"{tmp_path / 'a'} has no checkpoint: it starts again before its first step"
+        f"{tmp_path / 'a'} has no checkpoint, so it starts again at its first step"
     ]
     folder.close()
 
@@ -253,7 +253,7 @@ def test_only_files_that_training_writes_are_checkpoints(tmp_path, caplog, name,
     assert len(caplog.messages) == 2
     for message in caplog.messages:
         assert f"checkpoints: ignored {printable(name)}: " in message
-        assert "are as step-000000248.safetensors" in message
+        assert "names like step-000000248.safetensors, up to its last step" in message
     with lockstep_error("has no such checkpoint: its checkpoints are those after 3 steps"):
         run.load(249)
     resumed.begin(3, {}, evaluation=False)

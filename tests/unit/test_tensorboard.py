@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_only_summaries(
         board.evaluation(event)
     board.close()
     assert caplog.messages == [
-        f"no TensorBoard summaries: cannot write in {folder}: {reason}. All else continues"
+        f"no TensorBoard summaries: cannot write in {folder}: {reason}. The run continues"
     ]
 
 

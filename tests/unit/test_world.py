@@ -265,7 +265,7 @@ def test_the_first_process_of_each_host_says_that_it_waits(
 def test_a_process_that_does_not_come_is_an_error_in_the_end(monkeypatch, store, process):
     monkeypatch.setattr(meeting, "JOIN_S" if process == 0 else "ANSWER_S", 0.3)
     store.set_timeout(timedelta(seconds=0.3))
-    with lockstep_error(rf"process {process} of 2 does not find the others at a1, port 1 "):
+    with lockstep_error(rf"process {process} of 2 cannot reach the others at a1, port 1 "):
         join(process)
 
 

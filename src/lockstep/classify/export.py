@@ -46,7 +46,8 @@ def exported(
     weights = sum(tensor.nbytes for tensor in classifier.module.state_dict().values())
     if weights >= MAX_BYTES:
         raise LockstepError(
-            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take {size(weights)}"
+            f"an ONNX file holds less than {size(MAX_BYTES)}, and the weights take "
+            f"{size(weights)}: export a smaller network"
         )
     least, outliers = classifier.confidence.confident_from, classifier.confidence.outliers
     graph = Graph(classifier.recipe, classifier.module, outliers).eval()
@@ -56,7 +57,7 @@ def exported(
         "multi_label": classifier.recipe.multi_label,
         "thresholds": None if thresholds is None else thresholds.tolist(),
         "confident_from": None if least is None else finite(least.tolist()),
-        "like_from": outliers and float(outliers.threshold),
+        "familiar_from": outliers and float(outliers.threshold),
     }
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]
     dynamic = {0: torch.export.Dim.DYNAMIC}

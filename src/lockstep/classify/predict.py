@@ -60,8 +60,8 @@ class Classifier:
         origin: the file, or the folder of the checkpoint, that its weights come from.
         weights_sha256: what names the run's weights, as in result.json; None if a model file does
             not state it.
-        thresholds: with multi-label data an image the least probability of a found label, for each
-            class, float32 [classes]; else None.
+        thresholds: with multi-label data the least probability of a found label, for each class,
+            float32 [classes]; else None.
         confidence: tells which answers are confident, and which images are unfamiliar.
     """
 
@@ -179,8 +179,8 @@ class Classifier:
 
         An iterable is read a few images ahead, and may be endless. Each image is computed alone, so
         its prediction has the same bits beside any others. With
-        test_time_augmentation=flip-translate-unsure, every image has the further views, and not a
-        quarter of a batch. Several threads may call this at the same time.
+        test_time_augmentation=flip-translate-unsure, every image gets the further views, and not
+        only a quarter of a batch. Several threads may call this at the same time.
 
         An image that cannot be read gives a prediction with an `error`, and the others go on.
         Raises: LockstepError if `top` is less than 1, `sources` is none of these, or an image needs
@@ -373,8 +373,8 @@ def weights_of(
             )
         if path.suffix.lower() == ".onnx":
             raise LockstepError(
-                f"{path} is for other programs, as docs/deploy.md shows: give the run, or "
-                f"model.safetensors"
+                f"{path} is an exported file, which is for other programs (docs/deploy.md): give "
+                f"the run, or its model.safetensors"
             )
         file = read(path)
         if not isinstance(file.metadata.get("recipe"), dict):
@@ -390,7 +390,10 @@ def weights_of(
         )
     recipe = run.recipe()
     if file.metadata.get("recipe_digest") != recipe.digest():
-        raise LockstepError(f"{file.path} was trained by another recipe than recipe.json states")
+        raise LockstepError(
+            f"{file.path} was trained by another recipe than recipe.json states: restore the "
+            f"run's own recipe.json"
+        )
     return recipe, file
 
 

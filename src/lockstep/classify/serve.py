@@ -187,8 +187,8 @@ class _Service:
         """Answer POST /predict. With ?input=png each prediction also has the picture as the network
         sees it.
 
-        With ?evidence=png it has that picture too, bright where it speaks for the class, or with
-        several labels one for each that is explained; None if that is not known.
+        With ?evidence=png each also has that picture bright where it speaks for the class, or with
+        multi-label data one for each label that is explained; None if the network cannot show it.
         """
         self._require_own(request)
         self._held[request] = 0
@@ -476,8 +476,8 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # that of a name that no host can have
         cause = str(getattr(error, "strerror", "no such name")).partition(" (")[0]
         raise LockstepError(
-            f"cannot listen at --host {host} --port {port}: {cause}: give others; port 0 is any "
-            f"that is free",
+            f"cannot listen at --host {host} --port {port}: {cause}: choose another host or port "
+            f"(0 takes a free port)",
             ENVIRONMENT,
         ) from None
 

@@ -29,8 +29,8 @@ class Exported:
     """A file of `lockstep export`.
 
     Attributes:
-        metadata: the classes, how images become pixels, and from which values on a label is found,
-            and an answer confident or like.
+        metadata: the classes, how images become pixels, and the thresholds: of a label that is
+            found, of a confident answer, and of an image that is not unfamiliar.
     """
 
     def __init__(self, file: str) -> None:
@@ -66,7 +66,7 @@ class Exported:
             raise LockstepError("the network's output is not finite", DATA)
         ranked = (-row).argsort(kind="stable").tolist()
         thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
-        unfamiliar = bool(similarity) and similarity[0] < self.metadata["like_from"]
+        unfamiliar = bool(similarity) and similarity[0] < self.metadata["familiar_from"]
         found = [label for label in ranked if thresholds and row[label] >= thresholds[label]]
         answers = []
         for label in found or ranked[:1]:

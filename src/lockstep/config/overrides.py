@@ -144,7 +144,7 @@ def _drop_settings_of_another_model(
     if texts:
         note(
             f"the recipe's settings for model {old} do not fit model {new}: {'; '.join(texts)}. "
-            f"{option('settings')} gives others"
+            f"Choose others with {option('settings')}"
         )
 
 
@@ -207,7 +207,7 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
     inner = {"kind": inner} if isinstance(inner, str) else inner or {}
     if not isinstance(inner, Mapping):
         raise LockstepError(
-            f"recipe setting {group} is one value ({inner!r}) and has no {rest!r} inside"
+            f"recipe setting {group} is one value ({inner!r}), so it has no setting {rest!r} inside"
         )
     another = name in [f"{each}.kind" for each in _OF_KINDS] and inner.get("kind") != value
     fields[group] = {"kind": value} if another else {**inner, rest: value}

@@ -133,7 +133,7 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         raise LockstepError(
             f"{most} processes need at least one tower each, and the recipe has {recipe.towers}: "
             f"choose {option('processes', 1)} to {recipe.towers}. A new run may have more towers, "
-            f"which make another recipe"
+            f"which is another recipe"
         )
     if len(placement.gpus or ()) > most:
         raise LockstepError(
@@ -142,6 +142,6 @@ def check(recipe: "Recipe", placement: Placement) -> None:
         )
     if recipe.exact and not REDUCTIONS[placement.reduction]:
         raise LockstepError(
-            f"reduction {placement.reduction!r} does not keep the bits: choose tree, or "
+            f"reduction {placement.reduction!r} is not bit-exact: choose tree, or "
             f"give up exactness in the recipe with {option('settings', 'exact=false')}"
         )

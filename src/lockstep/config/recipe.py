@@ -128,7 +128,7 @@ class Recipe(Settings):
         ema: Exponential moving average of the parameters.
         precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
         arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
-            portable: bit-exact on every CPU, in float32 (docs/portable.md).
+            portable: bit-exact on every CPU tried, in float32 (docs/portable.md).
         threads_per_tower: CPU threads of a tower; another number has other low-order bits.
         eval_batch: Images in one forward pass of an evaluation.
         seed: Seed of initial weights, order, augmentation and dropout.
@@ -137,7 +137,7 @@ class Recipe(Settings):
 
     Shorthands:
         tower_batch: Images per step for each tower; or give `batch`.
-        portable: Use portable arithmetic (bit-exact on every CPU), in float32. It takes about
+        portable: Use portable arithmetic (bit-exact on every CPU tried), in float32. It takes about
             twice as long.
     """
 
@@ -255,7 +255,9 @@ class Recipe(Settings):
         if self.head is not None:
             self._check_head()
         elif self.decay_factors:
-            raise ValueError("decay_factors are for a head that is trained alone: leave them out")
+            raise ValueError(
+                "decay_factors need a head that is trained alone (head=NAME): leave them out"
+            )
         return self
 
     def _check_head(self) -> None:
@@ -270,14 +272,14 @@ class Recipe(Settings):
         views = self.augmentation.views
         if views is None:
             raise ValueError(
-                f"augmentation {self.augmentation.kind} has more views of an image than itself and "
-                "its mirror image, and with a head each view is computed once: set "
+                f"augmentation {self.augmentation.kind} makes more views than an image and its "
+                "mirror image, and with a head only these two are computed: set "
                 "augmentation=plain, or flip-translate with pixels=0"
             )
         tested = self.test_time_augmentation
         if tested != "off" and (tested, views) != ("flip", 2):
             raise ValueError(
-                f"test_time_augmentation {tested} needs views that are not computed: set "
+                f"test_time_augmentation {tested} needs views that training does not compute: set "
                 f"test_time_augmentation=off"
             )
 

@@ -29,27 +29,26 @@ class Evaluation:
     """Counts over a split.
 
     A prediction that is not finite counts as wrong. Among equal logits the first class is
-    predicted. With multi-label data an example is correct if exactly its labels are found; there is
-    no confusion matrix, and no count by one view.
+    predicted. With multi-label data an example is correct if exactly its labels are found, and
+    there is no confusion matrix and no count without augmentation.
     """
 
     examples: int
     correct: int
-    loss: float  # mean cross-entropy; of several labels the sum over the classes of binary ones
+    loss: float  # mean cross-entropy; with multi-label data the sum of the classes' binary ones
     class_examples: tuple[int, ...] = ()  # [classes], examples of each class
     # [classes][classes], the row is the label, the column the prediction. Predictions that are not
     # finite have no column, so a row may sum to less than its class has examples.
     confusion: tuple[tuple[int, ...], ...] = ()
-    correct_without_augmentation: int | None = (
-        None  # by the image alone, if `test_time_augmentation` are several
-    )
+    # by the image alone; None without test-time augmentation
+    correct_without_augmentation: int | None = None
     # float32 [examples, classes] on the CPU, in process 0, if asked for, or with multi-label data
     logits: Tensor | None = field(default=None, compare=False)
-    multi_label: Found | None = None  # which labels are found, if an example has any number
+    multi_label: Found | None = None  # which labels are found, with multi-label data
 
     def at(self, thresholds: Tensor | None, labels: Tensor) -> "Evaluation":
-        """Return the same evaluation of several `labels`, as those of the dataset, with other
-        `thresholds`, float32 [classes]; None: 0.5. It needs the logits, which process 0 has.
+        """Return the same evaluation of multi-label data with other `thresholds`, float32
+        [classes]; None: 0.5. `labels` are the dataset's. It needs the logits, which process 0 has.
         """
         assert self.logits is not None
         return self._finding(found_labels(self.logits, labels.cpu(), thresholds))
@@ -189,17 +188,17 @@ def _in_first(rows: Tensor, counts: Sequence[int], group: Group) -> Tensor:
 def classify(
     recipe: Recipe, network: Forward, images: Tensor, counted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return float32 logits [b, classes] twice: the mean over the recipe's views of `images`, and
-    by one view.
+    """Return float32 logits [b, classes] twice: with the recipe's test-time augmentation, the mean
+    over all views of `images`, and without it.
 
     `images` is uint8 [b, H, W, C], or the bytes of features if the recipe has a `head`. `counted`,
     bool [b], is False for the repeats that fill the last chunk up. The unmoved image has half the
-    weight, the two moved ones the other half, and mirror images count equally. With "unsure" in the
-    views, only the images whose two best classes are closest to each other (with multi-label data,
-    those with a label that is nearest to 0.5) are moved: b // 4 of them, or a single image, the
-    `counted` ones first.
-    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); views for the unsure only,
-    Hiverge 2025.
+    weight, the two moved ones the other half, and mirror images count equally. With
+    "flip-translate-unsure", only the images whose two best classes are closest to each other (with
+    multi-label data, those with a label that is nearest to 0.5) are moved: b // 4 of them, or a
+    single image, the `counted` ones first.
+    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); further views of
+    unsure images only, Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
         images, views = recipe.input.test(images), recipe.test_time_augmentation
@@ -235,7 +234,7 @@ def predicted(logits: Tensor, classes: int) -> Tensor:
 
 def _unsure(logits: Tensor, counted: Tensor | None, multi_label: bool) -> Tensor:
     """Return the `counted` rows of `logits` [b, classes] whose two largest are closest, or with
-    `several` labels those with a logit that is nearest to 0: int64 [b // 4, at least 1].
+    `multi_label` data those with a logit nearest to 0: int64 [b // 4, at least 1].
 
     If fewer rows are counted, others fill the result: the network's batch size stays fixed.
     """

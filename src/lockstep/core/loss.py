@@ -1,5 +1,5 @@
-"""Loss: what training minimizes, and which examples count as correct, with one label a picture or
-several.
+"""Loss: what training minimizes, and which examples count as correct, with single-label and
+multi-label data.
 """
 
 import torch
@@ -16,9 +16,9 @@ def loss_of(
 ) -> Tensor:
     """Return the sum of the losses of all examples, float32 []; of `each` example, float32 [b].
 
-    `logits` is float32 [b, classes]. With one label, int64 [b], the loss is the cross-entropy. With
-    several, uint8 [b, classes] of 0 and 1, it is the sum over the classes of the binary
-    cross-entropies, without `label_smoothing`.
+    `logits` is float32 [b, classes]. With single labels, int64 [b], the loss is the cross-entropy.
+    With multi-label data, uint8 [b, classes] of 0 and 1, it is the sum over the classes of the
+    binary cross-entropies, without `label_smoothing`.
     """
     if labels.ndim == 1:
         return functional.cross_entropy(
@@ -36,8 +36,9 @@ def loss_of(
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return of each example whether it is classified correctly, bool [b]: the most probable class
-    is its label, or of several labels those with a probability of 0.5 or more are exactly its own.
+    """Return whether each example is classified correctly, bool [b]: its most probable class is its
+    label, or with multi-label data the classes with a probability of 0.5 or more are exactly its
+    labels.
     """
     if labels.ndim == 1:
         return logits.argmax(1) == labels
@@ -47,7 +48,7 @@ def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
 def probabilities_of(logits: Tensor, multi_label: bool) -> Tensor:
     """Return the probabilities, float64 [n, classes]; NaN where logits are not finite.
 
-    They are softmaxes over the classes, or with `several` labels the sigmoid of each logit.
+    They are softmaxes over the classes, or with `multi_label` data the sigmoid of each logit.
     """
     wide = logits.double()
     probabilities = wide.sigmoid() if multi_label else wide.softmax(1)

@@ -1,4 +1,4 @@
-"""Several: how well labels are found, where an image may have any number of them.
+"""Multi-label: how well labels are found, where an image may have several labels or none.
 
 Everything is computed from the logits of all examples in the dataset's order, so it does not depend
 on the processes. Sums of floats are rounded once.
@@ -29,7 +29,7 @@ class Found:
     Attributes:
         exact: how many examples have exactly the labels that are found.
         examples, found, right: for each class how many examples have it, in how many it is found,
-            and in how many rightly.
+            and in how many of these it is right.
         average_precision: of each class; None for one without examples.
         micro_average_precision: that of all classes as one; None if there are no labels.
         thresholds: the least probability of a found label, for each class.
@@ -106,8 +106,8 @@ def found_labels(logits: Tensor, labels: Tensor, thresholds: Tensor | None = Non
 
 
 def counted(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the different `scores` [n], the highest first, and for each how many examples it finds
-    and how many of them rightly: those with this score or a higher one.
+    """Return the different `scores` [n], the highest first, and for each how many examples have
+    this score or a higher one, and how many of these have the label.
 
     `own`, bool [n], says which examples have the label.
     """
@@ -135,8 +135,8 @@ def average_precision(scores: Tensor, own: Tensor) -> float | None:
 
 
 def f1(right: int, examples: int, found: int) -> float | None:
-    """Return the harmonic mean of precision and recall; None if the label neither is there nor is
-    found.
+    """Return the harmonic mean of precision and recall; None if no example has the label
+    and it is never found.
     """
     return 2 * right / (examples + found) if examples + found else None
 

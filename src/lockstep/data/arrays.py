@@ -8,8 +8,8 @@ the classes. The examples of a split are either
 - anything that can be iterated over, of pairs (image, label), as torchvision's datasets give them.
   An image is a Pillow image or a uint8 array. An attribute "classes" has the names of the classes.
 
-If an image has any number of labels, also none, `labels` is [N, classes] of 0 and 1. Of a pair it
-is an array [classes] of 0 and 1, or a set of the numbers of classes.
+With multi-label data, `labels` is [N, classes] of 0 and 1, and the label of a pair is an array
+[classes] of 0 and 1, or a set of the numbers of classes.
 
 Images are copied once to a file that every process maps; see `pixels.py`. Beside it, a JSON file
 that is named after the SHA-256 of the dataset has labels, classes, and the SHA-256 of each image.
@@ -38,7 +38,9 @@ from lockstep.pictures.decode import Decoding, UnreadableImageError, decode_imag
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
-Label = int | list[int]  # the number of a class, or those of any number of classes, in order
+Label = (
+    int | list[int]
+)  # the number of a class, or with multi-label data those of all classes, in order
 Widths = dict[int, str]  # of arrays of labels -> the first example with such an array
 
 _CLASSES = "classes"

@@ -93,8 +93,8 @@ class Shard(NamedTuple):
     """The examples of one tower in one step.
 
     images: float32 [b, C, h, w], channels last in memory, augmented. labels: int64 [b], or with
-    several labels uint8 [b, classes]. priors:
-    what the loss adds to the logits of each class, see `Dataset.priors`, or None.
+    multi-label data uint8 [b, classes]. priors: what the loss adds to the logits of each class, see
+    `Dataset.priors`, or None.
     """
 
     tower: int
@@ -109,8 +109,8 @@ class Dataset:
 
     Attributes:
         images: uint8 [M, H, W, C]. `pixels` returns those of the examples.
-        labels: int64 [N], each in range(len(classes)). If an image has any number of labels: uint8
-            [N, classes], 1 for each label that it has, else 0.
+        labels: int64 [N], each in range(len(classes)). With multi-label data: uint8 [N, classes], 1
+            for each label that an image has, else 0.
         classes: the names of the classes, in label order.
         sha256: of the images and labels. A run cannot be resumed on a dataset with another sha256.
         rows: int64 [N], the row of each example's image. None: N = M, in order.
@@ -163,7 +163,7 @@ class Dataset:
 
     @property
     def multi_label(self) -> bool:
-        """Return whether an image has any number of labels."""
+        """Return whether an image may have several labels or none."""
         return self.labels.ndim == 2
 
     def ids(self) -> list[bytes]:
@@ -270,8 +270,8 @@ class Dataset:
         held_out = place <= np.sort(place)[count - 1]
         if held_out.all():
             raise LockstepError(
-                f"held_out {count} takes all groups of the training images, and copies are a "
-                f"group: hold out fewer"
+                f"held_out {count} takes every group of training images (copies form a group): "
+                f"hold out fewer"
             )
         return self.select(np.flatnonzero(~held_out)), self.select(np.flatnonzero(held_out))
 

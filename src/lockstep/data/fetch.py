@@ -77,9 +77,9 @@ def fetch(source: Source, folder: Path) -> bool:
     files = ", ".join(archive.name for archive in source.archives)
     unpack = "unpack it, and " * any(archive.packed for archive in source.archives)
     by_hand = (
-        f"By hand: get {files} from {source.archives[0].bases[0]}, {unpack}put the "
-        f"files into {folder}, or any folder that you then give as {option('data', 'DIR')}. The "
-        f"recipe 'digits' needs no download"
+        f"Or download {files} from {source.archives[0].bases[0]} yourself, {unpack}put "
+        f"the files into {folder}, or into any folder that you give as {option('data', 'DIR')}. "
+        f"The recipe 'digits' needs no download"
     )
     with _unfinished(folder, f"dataset {source.name}", needs, by_hand) as unfinished:
         if catalog.searched(source, folder)[0]:
@@ -88,14 +88,14 @@ def fetch(source: Source, folder: Path) -> bool:
             _transfer(archive, unfinished)
         paths, lacking = catalog.searched(source, unfinished)
         if not paths:
-            raise LockstepError(f"the download is not whole: {lacking}", DATA)
+            raise LockstepError(f"the download is not complete: {lacking}", DATA)
         unfinished.rename(folder)
     return True
 
 
 def fetch_file(archive: Archive, path: Path) -> None:
     """Download the file `archive` as `path`, unless it is there. Raises: LockstepError."""
-    by_hand = f"By hand: get the file, and give its path as {option('init', 'FILE')}"
+    by_hand = f"Or download the file yourself, and give its path as {option('init', 'FILE')}"
     with _unfinished(path, f"weights {archive.name}", "", by_hand) as unfinished:
         if not path.is_file():  # Another program may have downloaded it meanwhile.
             _transfer(archive, unfinished)
@@ -175,13 +175,15 @@ def _transfer(archive: Archive, folder: Path) -> None:
         if archive.packed:
             path.unlink()
         return
-    kept = f". The next try goes on in {begun}" if begun.exists() else ""
+    kept = f". The next try continues {begun}" if begun.exists() else ""
     if "no connection" in str(failures):
         kept += (
             ". Connect this machine to the network (https_proxy names a proxy, and SSL_CERT_FILE "
-            "the certificates to trust), and give the same command again"
+            "the certificates to trust), and run the same command again"
         )
-    raise LockstepError(f"cannot download {archive.name} ({'; '.join(failures)}){kept}", DATA)
+    raise LockstepError(
+        f"cannot download {archive.name}{kept}. What was tried: {'; '.join(failures)}", DATA
+    )
 
 
 def _download(archive: Archive, begun: Path, url: str, path: str, pooch: object) -> None:

@@ -109,7 +109,8 @@ def _require_labels(path: Path, labels: NDArray[np.uint8]) -> None:
     """Raise a LockstepError if one of the `labels` in the file is not in 0 to 9."""
     if labels.max() > 9:
         raise LockstepError(
-            f"{path}: label {labels.max()} in record {labels.argmax()}, allowed 0 to 9", DATA
+            f"{path}: label {labels.max()} in record {labels.argmax()}, where 0 to 9 are allowed",
+            DATA,
         )
 
 
@@ -156,8 +157,8 @@ def _idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     if header != expected and header[:1] == expected[:1]:
         sizes = [" x ".join(map(str, each)) for each in (header[1:], shape)]
         raise LockstepError(
-            f"{path} has {sizes[0]} values, and in dataset mnist it has {sizes[1]}. Of another "
-            f"dataset, as EMNIST, give the arrays in Python, as in "
+            f"{path} has {sizes[0]} values, and in dataset mnist it has {sizes[1]}. For another "
+            f"dataset, such as EMNIST, give the arrays in Python, as in "
             f"lockstep.train('folder', data={{'train': (images, labels)}})",
             DATA,
         )

@@ -1,6 +1,6 @@
-"""The head of a network and what is known around it.
+"""Transfer learning: the head of a network, trained alone on the features of a frozen backbone.
 
-`features.py` computes what the head is trained on, `confidence.py` which of its answers are
-confident, `outliers.py` which images are unfamiliar, and `activation.py` which places of an
-image gave the answer. `core/backbone.py` divides the network.
+`features.py` computes these features, `confidence.py` tells which answers are confident, `found.py`
+which labels are found, `outliers.py` which images are unfamiliar, and `activation.py` which places
+of an image gave the answer. `core/backbone.py` divides the network.
 """

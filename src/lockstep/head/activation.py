@@ -26,10 +26,10 @@ def class_activation_map(
     float64 [labels, h, w].
 
     `network` is the head with its trained weights. The places form a grid over the image, and the
-    logit is a mean over them, so that they and the bias add up to it. With
-    test_time_augmentation=flip, it is the mean of the image's grid and of its mirror image's,
-    mirrored back. None without labels or a head, if the head is not linear, or if its features are
-    no means over places.
+    logit is a mean over them, so the values of all places and the bias add up to the logit. With
+    test_time_augmentation=flip, the result is the mean over the image and its mirror image, whose
+    grid is mirrored back. None without labels or a head, if the head is not linear, or if its
+    features are not means over places (global average pooling).
     """
     if backbone is None or not labels:
         return None
@@ -49,10 +49,10 @@ def class_activation_map(
 
 @torch.no_grad()
 def last_places(backbone: Backbone, image: Tensor) -> Tensor | None:
-    """Return what the features of `image`, uint8 [1, H, W, C], are the mean of: float32 [views, D,
-    h, w].
+    """Return the last feature map of `image`, uint8 [1, H, W, C], whose mean over places is its
+    features: float32 [views, D, h, w].
 
-    None if they are no mean over several places, or torch cannot trace the network.
+    None if the features are not such a mean, or torch cannot trace the network.
     """
     if not isinstance(backbone.network.module, torch.fx.GraphModule):
         return None

@@ -1,13 +1,13 @@
-"""Confidence: from which probability on a linear head is right as often as asked for, by training
-images that it left out. `outliers.py` tells images that are unfamiliar.
+"""Confidence: the probability from which on a linear head is right as often as asked for. It is
+found by cross-validation on the training images. `outliers.py` tells images that are unfamiliar.
 
-A head is trained as the recipe says, without a fifth of the training images, and then classifies
-these. This is done for as many fifths as have 1,000 images together, for all at once; each class
-counts as many images as the smallest. A model file holds these answers, so that the least
-probability of a confident one can be derived for any share of right ones.
+A head is trained as the recipe says, without one fifth of the training images (a fold), and then
+classifies this fold. This is done for as many folds as have 1,000 images together, for all at once;
+each class counts as many images as the smallest. A model file holds these answers, so that the
+threshold of confident answers can be derived for any share of right ones.
 
-Where an image has any number of labels, all five fifths are classified, and each label that is
-found is an answer (`found.py`).
+With multi-label data, all five folds are classified, and each label that is found is an answer
+(`found.py`).
 """
 
 from collections.abc import Mapping
@@ -32,17 +32,17 @@ from lockstep.messages import progress
 
 Answer = Literal["confident", "unsure", "unfamiliar"]
 
-# In a model file: float32 [n, 3], of each image that was left out its label, the class found, and
-# its probability. Of several labels a row for each one that was found: if the image does not have
-# it, the number of classes stands for its label.
+# In a model file: float32 [n, 3], for each image that was held out its label, the predicted class,
+# and the probability of this class. With multi-label data there is a row for each label that was
+# found; if the image does not have it, the number of classes stands in place of the label.
 ANSWERS = "confident/answers"
 SHARE = 0.95  # of right answers among confident ones, unless another one is asked for
 FOLDS = 5
 _ENOUGH = 1_000
-_ENOUGH_OF_CLASS = 10  # however much each counts
+_ENOUGH_OF_CLASS = 10  # answers, whatever their weights
 _FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 errors is an int64
-# A less probable answer is never confident: all other classes together are half as probable or
-# more.
+# A less probable answer is never confident: all other classes together are more than half as
+# probable.
 _LEAST = 2 / 3
 
 
@@ -51,8 +51,8 @@ def confidence_tensors(
     state: State,
     train_set: Dataset,
 ) -> dict[str, Tensor]:
-    """Return the tensors that a model file needs to tell confident answers; {} for too few images,
-    or no linear head.
+    """Return the tensors that a model file needs to tell confident answers; {} if there are too few
+    images, or the head is not linear.
 
     `train_set` has features in place of images. The result depends on recipe and data alone, see
     `held_out`.
@@ -72,7 +72,7 @@ def confidence_tensors(
 
 
 def _of_multi_label(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors of `confidence_tensors` where an image has any number of labels."""
+    """Return the tensors of `confidence_tensors` with multi-label data."""
     rows, probabilities = held_out(bound, state, train_set, FOLDS)
     labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
     thresholds = best_thresholds(probabilities, labels)
@@ -89,16 +89,16 @@ def _is_linear(recipe: Recipe, state: State) -> bool:
 
 
 def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> BoundRecipe:
-    """Return the recipe with the one of its `decay_factors` in the weight decay: that with the
-    least mean square of the differences between the probabilities of `held_out` and the labels.
+    """Return the recipe with its weight decay multiplied by the best of its `decay_factors`: the
+    one with the least mean squared difference between probabilities of `held_out` and labels.
 
     Raises: LockstepError unless the head is one linear layer with a bias.
     """
     recipe, trials = bound.recipe, dict[int, BoundRecipe]()
     if not _is_linear(recipe, state):
         raise LockstepError(
-            f"decay_factors are for a head of one linear layer with a bias, and the head "
-            f"{recipe.head} is another: leave them out"
+            f"decay_factors need a head that is one linear layer with a bias, and {recipe.head} "
+            f"is not: leave them out"
         )
     with progress("choosing the weight decay", len(recipe.decay_factors)) as advance:
         for factor in recipe.decay_factors:
@@ -121,11 +121,11 @@ def held_out(
     train_set: Dataset,
     folds: int,
 ) -> tuple[Tensor, Tensor]:
-    """Classify the images of `folds` fifths of the `train_set` by heads that were trained without
-    their fifth.
+    """Classify the images of `folds` fifths of the `train_set`, each with a head that was trained
+    without its fifth.
 
-    Copies and groups are in one fifth. Of `state` only the names and shapes of the head's
-    parameters count. Return the rows of the images, int64 [n], and their probabilities, float32 [n,
+    Copies and groups are in one fifth. Only the names and shapes of the head's parameters in
+    `state` count. Return the rows of the images, int64 [n], and their probabilities, float32 [n,
     classes]; 0 where not finite.
     """
     recipe = bound.recipe
@@ -153,15 +153,15 @@ def least_confident(
     balanced: bool,
     multi_label: bool = False,
 ) -> Tensor:
-    """Return the least probability of a confident answer for each class that may be found, float64
+    """Return the least probability of a confident answer for each predicted class, float64
     [classes].
 
     It is the least one from which on at least `share` of the `answers` are right, or infinity. For
-    a class with fewer than half as many images as classes have on average, that must also be so
-    among the answers that find this class, 10 or more. If `balanced`, every class counts alike,
-    however many images it has. One more wrong answer is counted than there are: among all answers
-    one that counts as much as any. So few answers promise little. With `several` labels, the
-    answers that find a class count in place of its images.
+    a class with fewer than half as many images as classes have on average, that must also hold
+    among the answers that predict this class, and these must be 10 or more. If `balanced`, every
+    class has the same weight, however many images it has. One wrong answer is added, with the
+    largest weight of all answers, so that a few right answers are not enough. With `multi_label`
+    data, the answers that predict a class count in place of its images.
 
     Raises: ValueError if `answers` cannot be those of `confidence_tensors`.
     """
@@ -195,9 +195,9 @@ def _least(
     enough: int = 1,
 ) -> float:
     """Return the least probability, `_LEAST` or more, from which on there are `enough` answers, and
-    `share` of them are right; or infinity.
+    a `share` of them is right; or infinity.
 
-    `weights` say how much an answer counts. One wrong answer `more` is counted, with this weight.
+    `weights` are those of the answers. One wrong answer is added, with the weight `more`.
     """
     probabilities, order = answers[:, 2].sort(descending=True, stable=True)
     labels, predicted, _ = answers[order].unbind(1)
@@ -212,15 +212,15 @@ def _least(
 
 
 class Confidence:
-    """Tells what the answers of a classifier are worth.
+    """Tells which answers of a classifier are confident, and which images are unfamiliar.
 
     Attributes:
         share: the share of right answers among confident ones.
         confident_from: the result of `least_confident`; None if the model file has no answers.
         outliers: tells the images that are unfamiliar; None if the model file has
             none of these.
-        found_from: the least probability of a found label of each class, float32 [classes], if the
-            recipe has several labels; 0.5 if the model file has no other.
+        found_from: with multi-label data, the least probability of a found label of each class,
+            float32 [classes]; 0.5 if the model file has no other.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Confidence:
     def __call__(self, features: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each image and class whether this class is a confident answer, bool [n,
         classes], and which images are unfamiliar, bool [n]: they have no confident answer. False
-        where the file cannot tell.
+        where the model file cannot tell.
 
         `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
         the CPU.
@@ -263,13 +263,13 @@ class Confidence:
         if self.outliers is not None:
             unfamiliar = self.outliers(every_view(features)[:, 0])
         least = torch.inf if self.confident_from is None else self.confident_from
-        # The answers of training, of which `least` is one, are float32.
+        # `least` is the probability of a held-out answer, and these are float32.
         return (probabilities.float() >= least) & ~unfamiliar[:, None], unfamiliar
 
 
 def _fold_of(train_set: Dataset) -> Tensor:
-    """Return the fold of each image, int64 [N]: an equal share of each class. Copies and groups
-    stay together.
+    """Return the fold of each image, int64 [N]. Each fold has an equal share of each class, and
+    copies and groups stay together.
     """
     groups = train_set.groups
     if groups is None:
@@ -293,10 +293,10 @@ def _fold_of(train_set: Dataset) -> Tensor:
     return torch.from_numpy(folds[group_of])
 
 
-# Why not the loop of core/: it trains one network, in towers of equal size, and adds their vectors
-# across processes. Here one linear layer is up to five heads, on features that are in memory. All
-# see the batches of the run's plan, and a mask leaves each head's held-out fifth out of its loss,
-# which a tower cannot do. The update is `State.apply`, as everywhere.
+# This does not use the loop of core/, which trains one network in towers of equal size and adds
+# their vectors across processes. Here one linear layer holds up to five heads, on features that are
+# in memory. All heads see the batches of the run's plan, and a mask removes each head's held-out
+# fifth from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
     bound: BoundRecipe,
     state: State,
@@ -305,7 +305,7 @@ def _trained(
     folds: int,
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
-    without its images. All begin with zeros.
+    without its fold. All start from zeros.
     """
     recipe = bound.recipe
     device = train_set.labels.device

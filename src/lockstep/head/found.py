@@ -1,9 +1,9 @@
-"""The threshold of each class, where an image has any number of labels: from which probability on a
-label is found.
+"""Found: with multi-label data, the threshold of each class, from which probability on its label is
+found.
 
-It is half of the best F1 that training images reach that were held out (`confidence.py`): for
-probabilities that are right, no other threshold has a better F1 (Lipton, Elkan and Narayanaswamy,
-2014, arXiv:1402.1892). The threshold that happens to be the best on these images would follow their
+It is half of the best F1 on training images that were held out (`confidence.py`): for calibrated
+probabilities, no other threshold has a better F1 (Lipton, Elkan and Narayanaswamy, 2014,
+arXiv:1402.1892). The threshold that happens to be the best on these images would follow their
 noise. A model file holds the thresholds.
 """
 

@@ -1,11 +1,11 @@
-"""Outliers: which images are unfamiliar, judged by the features of a network with a
-trained head.
+"""Outliers: which images are unfamiliar (out of distribution), judged by the features of a network
+with a trained head.
 
 A model file holds the features of a few hundred training images. The score of an image is the
 cosine similarity of its features to the third most similar ones. The threshold is the score that 99
 % of the training images reach, each compared with the others only, but never the lowest score,
-which may be that of an odd image. A held-out image of the same kind is like a training image that
-was left out, so about 1 % of such images are below the threshold.
+which may belong to an odd image. So about 1 % of new images of the same kind are below the
+threshold.
 
 Source: the distance to the k-th nearest neighbour, after Sun, Ming, Zhu, Li: Out-of-distribution
 detection with deep nearest neighbors, ICML 2022.
@@ -26,7 +26,7 @@ _REFERENCES = f"{_PREFIX}references"
 _THRESHOLD = f"{_PREFIX}threshold"
 LEAST_IMAGES = 50  # With fewer, more than 4 % of held-out images can be marked.
 _MOST_IMAGES = 5_000  # that the threshold is computed from, in less than a second
-# About 1 MB. Near duplicates among more of them make the threshold too strict.
+# They take about 1 MB. With more of them, near duplicates would make the threshold too strict.
 _MOST_REFERENCES = 500
 NEIGHBOUR = 3
 _SHARE = 0.99

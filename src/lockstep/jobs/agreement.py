@@ -89,8 +89,9 @@ def require_equal(replica: Replica, identity: Record) -> None:
             changes = "; ".join(map(str, compare(first["fingerprint"], other["fingerprint"])))
             raise LockstepError(
                 f"process 0 (host {first['host']}) and process {process} (host {other['host']}) "
-                f"do not have the same {name} ({both[0]} and {both[1]}), so they would not compute "
-                f"one result.{f' Their environments differ: {changes}.' if changes else ''} Give "
+                f"do not have the same {name} ({both[0]} and {both[1]}), so they would compute "
+                f"different "
+                f"results.{f' Their environments differ: {changes}.' if changes else ''} Give "
                 f"every host the same files, options, libraries, variables and model of CPU or "
                 f"GPU, and let a model draw random numbers only from torch's generator",
                 ENVIRONMENT,
@@ -124,13 +125,15 @@ def restore(replica: Replica, checkpoint: StateFile | None) -> Record:
         stated, steps = checkpoint.metadata, replica.bound.steps
         if stated.get("recipe_digest") != recipe.digest():
             raise LockstepError(
-                f"{checkpoint.path} was trained by another recipe than recipe.json states", USAGE
+                f"{checkpoint.path} was trained by another recipe than recipe.json states: restore "
+                f"the run's own recipe.json",
+                USAGE,
             )
         same = (stated.get("data_sha256") or {}).get("train") == replica.data_sha256["train"]
         if same and checkpoint.step > steps:
             raise LockstepError(
                 f"{checkpoint.path} is beyond the end of its run, which has {steps} steps: remove "
-                f"it",
+                f"the file",
                 DATA,
             )
     tensors = group.broadcast(save(checkpoint.tensors) if checkpoint else b"")

@@ -75,9 +75,7 @@ def judge(
     restore(replica, checkpoint)
     step, weights = replica.state.step, spec.weights or spec.recipe.own_weights
     if weights == "ema" and spec.recipe.ema is None:
-        raise LockstepError(
-            f"{spec.path} keeps no average of its weights: use {option('weights', 'raw')}"
-        )
+        raise LockstepError(f"{spec.path} has no averaged weights: use {option('weights', 'raw')}")
     calls = 1 + -(-len(dataset) // spec.recipe.eval_batch) // ctx.group.processes
     with ctx.progress(f"evaluating on {spec.split}", calls) as advance:
         result = replica.evaluate(dataset, weights, lambda share: advance(1), keep_logits)
@@ -139,11 +137,10 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
     if changed := compare(checkpoint.metadata, {"model_source": replica.model_source}):
         code = describe_custom_code(replica.recipe)
         notes.append(
-            f"the source of {code} is not the one it was trained with "
-            f"({'; '.join(map(str, changed))})"
+            f"the source of {code} has changed since training ({'; '.join(map(str, changed))})"
         )
     replica.require_same_classes(spec.path, checkpoint.metadata["classes"])
     whole = replica.splits[spec.split].sha256
     if checkpoint.metadata["data_sha256"].get(spec.split, whole) != whole:
-        notes.append(f"the {spec.split} data is not what it was in training (its sha256 differs)")
+        notes.append(f"the {spec.split} data has changed since training (its sha256 differs)")
     return notes

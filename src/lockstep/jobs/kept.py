@@ -34,7 +34,7 @@ def kept(sha256: str | None) -> Path | None:
     path = next(folder().glob(f"{sha256}.*"), None) if sha256 else None
     if path is None or files.sha256(path) == sha256:
         return path
-    logger.warning(f"{path} is damaged, and is deleted")
+    logger.warning(f"{path} is damaged, so it is deleted")
     path.unlink(missing_ok=True)
     return None
 

@@ -40,8 +40,9 @@ def probe(recipe: Recipe, network: Network, state: State, dataset: Dataset) -> s
     first, vector = digest([tower(state, shard, 0)]), tower(state, shard, 0)
     if digest([vector]) != first and recipe.exact:
         raise LockstepError(
-            f"model {recipe.model} computes other bits when it is run again on the same images. "
-            f"Its output may depend only on its weights, its buffers, its input and torch's "
+            f"model {recipe.model} is not deterministic: a second pass over the same images has "
+            f"other bits. Its output may depend only on its weights, its buffers, its input and "
+            f"torch's "
             f"generator. Remove other random numbers and stored state, or give up exactness with "
             f"{option('settings', 'exact=false')}"
         )
@@ -101,7 +102,7 @@ def _check_model(recipe: Recipe, network: Network, images: Tensor, classes: int)
             raise LockstepError(
                 f"model {recipe.model} changes its buffer {name} in the forward pass, and Lockstep "
                 f"keeps such changes of floating-point buffers only. Register it as a float "
-                f"buffer, whose mean change over the towers is kept"
+                f"buffer: Lockstep averages its change over the towers"
             )
     compute(training=False, images=images)
     # It may take the size of the first steps only.

@@ -108,8 +108,8 @@ class Replica:
         if path is None:
             if recipe.head is not None:
                 raise LockstepError(
-                    f"head {recipe.head} is trained on what the layers before it compute, and "
-                    f"these need trained weights: give their file or run as {option('init')}"
+                    f"only the head {recipe.head} is trained, so the layers before it need trained "
+                    f"weights: give their file or run as {option('init')}"
                 )
             return None
         # A resumed session has no file to load, so the probe of every session takes the weights of
@@ -252,7 +252,7 @@ class Replica:
                 raise LockstepError(
                     f"the {'training' if name == 'train' else name} data{where} is not what {run} "
                     f"was trained on (its sha256 differs): images were added, removed or changed "
-                    f"since. Give the same as {option('data')}, or start a new run",
+                    f"since. Give the original data as {option('data')}, or start a new run",
                     DATA,
                 )
         self.require_same_classes(run, recorded.get("classes"))

@@ -27,9 +27,9 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     """Evaluate the checkpoint that `spec` names. Return the record for the page in process 0.
     Raises: LockstepError.
 
-    The record is that of an evaluation, with "calibration", "confident" and "mistakes". With
-    several labels each probability of a class counts in the calibration, and a mistake is as
-    certain as its most certain label that is wrong.
+    The record is that of an evaluation, with "expected_calibration_error", "confident" and
+    "mistakes". With multi-label data, the error counts each probability of each class, and a
+    mistake is as certain as its most certain wrong label.
     """
     replica, dataset, record, result = judge(spec, ctx, keep_logits=True)
     logits = result.logits
@@ -53,16 +53,15 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
     mistakes = certainty.argsort(descending=True, stable=True)[: int((certainty >= 0).sum())]
 
     def shown(row: int) -> Record:
-        """Return an image as the page shows it: the record of its prediction, with its name, how
-        it is labelled, its two most probable classes, its "picture", and the "evidence" for each
-        class that is explained. With multi-label data the classes also are all that are found or
-        missed.
+        """Return an image as the page shows it: the record of its prediction with its name, its
+        label, its two most probable classes, its "picture", and the "evidence" for each class that
+        is explained. With multi-label data, "ranked" has all labels that are found or missed.
         """
         name = names[row]
         prediction = prediction_of(name, probabilities[row], images.classes, 2, thresholds)
         image = images.pixels(slice(row, row + 1)).cpu()
         explained = [images.classes.index(label) for label in prediction.explained]
-        # by the weights that were evaluated last
+        # with the weights that were evaluated last
         maps = class_activation_map(replica.backbone, replica.network, image, explained)
         prediction = with_evidence(prediction, maps)
         pixels = image[0].numpy()
@@ -88,22 +87,22 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         }
 
     place = spec.placement.data
-    other = [f"These are all images of {place}, which is not the data of training."]
+    other = [f"This page judges all images of {place}, which are not the data of training."]
     return {
         **record,
         "notes": record["notes"] + other * (spec.split == ALL),
-        "calibration": calibration(judged, right),
+        "expected_calibration_error": expected_calibration_error(judged, right),
         "confident": confident,
         "mistakes": [*map(shown, mistakes[:_SHOWN].tolist())],
     }
 
 
-def calibration(confidence: Tensor, correct: Tensor) -> float:
-    """Return the expected calibration error: over bins, the mean distance of probability and
-    accuracy.
+def expected_calibration_error(confidence: Tensor, correct: Tensor) -> float:
+    """Return the mean distance between probability and accuracy over bins, each weighted by its
+    number of images.
 
-    `confidence`, float64 [n], is the probability of a class, which is `correct`, bool [n], or
-    not. A bin counts by its images. Source: Guo et al. 2017 (arXiv:1706.04599).
+    `confidence`, float64 [n], is the probability of a class, and `correct`, bool [n], whether the
+    image has this class. Source: Guo et al. 2017 (arXiv:1706.04599).
     """
     places = (confidence * _BINS).ceil().clamp_(1, _BINS).long() - 1
     distances = places.bincount(confidence - correct.double())

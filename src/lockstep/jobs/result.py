@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import Evaluation
@@ -79,8 +79,8 @@ class Result:
         least = counts.index(min(counts))
         if counts[most] >= _UNEQUAL * max(1, counts[least]):
             texts.append(
-                f"class {names[most]} has {counts[most]:,} training images, and class "
-                f"{names[least]} {counts[least]:,}"
+                f"the classes are unbalanced: {names[most]} has {counts[most]:,} training images, "
+                f"and {names[least]} has {counts[least]:,}"
             )
         by_class = zip(best.class_correct, best.class_examples, names, strict=True)
         rows = sorted((row for row in by_class if row[1]), key=lambda row: row[0] / row[1])
@@ -90,8 +90,8 @@ class Result:
         if right / examples < right_of_best / examples_of_best / 2:
             verb = "get this label" if best.multi_label else "are classified correctly"
             texts.append(
-                f"of class {name} only {right} of {plural(examples, 'image')} {verb}, of class "
-                f"{best_name} {right_of_best} of {examples_of_best}"
+                f"class {name} is recognized less well than class {best_name}: {right} of "
+                f"{plural(examples, 'image')} {verb}, against {right_of_best} of {examples_of_best}"
             )
         uncertain = []
         for row in best.multi_label.by_class(names) if best.multi_label else ():
@@ -102,7 +102,7 @@ class Result:
         if uncertain:
             split = self.replica.recipe.evaluated_split
             texts.append(
-                f"F1 is uncertain where few {split} images have the label: {few(uncertain)}"
+                f"F1 is uncertain for labels that few {split} images have: {few(uncertain)}"
             )
         share, most_common = max(zip(best.class_examples, names, strict=True))
         if (
@@ -110,14 +110,14 @@ class Result:
             and wilson_interval(best.correct, best.examples)[0] <= share / best.examples
         ):
             texts.append(
-                f"this accuracy may be chance: always answering {most_common} gives "
-                f"{share / best.examples:.2%}"
+                f"this accuracy may be chance: a classifier that always answers {most_common} "
+                f"reaches {share / best.examples:.2%}"
             )
         texts += filter(None, [self.replica.test_set.caution])
         if self.replica.recipe.head is not None and len(train_set) < outliers.LEAST_IMAGES:
             texts.append(
-                f"no answer is marked as confident, unsure or unfamiliar: that takes "
-                f"{outliers.LEAST_IMAGES} training images, and these are {len(train_set)}"
+                f"no answer is marked as confident, unsure or unfamiliar: that needs at least "
+                f"{outliers.LEAST_IMAGES} training images, and this run has {len(train_set)}"
             )
         return texts
 
@@ -176,8 +176,8 @@ class Result:
         others = ""
         if "ema" in self.evaluations:
             others = (
-                f" by the averaged weights, {self.evaluations['raw'].accuracy:.2%} by those "
-                f"of the last step"
+                f" with averaged weights, {self.evaluations['raw'].accuracy:.2%} with the "
+                f"weights of the last step"
             )
         if record.get("accuracy_without_augmentation", best.accuracy) != best.accuracy:
             alone = record["accuracy_without_augmentation"]
@@ -193,17 +193,20 @@ class Result:
         seconds = f"{record['train_s']:.1f} s training, {record['total_s']:.1f} s in all"
         if record["sessions"] > 1:
             seconds += f", since the last of {record['sessions']} starts"
-        scope = _scope_of_bits(recipe, record["mixed_arithmetic"])
+        scope = _scope_of_bits(recipe, record["mixed_arithmetic"], record["device"])
         left_out = noted(recipe.left_out, "image", "that could not be read")
         lines = [("accuracy", f"{best.accuracy:.2%} ({counts}){others}")]
         if best.multi_label:
             lines.append(("labels", scores_text(best.multi_label.summary())))
         if self.confident is not None:
-            share, images, right, *_ = self.confident.values()
-            of = f"{images} of {best.examples} {recipe.evaluated_split} images"
+            share, count, right, coverage, accuracy, *_ = self.confident.values()
+            of = f"{best.examples} {recipe.evaluated_split} images"
             if best.multi_label:
-                of = f"{images} of {plural(sum(best.multi_label.found), 'label')} that were found"
-            lines.append(("confident", f"{of}, {right} of them right ({share:.0%} is asked for)"))
+                of = f"{plural(sum(best.multi_label.found), 'label')} that were found"
+            text = f"{count} of {of} (coverage {cell_text(coverage)}), {right} of them right"
+            lines.append(
+                ("confident", f"{text} ({cell_text(accuracy)}; {share:.0%} or more is expected)")
+            )
         lines += [("warning", text) for text in record["warnings"]]
         lines += [("left out", text) for text in left_out]
         lines += [("weights", str(model)), ("speed", f"{rate_text(record)}; {seconds}")]
@@ -231,18 +234,17 @@ def scores(
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool) -> str:
+def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
     """Return, in words, which runs have the SHA-256 of these weights."""
     if mixed_arithmetic:
-        return "sessions computed differently, see environment.json; no other run has these bits"
+        return "of this run alone: its sessions computed differently, see environment.json"
     if not recipe.exact:
-        return "not exact, as set in the recipe"
+        return "of this run alone: the recipe sets exact=false"
     if recipe.arithmetic == "portable":
         code = listed([*recipe.custom_code.values()])
-        return "the same on every kind of CPU tried" + (
-            f", as far as {code} keeps them" if code else ""
-        )
-    return "the same on any number of processes"
+        return "bit-exact on every CPU tried" + (f", if {code} is too" if code else "")
+    kind = "GPU" if device == "cuda" else "CPU"
+    return f"the same on any number of processes, on this kind of {kind}"
 
 
 def judged(
@@ -273,24 +275,29 @@ def confident_answers(
     """Return how many answers on `dataset` are confident and right; None if the model file cannot
     tell. With multi-label data, each label that is found is an answer.
 
-    "least" are the least probabilities of confident answers, and "never" is the number of classes
-    of which none is confident.
+    "share" is the share of right answers that the thresholds aim at, "coverage" the share of all
+    answers that are confident, and "accuracy" the share of these that are right. "least" has the
+    thresholds, and "never" is the number of classes without one: none of their answers is
+    confident.
     """
     if confidence.confident_from is None:
         return None
     labels = dataset.labels.cpu()
     confident, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
     if dataset.multi_label:
-        confident &= probabilities >= confidence.found_from
-        right = confident & labels.bool()
+        answered = probabilities >= confidence.found_from
+        right = labels.bool()
     else:
-        best = probabilities.argmax(1)
-        confident = confident[torch.arange(len(best)), best]
-        right = confident & (best == labels)
+        answered = functional.one_hot(probabilities.argmax(1), probabilities.shape[1]).bool()
+        right = answered & functional.one_hot(labels, probabilities.shape[1]).bool()
+    confident &= answered
+    answers, count, correct = (int(each.sum()) for each in (answered, confident, confident & right))
     return {
         "share": confidence.share,
-        "labels" if dataset.multi_label else "images": int(confident.sum()),
-        "right": int(right.sum()),
+        "labels" if dataset.multi_label else "images": count,
+        "right": correct,
+        "coverage": count / answers if answers else None,
+        "accuracy": correct / count if count else None,
         "least": sorted({least for least in confidence.confident_from.tolist() if least <= 1}),
         "never": int((confidence.confident_from > 1).sum()),
     }

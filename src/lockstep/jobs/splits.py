@@ -23,12 +23,12 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """
     train_set, name = splits["train"], recipe.evaluated_split
     if train_set.multi_label != recipe.multi_label:
-        found = "any number of labels" if train_set.multi_label else "one label"
+        found = "any number of labels" if train_set.multi_label else "one label each"
         remedy = option("multi_label", train_set.multi_label)
         if train_set.multi_label and (train_set.labels.sum(1) == 1).all():
             remedy += ", or labels.argmax(1), as each image has exactly one"
         raise LockstepError(
-            f"an image of dataset {recipe.dataset} has {found}, and the recipe has "
+            f"the images of dataset {recipe.dataset} have {found}, and the recipe has "
             f"multi_label={recipe.multi_label}: give {remedy}",
             DATA,
         )
@@ -36,7 +36,7 @@ def splits_of(recipe: Recipe, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         return splits
     other = next((each for each in _VALIDATION if each in splits), None)
     if name == "test" and other:
-        logger.warning("there is no split test, so the validation images are the test images too")
+        logger.warning("there is no test split, so the validation images also serve as test images")
         return {**splits, "test": splits[other]}
     if recipe.held_out >= len(train_set):
         raise LockstepError(

@@ -22,10 +22,10 @@ Line = tuple[str, str]  # (label, text)
 
 # name -> a description for several processes
 _REDUCTIONS = {
-    "tree": "each process adds one slice of the vectors, in the canonical tree: the same sum on "
-    "any number of processes",
-    "allreduce": "the backend's own all-reduce, in its own order of additions: another sum on "
-    "another number of processes",
+    "tree": "each process adds one slice of the vectors, in the order of one fixed tree, so the "
+    "sum is the same on any number of processes",
+    "allreduce": "the backend's own all-reduce adds them in its own order, so the low-order bits "
+    "depend on the number of processes",
 }
 
 
@@ -37,15 +37,15 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
     done = f", {replica.state.step} of them done" if replica.state.step else ""
     epochs = bound.epoch(bound.steps)
     passes = f"of {recipe.batch} images ({epochs:.{int(epochs < 10)}f} epochs)"
-    if recipe.head:  # The images pass the network once, so their epochs say nothing of the time.
-        passes = f"of the last layer over {len(train_set)} training images"
+    if recipe.head:  # A step takes features, so a number of epochs would mislead about the time.
+        passes = f"over {plural(len(train_set), 'training image')}"
     # The user has given a file of weights, or a network of timm.
     given = replica.initial_weights is not None and recipe.init_sha256 not in PACKAGED
     origin = f", from the weights {replica.placement.init}" if given else ""
     turns, gpus = "", len(replica.gpus)
     if 0 < gpus < recipe.towers:
         turns = f"; {plural(recipe.towers, 'tower')} take turns on {plural(gpus, 'GPU')}"
-    turns += "; they exchange through the hosts' memory" * replica.group.through_host
+    turns += "; GPUs exchange through host memory" * replica.group.through_host
     if replica.device.type == "cuda" and replica.without_graphs:
         turns += f"; no CUDA graphs: {replica.without_graphs}"
     return [
@@ -57,7 +57,7 @@ def startup_lines(replica: Replica, run: Path) -> list[Line]:
         (
             "network",
             f"{recipe.model}: {replica.parameter_count:,} parameters"
-            + (" to train, those of its last layer" if recipe.head else "")
+            + (" to train, all in its last layer" if recipe.head else "")
             + origin,
         ),
         (

@@ -94,7 +94,9 @@ def _require_result(run: Run, steps: int) -> None:
         statefile.read(run.model)
     if (result or {"steps": steps})["steps"] != steps or max(run.steps, default=0) > steps:
         raise LockstepError(
-            f"{run.path} is of another number of steps than its recipe, which has {steps}", DATA
+            f"{run.path} is of another number of steps than its recipe, which has {steps}: restore "
+            f"its own recipe.json",
+            DATA,
         )
 
 
@@ -144,7 +146,7 @@ def _restore(run: Run, replica: Replica, ctx: Context, begin: int) -> int | None
     if checkpoint and known and different(*map(_frozen, (checkpoint.tensors, initial))):
         raise LockstepError(
             f"{checkpoint.path} has other layers before its head than the weights that the run "
-            f"starts from",
+            f"starts from: restore its own frozen.safetensors",
             DATA,
         )
     # A slot that the checkpoint lacks is empty, as in the run.

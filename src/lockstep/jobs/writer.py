@@ -102,7 +102,8 @@ class RunWriter:
         on_cpu = replica.device.type == "cpu" and placement.device == "auto"
         if on_cpu and (problem := hardware.gpu_problem()):
             self.log.note(
-                f"a GPU driver is here, but torch sees no GPU, so the CPU computes: {problem}"
+                f"this host has a GPU driver, but torch sees no GPU, so the run uses the CPU: "
+                f"{problem}"
             )
 
     def poll(self) -> Requests:

@@ -28,7 +28,7 @@ from lockstep.launch.signals import handled_by
 from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 from lockstep.messages import LoggedLines, logger
-from lockstep.text import size
+from lockstep.text import plural, size
 
 _ROOM_BYTES = 1 << 18  # for the temporary files of a process
 
@@ -51,8 +51,8 @@ def submit(
     if world.launcher:
         if asked not in (None, world.processes):
             raise LockstepError(
-                f"{option('processes', asked)}, but {world.launcher} started {world.processes}: "
-                f"leave out {option('processes')} under an outer launch"
+                f"{option('processes', asked)}, but {world.launcher} started {world.processes} "
+                f"processes: leave out {option('processes')} under an outer launch"
             )
         # The outer launcher starts all programs again after a failure.
         spec = spec.replace(
@@ -144,7 +144,7 @@ def _temporary_folder(processes: int) -> Iterator[Path]:
             raise LockstepError(
                 f"temporary files cannot be used in "
                 f"{tempfile.tempdir or 'any folder'} "
-                f"({error.strerror}): let TMPDIR name a folder that allows it, with "
+                f"({error.strerror}): let TMPDIR name a folder that you can write, with "
                 f"{size(_ROOM_BYTES * processes)} of room",
                 ENVIRONMENT,
             ) from None
@@ -187,9 +187,9 @@ def capacity(recipe: Recipe, placement: Placement) -> int:
     gpus = len(gpus_here(placement))
     if gpus and placement.processes is not None and placement.processes > gpus:
         raise LockstepError(
-            f"{placement.processes} processes need as many GPUs, and there "
-            f"{'is' if gpus == 1 else 'are'} {gpus}: "
-            f"choose {option('processes', 1)} to {gpus}, or {option('device', 'cpu')}",
+            f"each process needs a GPU of its own, and this host has {plural(gpus, 'GPU')} for "
+            f"{placement.processes} processes: choose {option('processes', 1)} to {gpus}, or "
+            f"{option('device', 'cpu')}",
             ENVIRONMENT,
         )
     one = recipe.head and recipe.arithmetic == "native"

@@ -103,9 +103,9 @@ def _outer(launcher: str, given: Mapping[str, str]) -> World:
         pass
     got = ", ".join(f"{name}={value!r}" for name, value in given.items())
     raise LockstepError(
-        f"{launcher} started this process with {got}. Every process needs its number, below that "
-        f"of all processes, and the first host's name and a free port there. To run a program "
-        f"alone, unset these variables",
+        f"{launcher} started this process with {got}. Every process needs its number (below "
+        f"the number of processes), the name of the first host, and a free port there. To run a "
+        f"program alone, unset these variables",
         ENVIRONMENT,
     )
 
@@ -143,7 +143,7 @@ def meet(world: World, device: str) -> Store:
             return _agree(_connect(world, serves, wait), world, device, wait)
     except (OSError, dist.DistError) as error:  # a TimeoutError is an OSError
         raise LockstepError(
-            f"process {world.process} of {world.processes} does not find the others at {host}, "
+            f"process {world.process} of {world.processes} cannot reach the others at {host}, "
             f"port {port} ({str(error).partition(chr(10))[0] or 'no answer'}). Start all "
             f"processes, and let the hosts connect to each other. If another program has the port, "
             f"set MASTER_PORT to a free one",

@@ -21,8 +21,8 @@ from lockstep.files import discard
 from lockstep.listeners.events import EvaluationEvent, Listener, StepEvent, Tensors
 
 _BAR = 12  # columns of the bar
-_WEIGHTS = {"ema": " by the averaged weights", "raw": " by those of the last step"}
-# What an accuracy counts, by whether an image has any number of labels.
+_WEIGHTS = {"ema": " with averaged weights", "raw": " with the weights of the last step"}
+# The name of an accuracy: of single-label data, and of multi-label data.
 _ACCURACY = ("accuracy", "exact matches")
 _FRAME_S = 0.1  # least time between two drawings of an evaluation's progress
 

@@ -29,8 +29,8 @@ class StepEvent:
     cross_entropy_average: float  # its running average
     decay: dict[str, float]  # loss term of each parameter with weight decay, keyed by name
     decay_average: dict[str, float]  # their running averages
-    # share of the batch that is classified correctly; with multi-label data, of examples in which
-    # exactly their labels are found, from 0.5 on
+    # share of the batch that is classified correctly; with multi-label data, the share of examples
+    # that get exactly their labels, with the threshold 0.5
     accuracy: float
     learning_rate: float  # learning rate of the step
     # mean since the previous event of this listener, without evaluation and saving
@@ -48,7 +48,7 @@ class StepEvent:
     # True if the run leaves out this update, because a float16 overflow lowers the loss scale. The
     # losses may then not be finite.
     skipped: bool
-    multi_label: bool  # whether an example has any number of labels
+    multi_label: bool  # whether the data is multi-label
 
 
 @dataclass(frozen=True)

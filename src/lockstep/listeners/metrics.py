@@ -34,8 +34,8 @@ class MetricsFile(Listener):
         self._failed = False
 
     def step(self, event: StepEvent, tensors: Tensors) -> None:
-        """Append a row of kind "step", without "gpus" if none is known, and with "several" only if
-        that is true.
+        """Append a row of kind "step", without "gpus" if none is known, and with "multi_label"
+        only if that is true.
         """
         fields = finite(vars(event))
         for name in ("gpus", "multi_label"):
@@ -69,8 +69,8 @@ class MetricsFile(Listener):
             if not self._failed:
                 self._failed = True
                 logger.warning(
-                    f"cannot write in {self._path}: {error.strerror or error}. All else continues; "
-                    f"rows are lost until it can be written"
+                    f"cannot write in {self._path}: {error.strerror or error}. The run continues; "
+                    f"rows are lost until the file can be written"
                 )
 
 

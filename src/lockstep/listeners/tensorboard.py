@@ -86,7 +86,7 @@ class EventFile:
         except OSError as error:
             self.close()
             problem = f"cannot write in {self._folder}: {error.strerror}"
-            logger.warning(f"no TensorBoard summaries: {problem}. All else continues")
+            logger.warning(f"no TensorBoard summaries: {problem}. The run continues")
 
 
 def scalar(tag: str, value: float) -> Summary:

@@ -34,8 +34,8 @@ def page(record: Record) -> str:
 
 
 def _both(image: Record) -> list[str]:
-    """Return the label and the class that fits better, with their probabilities; of several labels
-    one that is there or not, and rather is not or is.
+    """Return the label and the class that fits better, with their probabilities; with multi-label
+    data, a label that rather should not be there, or one that is missing.
     """
     label, better = image["label"], image["better"]
     labelled = f"labelled {label}" if label else f"not labelled {better}"

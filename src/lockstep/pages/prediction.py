@@ -1,4 +1,4 @@
-"""Prediction: what a classifier says of one image, described once for every output.
+"""Prediction: what a classifier says about one image, described once for every output.
 
 `lockstep predict`, JSON, the page of `lockstep serve` and the mistakes of a report use it. A report
 does not import classify/, so this file is in pages/. A new output is a field here, and an entry in
@@ -18,39 +18,40 @@ from torch import Tensor
 from lockstep.head.confidence import Answer, Confidence
 from lockstep.pages.page import spotlit
 
-# Field -> value -> its words for people. A page adds the words after the first.
-MARKS: dict[str, dict[Any, list[str]]] = {
+# Field -> value -> its words for people.
+MARKS: dict[str, dict[Any, str]] = {
     "answer": {
-        "confident": ["confident"],
-        "unsure": ["unsure"],
-        "unfamiliar": ["unfamiliar", "the class means little"],
+        "confident": "confident",
+        "unsure": "unsure",
+        "unfamiliar": "unfamiliar: not like any training picture, so do not trust the class",
     }
 }
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class of one image, or its labels where an image has any number.
+    """The class of one image, or with multi-label data its labels.
 
     Attributes:
         source: the path of the file; for an image in memory its number among the sources, from 0.
         label, index: the name of the most probable class, and its number. None if the image cannot
             be read.
-        probability: its probability, in [0, 1], by the softmax of the logits, or with several
-            labels by the sigmoid of its logit. None if the image cannot be read.
+        probability: its probability, in [0, 1], by the softmax of the logits, or with multi-label
+            data by the sigmoid of its logit. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as
             were asked for, and all labels that are found.
-        labels: with multi-label data those whose probability reaches the threshold of their class,
-            the most probable first; may be empty. None with one label an image, or if the image
-            cannot be read.
+        labels: with multi-label data, the labels whose probability reaches the threshold of their
+            class, the most probable first; may be empty. None with single-label data, or if the
+            image cannot be read.
         answer: "unfamiliar" if the image is less like the training images than 99 % of held-out
-            images are; else "confident" if answers of this class and probability, or a higher one,
-            are right as often as the classifier was asked for, by training images that were held
-            out, and "unsure" if not. With `balanced` in the recipe, that holds where all classes
+            images are (out of distribution), so that its class cannot be trusted. Else "confident"
+            if such answers are right at least 95 times in 100, or as often as the classifier was
+            asked for, for pictures like the training ones: this was found on held-out training
+            images. Else "unsure". With `balanced` in the recipe, the share holds where all classes
             are equally frequent, else where they are as frequent as in training. None if the image
-            cannot be read, or the classifier has no tensors for it: these are in the model files of
-            recipes with a linear `head`. With multi-label data it is "unfamiliar" or None.
-        answers: with multi-label data the answer for each of `labels`, where it is known.
+            cannot be read, or the model file cannot tell: only recipes with a linear `head` can.
+            With multi-label data it is "unfamiliar" or None.
+        answers: with multi-label data, the answer for each of `labels`, if the model file can tell.
         error: why the image cannot be read, or None.
         probabilities: those of all classes, in order of label, float64 [classes]. None if the image
             cannot be read.
@@ -82,7 +83,7 @@ class Prediction:
 
     def ranked(self, digits: int) -> list[str]:
         """Return the most probable classes with their probabilities in percent; with multi-label
-        data also what the answer is worth, or "no" for one that is not found.
+        data also the answer for each, or "no" for a label that is not found.
         """
         texts = []
         for label, probability in self.top:
@@ -143,8 +144,8 @@ def prediction_of(
 def judged(
     prediction: Prediction, confidence: Confidence, features: Tensor, classes: Sequence[str]
 ) -> Prediction:
-    """Return the prediction with what its answers are worth, by the `features` of the image,
-    uint8 [1, 1, views, 4 * D], on the CPU.
+    """Return the prediction with its answers: confident, unsure or unfamiliar. `features` are
+    those of the image, uint8 [1, 1, views, 4 * D], on the CPU.
     """
     if prediction.probabilities is None:
         return prediction
@@ -168,9 +169,9 @@ def with_evidence(prediction: Prediction, maps: Tensor | None) -> Prediction:
 
 
 def marks_of(prediction: Prediction) -> list[str]:
-    """Return the first of the words in MARKS for each field that has some."""
+    """Return the words in MARKS for each field that has some."""
     return [
-        words[value][0]
+        words[value]
         for name, words in MARKS.items()
         if (value := getattr(prediction, name)) in words
     ]

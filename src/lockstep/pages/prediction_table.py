@@ -33,8 +33,8 @@ def head(classes: Sequence[str], *, multi_label: bool, with_truth: bool = False)
     """Return the line with the names of the columns: what is known of an image, then each of the
     `classes`.
 
-    `several` says whether an image has any number of labels; `with_truth` adds the column of its
-    true ones. A class with the name of a column before it is called "class NAME".
+    `with_truth` adds the column of the true labels. A class with the name of a column before it is
+    called "class NAME".
     """
     ending = "s" if multi_label else ""
     true = [f"true_label{ending}"] if with_truth else []

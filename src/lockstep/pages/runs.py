@@ -8,25 +8,18 @@ from lockstep.pictures.photos import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs.run import Run, judged_rows
 from lockstep.schema import dotted
-from lockstep.text import duration, gpu_text, label_rows, loss_text, plural, scores_text
+from lockstep.text import cell_text, duration, gpu_text, label_rows, loss_text, plural, scores_text
 
 _PAIRS = 5  # of classes that are confused most often, in words
 _POINTS = 400  # of a curve
 _CONFIDENT = (
-    "Answers are confident from the probability at which enough answers on held-out training "
-    "images are right."
-)
-_NOT_CONFIDENT = (
-    "Which answers are confident is known only of a complete run of a linear head with 50 "
-    "training images or more."
+    "An answer is confident if its probability reaches a threshold. The threshold is chosen on "
+    "training images that were held out, so that the target share of such answers is right. It "
+    "holds for pictures like the training ones."
 )
 _EVIDENCE = (
-    "Beside each image, light shows where it speaks for the class that is named below (the "
-    "parts of its logit)."
-)
-_NO_EVIDENCE = (
-    "Which pixels decided is known only of a linear head on averages over places, as in recipe "
-    "photos."
+    "The copy beside each image is bright where the image speaks for the class named below it, and "
+    "dark elsewhere (a class activation map)."
 )
 
 
@@ -41,7 +34,7 @@ def page(run: Run, record: Record | None = None, lacking: str | None = None) -> 
     if result is None:
         notes.insert(
             0,
-            f"This run is not complete: its newest checkpoint is after "
+            f"This run is not complete. The page shows its newest checkpoint, after "
             f"{plural(record['step'] if record else max(run.steps), 'step')}.",
         )
     else:
@@ -72,27 +65,27 @@ def headline(run: Run, record: Record | None) -> Headline:
             images = f"of {record['examples']:,} other images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
-        images = f"of the {recipe.evaluated_split} images, as result.json states,"
+        images = f"of the {recipe.evaluated_split} images, according to result.json,"
     elif tested := [*judged_rows(run).values()]:
         last = tested[-1]
         text = f"of the {last['split']} images after {plural(last['step'], 'step')}"
         return Headline(f"{last['accuracy']:.2%}", text, details)
     else:
         return Headline("-", "No accuracy is recorded yet.", details)
-    interval = f"95 % interval {low:.2%} to {high:.2%}, by Wilson's score"
+    interval = f"95% Wilson score interval {low:.2%} to {high:.2%}"
     scores = record or result or {}
     if not recipe.multi_label:
         right = f"{images} are classified correctly ({interval})"
         return Headline(f"{accuracy:.2%}", right, details)
     f1 = scores["f1"]["macro"]
-    right = f"{accuracy:.2%} {images} have exactly the labels that are found ({interval})"
+    right = f"{accuracy:.2%} {images} get exactly their labels ({interval})"
     return Headline(
-        "-" if f1 is None else f"{f1:.2%}", f"is F1, the mean of the labels. {right}", details
+        "-" if f1 is None else f"{f1:.2%}", f"macro F1, the mean over the labels. {right}", details
     )
 
 
 def training(run: Run) -> Section:
-    """Return the curves of loss and accuracy over the steps."""
+    """Return the section with the curves of loss and accuracy over the steps."""
     rows = [row for row in run.metrics() if row["kind"] == "step"]
     tested = [*judged_rows(run).values()]
     drawn, seen = [], rows[:: len(rows) // _POINTS + 1]
@@ -108,7 +101,7 @@ def training(run: Run) -> Section:
             )
         by = ""
         if run.recipe().multi_label and key == "accuracy":
-            by = ", the share of images with exactly their labels, if found from 0.5 on"
+            by = " (images that get exactly their labels, with the threshold 0.5)"
         ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
         drawn.append(
             Figure(
@@ -116,21 +109,21 @@ def training(run: Run) -> Section:
                 f"{key.capitalize()} over steps{by}: {'; '.join(ends)}",
             )
         )
-    return Section("Training", figures=drawn)
+    return Section("Training curves", figures=drawn)
 
 
 def labels(record: Record) -> Section:
-    """Return how well each label is found, where an image has any number."""
+    """Return the section of multi-label data: how well each label is found."""
     head, *rows = label_rows(record["classes"])
     texts = [
-        f"{scores_text(record)}.",
+        f"Over all labels: {scores_text(record)}.",
         "A label is found if its probability reaches the threshold of its class.",
     ]
-    return Section("Labels", texts, table=Table(head, rows))
+    return Section("Precision and recall of each label", texts, table=Table(head, rows))
 
 
 def confusion(record: Record) -> Section:
-    """Return the confusion matrix, and the pairs of classes that are confused most often."""
+    """Return the section with the confusion matrix and the classes that are confused most."""
     names = [each["name"] for each in record["classes"]]
     counts = record["confusion"]
     pairs = sorted(
@@ -143,56 +136,57 @@ def confusion(record: Record) -> Section:
         key=lambda pair: (-pair[0], *pair[1:]),
     )
     texts = [
-        f"{names[y]} is taken for {names[x]}: {plural(count, 'image')}, "
+        f"{names[y]} is mistaken for {names[x]}: {plural(count, 'image')}, "
         f"{count / record['classes'][y]['examples']:.1%} of its class."
         for count, y, x in pairs[:_PAIRS]
     ]
     if lost := record["examples"] - sum(map(sum, counts)):
         texts.append(
-            f"The logits of {plural(lost, 'image')} are not finite, so they have no class and "
+            f"The logits of {plural(lost, 'image')} are not finite, so they get no class and "
             f"count as wrong."
         )
     text = (
-        f"Confusion matrix: a row for each label, a column for each prediction, "
-        f"{plural(len(names), 'class')}"
+        f"Confusion matrix of {plural(len(names), 'class')}: a row for each true class, a column "
+        f"for each predicted class"
     )
-    head, rows = ["number", "class", "images", "right"], []
+    head, rows = ["number", "class", "images", "accuracy"], []
     for number, each in enumerate(record["classes"]):
         right = "-" if each["accuracy"] is None else f"{each['accuracy']:.1%}"
         rows.append([str(number), each["name"], f"{each['examples']:,}", right])
     return Section(
-        "Confusion",
+        "Confusion matrix",
         texts or ["No image is misclassified."],
         [Figure(figures.heat_map(counts, names), text)],
         Table(head, rows),
-        "Each class",
+        "Accuracy of each class",
     )
 
 
 def calibration(record: Record) -> Section:
-    """Return the expected calibration error, and how many answers are confident."""
+    """Return the section with the expected calibration error, and for each target the coverage and
+    accuracy of confident answers, where these are known.
+    """
     compared = "the probability of the predicted class and the share of correct images"
+    answers = f"{record['split']} images"
     if record.get("f1"):
         compared = "the probability of a label and the share of images that have it"
+        answers = "labels that are found"
     text = (
-        f"Expected calibration error: {record['calibration']:.2%}, the mean distance between "
-        f"{compared}, over 15 bins (Guo et al. 2017)."
+        f"Expected calibration error: {record['expected_calibration_error']:.2%}, the mean "
+        f"distance between {compared}, over 15 bins (Guo et al. 2017)."
     )
     if None in record["confident"]:
-        return Section("Calibration", [text, _NOT_CONFIDENT])
+        return Section("Calibration", [text])
     rows = []
-    answers, every = f"{record['split']} images", record["examples"]
-    if record.get("f1"):
-        answers, every = "labels that are found", sum(one["found"] for one in record["classes"])
-    for share, count, right, bounds, never in map(dict.values, record["confident"]):
+    for share, count, _, coverage, accuracy, bounds, never in map(dict.values, record["confident"]):
         least = " to ".join(f"{bound:.1%}" for bound in bounds[:1] + bounds[1:][-1:]) or "-"
         if bounds and never:
             least += f"; {plural(never, 'class')} never"
-        correct = f"{right / count:.1%}" if count else "-"
-        confident = f"{count / max(1, every):.1%} ({count:,})"
-        rows.append([f"{share:.0%}", least, confident, correct])
-    head = ["right, asked for", "from a probability of", f"confident {answers}", "right"]
-    return Section("Calibration", [text, _CONFIDENT], table=Table(head, rows))
+        rows.append(
+            [f"{share:.0%}", least, f"{cell_text(coverage)} ({count:,})", cell_text(accuracy)]
+        )
+    head = ["target", "threshold", f"coverage of {answers}", "accuracy of confident answers"]
+    return Section("Calibration and confident answers", [text, _CONFIDENT], table=Table(head, rows))
 
 
 def pictures(record: Record) -> list[Section]:
@@ -200,16 +194,11 @@ def pictures(record: Record) -> list[Section]:
     if not record["mistakes"]:
         return []
     explained = any(mistake["evidence"] for mistake in record["mistakes"])
-    wrong = (
-        "Images whose labels are not exactly found" if record.get("f1") else "Misclassified images"
-    )
+    wrong = "Images with a wrong or missed label" if record.get("f1") else "Misclassified images"
     return [
         Section(
             "Worst mistakes",
-            [
-                f"{wrong}, the most certain first.",
-                _EVIDENCE if explained else _NO_EVIDENCE,
-            ],
+            [f"{wrong}, the most certain first.", *[_EVIDENCE] * explained],
             pictures=[_picture(mistake) for mistake in record["mistakes"]],
         )
     ]
@@ -256,7 +245,7 @@ def provenance(run: Run) -> Section:
         },
     }
     rows = [[name, value] for name, value in details.items() if value]
-    texts = ["The command continues it."]
+    texts = ["This command continues the run."]
     commands = [recipe.command("train", folder, "--resume")]
     if result:
         same = "with other low-order bits"
@@ -265,8 +254,8 @@ def provenance(run: Run) -> Section:
             where = "" if recipe.arithmetic == "portable" else where
             same = f"with the same weights{where}, to the last bit"
         texts = [
-            f"The first command trains it again, {same}. The second computes its last steps again "
-            f"and compares them."
+            f"The first command trains the run again, {same}. The second recomputes its last steps "
+            f"and compares every bit."
         ]
         packaged = {settings["init_sha256"] for settings in PACKAGED_NETWORKS.values()}
         given = recipe.init_sha256 and recipe.init_sha256 not in packaged
@@ -276,10 +265,10 @@ def provenance(run: Run) -> Section:
             recipe.command("verify", folder),
         ]
     return Section(
-        "How it was made",
+        "Reproduce this run",
         texts,
         table=Table(["what", "value"], rows),
-        folded="Recipe, environment and digests",
+        folded="Recipe, environment and hashes",
         commands=commands,
     )
 

@@ -38,7 +38,7 @@ def names_in(text: str, mark: str | None) -> list[str]:
 
 
 def joining(names: Collection[str], unknown: bool) -> tuple[str, list[str]]:
-    """Return the mark that joins two or more other `names` in most of them, and these. With
+    """Return the mark that joins two or more other `names` most often, and the names with it. With
     `unknown`, the parts need not be names, if the mark is hardly a part of a name.
     """
     joined = {}
@@ -73,8 +73,7 @@ def label_columns(
     labels are names in one column.
 
     The `others` say something else. Columns called as those of names are `texts`.
-    Raises: LockstepError if an image may have `several` labels, and such a column may be something
-    else.
+    Raises: LockstepError if the data is `multi_label` and such a column may be something else.
     """
     free = [place for place in range(len(header)) if place not in others]
     binary = [
@@ -94,7 +93,7 @@ def label_columns(
             names = next(csv.reader([stated], skipinitialspace=True))
     for name in names:
         if header.count(name) > 1:
-            raise LockstepError(f"{table} has several columns {name!r}: give each another name")
+            raise LockstepError(f"{table} has more than one column {name!r}: rename them")
         if name not in header:
             has = f"has the columns {few([*map(repr, header)])}"
             raise LockstepError(f"{table} {has}, and none called {name!r}: name another one")

@@ -73,8 +73,7 @@ def lines_of(record: Record) -> list[str]:
     lines += [
         f"  duplicates  {len(record['duplicates']):,} (the same image in several files; --json "
         f"lists all)",
-        f"  alike       {len(record['near_duplicates']):,} (images that look like one of another "
-        f"split)",
+        f"  alike       {len(record['near_duplicates']):,} (near duplicates in different splits)",
     ]
     if "labels_per_image" in record:
         numbers = [f"{images:,} with {n}" for n, images in record["labels_per_image"].items()]

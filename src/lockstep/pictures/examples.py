@@ -23,8 +23,8 @@ class Examples(NamedTuple):
         notes: what a user should know, one sentence each.
         splits: split -> the numbers of its examples. Two splits may have the same ones.
         sha256: of their files, uint8 [n, 32].
-        labels: int64 [n], or with multi-label data uint8 [n, classes], 1 for each that an image
-            has.
+        labels: int64 [n], or with multi-label data uint8 [n, classes], 1 for each label
+            that an image has.
         groups: equal numbers stay on one side of a division, int64 [n]; None without groups.
         paths: below the folder, with a NUL between two. One text is smaller than a list.
         cautions: split -> what makes an accuracy on it doubtful, a sentence.

@@ -52,7 +52,7 @@ _EQUAL = (
     ("in several classes: the labels contradict each other", "labels", "sha256"),
     ("in several splits: the accuracy will be too high", "split", "sha256"),
     ("in several files", "path", "sha256"),
-    ("of equal pixels in files that differ", "sha256", "pixels_sha256"),
+    ("with the same pixels in different files", "sha256", "pixels_sha256"),
 )
 
 
@@ -70,7 +70,7 @@ class Survey:
         group_keys: the SHA-256 of an image that can be read -> the key of what a division keeps on
             one side, hexadecimal: without groups the SHA-256 itself, with groups the same key for
             all images of groups that share an image.
-        several: whether an image has any number of labels.
+        multi_label: whether an image may have several labels or none.
     """
 
     scan: Scan
@@ -152,8 +152,7 @@ def survey_folder(
     group of each image: its first capture group, or else all that it matches, in the path below
     `root`. A table of labels may name the groups instead. `source` is that of `scan_folder`.
 
-    If an image has any number of labels, files with the same bytes are one example, which has the
-    labels of all.
+    With multi-label data, files with the same bytes are one example, which has the labels of all.
 
     With the `classes` of a run, all images are in one split, "all". They need no groups, and may be
     of fewer classes.
@@ -195,7 +194,7 @@ def survey_folder(
         if "validation" in splits and "test" not in splits:
             splits["test"] = splits["validation"]
             notes.append(
-                "there is no test folder, so the validation images are the test images too"
+                "there is no test folder, so the validation images also serve as test images"
             )
         elif not problems and "test" not in splits:
             problems = _divide(scan, splits, test_share, keys)
@@ -257,8 +256,8 @@ def _origin(scan: Scan, photos: list[Photo], multi_label: bool) -> list[str]:
 
 
 def _sorted(photos: list[Photo], classes: Sequence[str], multi_label: bool) -> list[Photo]:
-    """Return the photos of `classes`, sorted by labels and SHA-256. One without a label is of them
-    if an image may have `several`.
+    """Return the photos of `classes`, sorted by labels and SHA-256; with `multi_label` data also
+    those without a label.
 
     Those of the same labels are sorted alone: a signal waits for a sort, and that of a million
     photos takes long.
@@ -461,7 +460,7 @@ def _inner_folders(scan: Scan) -> list[str]:
         if len(names) > 1 and "" not in names and all(counts[part] == 1 for part in names)
     ]
     regex = typed("label_from", "([^/]+)/[^/]+$")
-    remedy = f"they count to it. If they are the classes, add {regex}"
+    remedy = f"they belong to the class. If the folders are the classes, add {regex}"
     return noted(nested, "class", "whose images lie in folders", remedy)
 
 
@@ -509,7 +508,7 @@ def _notes(survey: Survey, fit: Fit) -> list[str]:
             for photo in scan.readable
             if 2 * max(photo.width, photo.height) >= 3 * photo.shorter_side
         ]
-        keep = "the settings fit=squash and fit=pad of a training keep the edges"
+        keep = "train with fit=pad or fit=squash to keep the edges"
         notes += noted(long, "image", "of 3:2 or longer, cut to the middle square", keep)
     for split, photos in survey.splits.items():
         present = {name for photo in photos for name in photo.labels}

@@ -85,8 +85,8 @@ class RowCache:
             pass
         except OSError as error:
             raise LockstepError(
-                f"{self._path} cannot be read ({error.strerror}): allow it, or let XDG_CACHE_HOME "
-                f"name another folder",
+                f"{self._path} cannot be read ({error.strerror}): allow it, or set "
+                f"XDG_CACHE_HOME to another folder",
                 ENVIRONMENT,
             ) from None
         self.images = torch.from_numpy(images)
@@ -212,10 +212,10 @@ def _writing(what: str, needed: int) -> Iterator[None]:
         with locked(folder() / ".lock", f"writing images to {folder()}"):
             yield
     except OSError as error:
-        problem, remedy = error.strerror or str(error), "Let XDG_CACHE_HOME name another folder"
+        problem, remedy = error.strerror or str(error), "Set XDG_CACHE_HOME to another folder"
         if no_room(error):
             problem = "the disk has no room for them"
-            remedy = "Free some space, or let XDG_CACHE_HOME name a folder on another disk"
+            remedy = "Free some space, or set XDG_CACHE_HOME to a folder on another disk"
         raise LockstepError(
             f"{what}, which take {size(needed)}, cannot be written to {folder()}: {problem}. "
             f"{remedy}",

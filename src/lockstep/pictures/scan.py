@@ -81,7 +81,8 @@ class Photo(NamedTuple):
     Attributes:
         path: relative to the scanned folder, with "/".
         split: as in `Scan.folders`.
-        labels: the names of its classes; () if it is in none, or has none of several labels.
+        labels: the names of its classes; () if it is in no class, or has no label in multi-label
+            data.
         group: the name of the images that it stays with where a split is divided, or "".
         stamps: as `files.stamps`; () if the file cannot be examined, as a link to nowhere.
         sha256: of the file's bytes, in hex; "" if they cannot be read.
@@ -502,7 +503,7 @@ def _label(
 
 
 def _separate(scan: Scan, mark: str, partial: bool) -> None:
-    """Make several labels of each that has `mark` between names. It is a problem if none has it."""
+    """Split the labels that have `mark` between names. It is a problem if none has it."""
     texts = set().union(*scan.classes.values())
     if not (partial or any(mark in text for text in texts)):
         scan.problems.append(
@@ -524,7 +525,7 @@ def _separate(scan: Scan, mark: str, partial: bool) -> None:
 
 
 def _joined(scan: Scan, source: LabelSource) -> list[str]:
-    """Return the problem that a label may be several in one, where the user has not said so."""
+    """Return the problem that a text may join several labels, where the user has not said so."""
     in_text = scan.by != "folders"
     if scan.columns or not (source.multi_label or in_text):
         return []
@@ -541,8 +542,8 @@ def _joined(scan: Scan, source: LabelSource) -> list[str]:
     return noted(
         joined,
         "label",
-        "that may be several in one",
-        f"add {split} if so, or {option('layout', scan.by)} if it is one",
+        "that may join several labels",
+        f"add {split} if so, or {option('layout', scan.by)} if it is one label",
     )
 
 

@@ -52,8 +52,8 @@ _PREDICTIONS = re.compile("file,(true_labels?,)?labels?,probability,answers?,err
 
 
 class LabelSource(NamedTuple):
-    """Where the labels of a folder stand, if it can be read in several ways, and whether an image
-    has any number of them; see the settings of `Recipe`.
+    """Where the labels of a folder stand, if it can be read in several ways, and whether they are
+    multi-label; see the settings of `Recipe`.
     """
 
     layout: str | None = None
@@ -81,12 +81,12 @@ class LabelSource(NamedTuple):
         if self.layout == "names" and not self.label_from:
             return "layout=names needs label_from, the expression that finds the labels: add it"
         if self.label_separator and not self.multi_label:
-            return f"label_separator is for several labels: add {option('multi_label', True)}"
+            return f"label_separator is for multi-label data: add {option('multi_label', True)}"
         return ""
 
 
 UNSTATED = LabelSource()
-SOURCES = LabelSource._fields[:-1]  # the settings; `several` is `Recipe.several`
+SOURCES = LabelSource._fields[:-1]  # the settings besides `multi_label`
 
 
 class Row(NamedTuple):
@@ -214,7 +214,7 @@ def read_table(path: str, index: PathIndex, source: LabelSource, by_folder: bool
     or it has the answers of a classifier.
 
     A table in that folder must name them, and all must name classes, unless these are known
-    `by_folder`. If an image has several labels, columns may be labels, and a cell may be empty.
+    `by_folder`. With multi-label data, columns may be labels, and a cell may be empty.
     Raises: LockstepError if the table cannot be read, or leaves a doubt.
     """
     folder, name = os.path.split(os.path.normpath(f"{index.root.name}/{path}"))
@@ -376,8 +376,8 @@ def _plain(name: str) -> str:
 def matched(
     tables: Sequence[Table], index: PathIndex, paths: Iterable[str], multi_label: bool
 ) -> tuple[dict[str, Row], list[str]]:
-    """Return the row of each of `paths`, and what does not fit, a sentence each. If an image may
-    have `several` labels, those of all its rows count.
+    """Return the row of each of `paths`, and what does not fit, a sentence each. With
+    `multi_label` data, the labels of all rows of an image count.
     """
     rows: dict[str, Row] = {}
     absent = list[str]()

@@ -26,7 +26,7 @@ _LETTERS = {
     "test_time_augmentation": "off",
     "model_options.widths": [32, 96, 128],
 }
-# The weight decay at which the probabilities of `photos` are right falls with the number of
+# The weight decay at which the probabilities of `photos` are calibrated falls with the number of
 # classes, and with the root of the number of training images. Measured on 2, 5, 5, 10 and 43
 # classes, with 244 to 6,000 images.
 _DECAY = 2.0
@@ -67,7 +67,7 @@ def decay_of_head(
     stated: Mapping[str, Any], multi_label: bool, classes: int, count: int
 ) -> dict[str, Any]:
     """Return the settings of `photos` that choose the weight decay for `count` training images of
-    so many `classes`, unless the user has `stated` it. An image may have `several` labels.
+    so many `classes`, unless the user has `stated` it. `multi_label` is the recipe's setting.
     """
     # A network of the user has features of another size.
     model = str(stated.get("model", ""))
@@ -114,9 +114,9 @@ def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = No
 
     Images whose median shorter side is 96 pixels or more are photos, in colour or not. All others
     get the recipe `folder`, whose size, channels, mirror images and length follow the images. The
-    weight decay of `photos` follows the number of classes, or with multi-label data images that are
-    left out, so that its probabilities are right. It is not `balanced` if the user's test
-    images show the classes in the shares of the training images.
+    weight decay of `photos` follows the number of classes, or with multi-label data held-out
+    images, so that its probabilities are calibrated. It is not `balanced` if the user's test images
+    have the classes in the shares of the training images.
     """
     photos = [photo for split in survey.splits.values() for photo in split]
     side = median(photo.shorter_side for photo in photos)

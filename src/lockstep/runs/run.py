@@ -59,10 +59,11 @@ class Run:
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
         path = given(path)
         if not path.is_dir():
+            problem, code = (
+                ("is not a folder", USAGE) if path.exists() else ("does not exist", DATA)
+            )
             raise LockstepError(
-                f"{path} is not a folder: {near(path)}give the folder of a run, as in "
-                "runs/digits-1",
-                USAGE if path.exists() else DATA,
+                f"{path} {problem}: {near(path)}give the folder of a run, as in runs/digits-1", code
             )
         if not (path / "recipe.json").is_file():
             first = first_with(path, "recipe.json")
@@ -143,7 +144,7 @@ class Run:
         """Return the rows of metrics.jsonl, in order of time. Damaged lines are left out.
 
         The key "kind" says what a row holds: "step" or "evaluation". Rows are of steps 0, 10, 20
-        and so on (`log_every`), and of each evaluation. docs/usage.md lists the keys.
+        and so on (`log_every`), and of each evaluation. docs/files.md lists the keys.
         Raises: LockstepError if the file cannot be read.
         """
         return [*filter(None, map(metrics_row, read_lines(self.metrics_path)))]

@@ -114,7 +114,7 @@ class RunFolder(Run):
             statefile.keep_frozen(folder.checkpoints, frozen, folder.fence)
             folder.checkpoint = statefile.newest_verified(folder.checkpoints, folder.last_step)
             if folder.checkpoint is None:
-                logger.warning(f"{path} has no checkpoint: it starts again before its first step")
+                logger.warning(f"{path} has no checkpoint, so it starts again at its first step")
             folder.earlier = folder.sessions()
         return folder
 
@@ -161,8 +161,8 @@ class RunFolder(Run):
             flush(self.path)
         if (self.path / ".lock").read_bytes() != self._token.encode():
             raise LockstepError(
-                f"another program has continued {self.path}, so this one must not write there any "
-                f"more: it ends",
+                f"another program has continued {self.path}, so this one ends and writes nothing "
+                f"more there",
                 ENVIRONMENT,
             )
 

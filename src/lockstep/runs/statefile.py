@@ -120,8 +120,8 @@ def warn_of_others(folder: Path, last: int | None) -> None:
     names = sorted(path.name for path in {*folder.glob("[!.]*")} - known)
     if others := [name for name in names if not name.startswith(DAMAGED)]:
         logger.warning(
-            f"{folder}: ignored {few(others)}: the names of this run's checkpoints are as "
-            f"{file_name(last or 0)}, and no step is after its last one"
+            f"{folder}: ignored {few(others)}: checkpoints of this run have names like "
+            f"{file_name(last or 0)}, up to its last step"
         )
 
 
@@ -224,7 +224,9 @@ def newest_verified(folder: Path, last: int | None = None) -> StateFile | None:
             damaged.add(paths[-1])
     if damaged:
         raise LockstepError(
-            f"every checkpoint in {folder} is damaged; the run cannot be continued from them", DATA
+            f"every checkpoint in {folder} is damaged, so the run cannot be continued: start a "
+            f"new one",
+            DATA,
         )
     return None
 
