@@ -64,7 +64,9 @@ def commands() -> Iterator[str]:
     settings_of_recipe = {*Recipe.model_fields} & {*Recipe.options}
     for words, command in every_command():
         arguments = [
-            p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"
+            p.metavar if p.required else f"[{p.metavar}]"
+            for p in command.params
+            if p.param_type_name == "argument"
         ]
         # The seed of `verify` is its own.
         same = [p for p in command.params if p.name in settings_of_recipe and words != "verify"]

@@ -128,7 +128,9 @@ class Classifier:
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
     @overload
-    def predict(self, sources: Source, top: int = 1, evidence: bool = False) -> Prediction: ...
+    def predict(  # type: ignore[overload-overlap]  # a path may be that of a folder
+        self, sources: Source, top: int = 1, evidence: bool = False
+    ) -> Prediction: ...
 
     @overload
     def predict(
