@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep import errors
+from lockstep.config.options import FolderOptions, RecipeOptions
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.errors import LockstepError, option, unknown
@@ -55,55 +56,56 @@ class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without
     torch.
 
-    The command line's options are made from the fields in `options`, and from the shorthands.
+    The fields in `options` and the shorthands are options of `lockstep.train` and of the command
+    line.
 
     Attributes:
         name: The recipe's name, for new runs.
-        dataset: A built-in dataset, folder for the images in --data, or your own as
+        dataset: A built-in dataset, folder for the images in `data`, or your own as
             package.module:function.
         dataset_sha256: SHA-256 of the data that a Python program gave.
-        image_px: Side in pixels to which images of a folder, or your own, are resized.
+        image_px: Side in pixels to which images of your own are resized.
         grey: Convert the images of a folder to one channel.
         fit: How an image of a folder becomes a square: crop keeps the square in the middle, pad
             adds grey margins, squash changes the proportions.
         interpolation: The filter that resizes images of a folder, with antialiasing: bicubic or
             bilinear.
-        test_share: Share of the images that become the test set, chosen by a hash of each file, in
-            a folder without test images.
-        group: Regular expression on the path of an image in its folder, for images that belong
-            together. Images with the same first group in parentheses, or else the same match, stay
-            in one split.
-        layout: Where the labels are, in a folder that can be read in two ways: folders (each folder
-            is a class), table (a CSV), or names (of the files, by --label-from).
-        label_column: Column of a folder's table with the classes. Default: label, class, category
-            or target. With multi_label also the columns of 0 and 1 that are labels, as in
-            cat,dog.
-        group_column: Column with the groups, as in --group. Default: group.
-        split_column: Column with train, val or test. Default: split.
+        test_share: Share of the images that become the test part, by a hash of each file, if a
+            folder has none.
+        group: Regular expression on the path of an image in its folder. Its first group in
+            parentheses, or else all that it matches, names the group of the image. Images of one
+            group always stay in one split.
+        layout: Where the classes stand if a folder can be read in several ways: folders (each
+            folder in it is a class), table, or names (of the files, by `label_from`).
+        label_column: Column of the folder's table that has the classes. Multi-label data may have
+            one column of 0 and 1 for each label, as in cat,dog. Default: label, class, category or
+            target.
+        group_column: Column of the table that has the groups, as in `group`. Default: group.
+        split_column: Column of the table that has train, val or test. Default: split.
         label_from: Regular expression on the path of an image in its folder. Its first group in
-            parentheses, or else its match, is the label.
-        label_separator: Text between the labels of an image, where one cell or name has several.
-        left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
-        multi_label: A picture may have several labels, or none. Each class has a probability of its
-            own, and the loss is the sum of the binary cross-entropies of the classes.
-        held_out: Number of training images that are held out and evaluated in place of the test
-            images, to choose settings without looking at the test images. The choice is the same
-            for every seed.
+            parentheses, or else all that it matches, is the label.
+        label_separator: The text that separates the labels of an image, as in cat;dog.
+        left_out: Paths of images in the folder that are not used. `skip_damaged` sets it.
+        multi_label: A picture may have several labels, or none. The loss is the sum over the
+            classes of binary cross-entropies, and each class has a probability of its own.
+        held_out: Number of training images that are left out and evaluated in place of the test
+            images, so that you can choose settings without looking at those. They are the same for
+            every seed.
         model: A built-in model, timm:NAME with its trained weights, or your own as
             package.module:function.
         model_options: Keyword arguments of the model's function; see its docstring.
-        init_sha256: SHA-256 of the file of weights that the run starts from. --init names the file.
+        init_sha256: SHA-256 of the file of weights that the run starts from. `init` names the file.
         augmentation: How images are preprocessed and augmented.
         progressive: Smaller images in the first part of training.
         label_smoothing: Share of each target that is spread over all classes, in training.
         test_time_augmentation: Views of a test image whose logits are averaged: off (the image
             alone), flip (also its mirror image), flip-translate (both also moved by one pixel), or
             flip-translate-unsure (moved only for the least certain quarter of each eval_batch).
-        towers: Number of towers, the logical replicas of the model. --towers keeps the images of
-            each tower, so more towers make a larger batch.
+        towers: Number of towers, the logical replicas of the model that share a batch. Each keeps
+            its share, so with more towers the batch grows.
         batch: Images per step, over all towers.
-        steps: Length of the run; or give --epochs.
-        epochs: Length of the run; or give --steps.
+        steps: Length of the run in steps; or give `epochs`.
+        epochs: Length of the run in epochs; or give `steps`.
         min_steps: The least number of steps of a run whose length is in epochs.
         optimizer: The update rule.
         lr: Base learning rate.
@@ -132,31 +134,13 @@ class Recipe(Settings):
             change bits.
 
     Shorthands:
-        tower_batch: Images per step for each tower; or give --batch.
-        portable: Portable arithmetic (bit-exact on every CPU tried), in float32, in about twice the
-            time; or --no-portable.
+        tower_batch: Images per step for each tower; or give `batch`.
+        portable: Use portable arithmetic (bit-exact on every CPU tried), in float32. It takes about
+            twice as long.
     """
 
-    shorthands: ClassVar[dict[str, type]] = {
-        "tower_batch": int,
-        "portable": bool,
-    }
-    options: ClassVar[tuple[str, ...]] = (
-        "towers",
-        "batch",
-        "tower_batch",
-        "epochs",
-        "steps",
-        "lr",
-        "seed",
-        "model",
-        "dataset",
-        "multi_label",
-        "group",
-        *SOURCES,
-        "precision",
-        "portable",
-    )
+    shorthands: ClassVar = ("tower_batch", "portable")
+    options: ClassVar = (*RecipeOptions.__annotations__, *FolderOptions.__annotations__)
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str

@@ -6,7 +6,7 @@ from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.pictures.photos import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, judged_rows
 from lockstep.schema import dotted
 from lockstep.text import cell_text, duration, gpu_text, label_rows, loss_text, plural, scores_text
 
@@ -65,7 +65,7 @@ def headline(run: Run, record: Record | None) -> Headline:
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, according to result.json,"
-    elif tested := [*run.judged().values()]:
+    elif tested := [*judged_rows(run).values()]:
         last = tested[-1]
         text = f"of the {last['split']} images after {plural(last['step'], 'step')}"
         return Headline(f"{last['accuracy']:.2%}", text, details)
@@ -86,7 +86,7 @@ def headline(run: Run, record: Record | None) -> Headline:
 def training(run: Run) -> Section:
     """Return the section with the curves of loss and accuracy over the steps."""
     rows = [row for row in run.metrics() if row["kind"] == "step"]
-    tested = [*run.judged().values()]
+    tested = [*judged_rows(run).values()]
     drawn, seen = [], rows[:: len(rows) // _POINTS + 1]
     seen += rows[-1:] if seen[-1:] != rows[-1:] else []
     for key in ("loss", "accuracy"):
