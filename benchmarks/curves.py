@@ -34,6 +34,11 @@ BELOW, DRIFT = 384, 120  # of the differences
 COLOURS = ("#d1495b", "#2e86ab", "#edae49", "#66a182")
 MEAN = 8  # steps whose losses a point of the curve is the mean of: single ones are noisy
 DASH = 7.0  # the length of each colour's dash on the common line
+PEER_TEXT = (
+    "PyTorch DistributedDataParallel, deterministic",
+    "algorithms, no dropout or batch norm: only the order",
+    "of additions differs. 2 processes (solid), 4 (dashed)",
+)
 STYLE = """<style>
   .title { font-size: 15px; font-weight: 600; }
   .axis { stroke: #8c959f; stroke-width: 1; fill: none; }
@@ -217,9 +222,9 @@ def _differences(measured: Measured) -> list[str]:
         differences = [abs(a - b) for a, b in zip(one, measured.peer[n], strict=True)]
         drift = list(itertools.accumulate(differences, max))
         parts.append(element("path", class_=kind, d=line(drift, BELOW, DRIFT, low, high)))
-    x, y = LEFT + 96, BELOW + 76
-    parts.append(label(x, y, "DistributedDataParallel with deterministic"))
-    parts.append(label(x, y + 15, "algorithms: 2 processes (solid), 4 (dashed)"))
+    x, y = LEFT + 78, BELOW + 62
+    for number, text in enumerate(PEER_TEXT):
+        parts.append(label(x, y + 15 * number, text))
     y = BELOW + DRIFT + 42
     parts.append(element("line", class_="grid", x1=LEFT, x2=RIGHT, y1=y, y2=y))
     parts.append(label(LEFT - 6, y + 4, "0", anchor="end"))

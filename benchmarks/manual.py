@@ -6,8 +6,8 @@ Options come from the command line's own parameters, settings from the fields of
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from inspect import getdoc
+from typing import Any
 
 from typer.main import get_command
 
@@ -17,7 +17,7 @@ from lockstep.config.schedule import SCHEDULES
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER
 from lockstep.models import MODELS
 from lockstep.optim import OPTIMIZERS
-from lockstep.schema import entries_of
+from lockstep.text import entries
 
 NAMES = {
     "dataset": [*DATASETS, IMAGE_FOLDER],
@@ -34,7 +34,6 @@ SECTIONS = {
     "optimizer": "Optimizer",
     "precision": "Arithmetic, evaluation and seed",
 }
-VALUES = {int: "N", float: "X", Path: "DIR"}  # the type of an option -> what stands for its value
 Row = tuple[str, str, str]
 
 
@@ -65,7 +64,9 @@ def commands() -> Iterator[str]:
     settings_of_recipe = {*Recipe.model_fields} & {*Recipe.options}
     for words, command in every_command():
         arguments = [
-            p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"
+            p.metavar if p.required else f"[{p.metavar}]"
+            for p in command.params
+            if p.param_type_name == "argument"
         ]
         # The seed of `verify` is its own.
         same = [p for p in command.params if p.name in settings_of_recipe and words != "verify"]
@@ -96,7 +97,7 @@ def option(parameter: Any) -> Row:
     `Default: X.`
     """
     first, *others = parameter.opts
-    names = [f"{first} {value(parameter)}".strip(), *others]
+    names = [f"{first} {parameter.metavar or ''}".strip(), *others]
     meaning, default = parameter.help, parameter.default
     if stated := re.search(r" ?Default: (.+?)\.(?= |$)", meaning):
         meaning, default = meaning.replace(stated[0], "").strip(), stated[1]
@@ -105,24 +106,11 @@ def option(parameter: Any) -> Row:
     return ", ".join(f"`{name}`" for name in names), str(default), meaning
 
 
-def value(parameter: Any) -> str:
-    """Return what stands for the value of an option; nothing for a switch."""
-    if parameter.is_flag or parameter.metavar:
-        return parameter.metavar or ""
-    annotation = parameter.type_descriptor.annotation
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    return next(
-        (letter for kind, letter in VALUES.items() if kind in (annotation, *get_args(annotation))),
-        "NAME",
-    )
-
-
 def settings() -> Iterator[str]:
     """Yield the lines of the part on settings: tables with the default and the description of
     each.
     """
-    for name, text in entries_of(Recipe, "Attributes").items():
+    for name, text in entries(getdoc(Recipe) or "", "Attributes").items():
         if name in SECTIONS:
             yield from ["", f"### {SECTIONS[name]}", ""]
             yield from ["| setting | default | meaning |", "|---|---|---|"]

@@ -3,9 +3,8 @@
     python examples/one_step.py digits --processes 2
     python examples/one_step.py cifar10-tutorial --data FOLDER --towers 4 --processes 4 --steps 100
 
-The weights are the same on 1 to 4 processes. The loop reads like TensorFlow's tutorial for several
-GPUs: tower_loss is `Tower`, average_gradients is `Reduction` and a division, apply_gradients is
-`State.apply`. `lockstep train` adds downloads, checkpoints, restarts and reports.
+It reads like TensorFlow's multi-GPU tutorial: tower_loss is `Tower`, average_gradients `Reduction`,
+and apply_gradients `State.apply`. `lockstep train` adds downloads, checkpoints and restarts.
 """
 
 import argparse
@@ -21,12 +20,13 @@ numerics.prepare(threads=1)
 import torch  # noqa: E402
 from torch.distributed import FileStore  # noqa: E402
 
-from lockstep import Reduction, Tower  # noqa: E402
 from lockstep.config import overrides  # noqa: E402
 from lockstep.core.evaluation import evaluate  # noqa: E402
 from lockstep.core.group import Group, connect  # noqa: E402
 from lockstep.core.model import Model  # noqa: E402
 from lockstep.core.monitor import Monitor  # noqa: E402
+from lockstep.core.reduction import Reduction  # noqa: E402
+from lockstep.core.tower import Tower  # noqa: E402
 from lockstep.data import DATASETS  # noqa: E402
 from lockstep.schema import load_object  # noqa: E402
 

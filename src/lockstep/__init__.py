@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from lockstep.commands.train import train as train
     from lockstep.config.placement import Placement as Placement
     from lockstep.config.recipe import Recipe as Recipe
-    from lockstep.core.reduction import Reduction as Reduction
-    from lockstep.core.state import State as State
-    from lockstep.core.tower import Tower as Tower
-    from lockstep.data.dataset import Dataset as Dataset, Plan as Plan
+    from lockstep.data.dataset import Dataset as Dataset
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.pages.prediction import Prediction as Prediction
     from lockstep.recipes import RECIPES as RECIPES
@@ -59,10 +56,7 @@ _NAMES = {
     "commands.train": ("train",),
     "config.placement": ("Placement",),
     "config.recipe": ("Recipe",),
-    "core.reduction": ("Reduction",),
-    "core.state": ("State",),
-    "core.tower": ("Tower",),
-    "data.dataset": ("Dataset", "Plan"),
+    "data.dataset": ("Dataset",),
     "errors": ("LockstepError",),
     "pages.prediction": ("Prediction",),
     "recipes": ("RECIPES",),

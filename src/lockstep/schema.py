@@ -6,16 +6,14 @@ build it.
 """
 
 import importlib
-import inspect
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from lockstep.errors import LockstepError, unknown
+from lockstep.errors import LockstepError, option, unknown
 
 S = TypeVar("S", bound="Settings")
 _SHOWN = 9  # errors that a message lists
@@ -27,8 +25,7 @@ class Settings(BaseModel):
     """A frozen group of settings. An unknown name in it is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
-    # names of no field that set another one -> their types
-    shorthands: ClassVar[dict[str, type]] = {}
+    shorthands: ClassVar[Sequence[str]] = ()  # names of no field, which set another one
 
     @field_validator("*", mode="before")
     @classmethod
@@ -147,6 +144,8 @@ def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) ->
         return f"{title} setting {name!r} is missing"
     # Our own validators raise ValueErrors; the other sentences are pydantic's.
     problem = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
+    if title == "placement":  # All its settings are options.
+        return f"{option(name, item['input'])}: {problem}"
     try:
         got = f"{item['input']!r:.300}"
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep brackets
@@ -172,15 +171,6 @@ def _allowed_names(
     if len(classes) > 1:
         classes = [registry_of(annotation)[fields[group]["kind"]]]
     return [f"{group}.{name}" for name in classes[0].model_fields]
-
-
-def entries_of(thing: object, section: str) -> dict[str, str]:
-    """Return the entries of a section of a docstring: name -> text. They are the help of options
-    and the manual's tables.
-    """
-    _, _, text = (inspect.getdoc(thing) or "").partition(f"\n\n{section}:\n")
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text.partition("\n\n")[0], re.M)
-    return {name: " ".join(entry.split()) for name, entry in entries}
 
 
 def load_object(path: str) -> Any:

@@ -1,6 +1,7 @@
 """Numbers in words: counts, durations, sizes and lists, for messages and tables."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -137,3 +138,12 @@ def size(count: int) -> str:
     if count >= 1e9:
         return f"{count / 1e9:.1f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{max(1, round(count / 1e3))} kB"
+
+
+def entries(doc: str, section: str) -> dict[str, str]:
+    """Return the entries of a section of a docstring: name -> text. They are the help of options
+    and the manual's tables.
+    """
+    _, _, text = doc.partition(f"\n\n{section}:\n")
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text.partition("\n\n")[0], re.M)
+    return {name: " ".join(entry.split()) for name, entry in found}

@@ -1,5 +1,6 @@
 """The program as a newcomer meets it."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from benchmarks.manual import every_command
 from tests.conftest import _outside
 from tests.helpers import read_json, record_of, succeeded
 
+import lockstep
 from lockstep.recipes import RECIPES
 
 DATA = [["data", *rest] for rest in ([], ["fetch"], ["check"])]
@@ -41,21 +43,57 @@ def test_help_of_train_has_ten_options_and_names_the_full_help(here):
     assert "--help-all shows all options" in " ".join(short.split())
 
 
-def test_help_python_functions_and_recipes_wait_for_no_torch():
+def imported_by(code):
+    """Return the names of the modules that a program imports, by their first part and whole."""
+    code += "\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {*done.stderr.split()} | {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_waits_for_neither_pydantic_nor_the_code_of_commands(command):
     code = f"""
 import contextlib, sys
+sys.argv = ["lockstep", *{command}, "--help"]
+from lockstep.__main__ import main
+with contextlib.suppress(SystemExit):
+    main()
+"""
+    slow = {"torch", "numpy", "sklearn", "PIL", "tensorboard", "pydantic", "rich", "psutil"}
+    unused = {"lockstep.launch.submit", "lockstep.runs", "lockstep.jobs", "lockstep.data"}
+    assert not (slow | unused) & imported_by(code)
+
+
+def test_python_functions_and_recipes_wait_for_no_torch():
+    code = """
+import sys
 import lockstep
 assert "pydantic" not in sys.modules
 lockstep.train, lockstep.evaluate, lockstep.load, lockstep.export, lockstep.Run
 lockstep.RECIPES["digits"]()
-from lockstep.commands.program import main
-for command in {COMMANDS}:
-    sys.argv = ["lockstep", *command, "--help"]
-    with contextlib.suppress(SystemExit):
-        main()
-assert not {{"torch", "numpy", "sklearn", "PIL", "tensorboard"}} & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    slow = {"torch", "numpy", "sklearn", "PIL", "tensorboard", "rich", "typer"}
+    assert slow & imported_by(code) == {"typer"}
+
+
+def test_a_signature_is_what_the_shell_reads_of_it():
+    """The program reads signatures from the source, without an import of their modules."""
+    for name, function in (("eval", lockstep.evaluate), ("export", lockstep.export)):
+        given = {one.name: one.default for one in dict(every_command())[name].params}
+        stated = inspect.signature(function).parameters.values()
+        assert {one.name for one in stated} == {*given} - {"json_output", "help"}
+        for one in stated:
+            assert given[one.name] in (one.default, None), one
+
+
+def test_help_speaks_the_language_of_its_reader(here):
+    text = " ".join(here("train", "--help-all").stdout.split())
+    assert "Length of the run in epochs; or give --steps." in text
+    assert "`" not in text.replace("`lockstep", "").replace("RECIPE`", "").replace("--all`", "")
+    for function in (lockstep.train, lockstep.evaluate, lockstep.report, lockstep.export):
+        text = inspect.getdoc(function)
+        assert not re.search(r"--[a-z]|Prints\b", text), function
+        assert ">>> " in text.partition("Examples:")[2]
 
 
 def result_of(run):

@@ -22,13 +22,13 @@ from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.report import report
 from lockstep.jobs.specs import EvaluateSpec, ReportSpec
 from lockstep.pages import prediction_table, runs
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import Prediction, judged, prediction_of, spotlights, with_evidence
 
 CLASSES = ["cat", "dog", "owl"]
 ROW = torch.tensor([0.2, 0.97, 0.8], dtype=torch.float64)
 THRESHOLDS = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
-FOUND = Prediction.of("a.png", ROW, CLASSES, 1, THRESHOLDS)
-NONE = Prediction.of("b.png", ROW, CLASSES, 1, torch.ones(3, dtype=torch.float64))
+FOUND = prediction_of("a.png", ROW, CLASSES, 1, THRESHOLDS)
+NONE = prediction_of("b.png", ROW, CLASSES, 1, torch.ones(3, dtype=torch.float64))
 BRIGHT = noise(3, 160, 3) % 2  # which columns of an image are bright
 IMAGES = (
     noise(4, 160, 8, 8, 1) // 4 + 150 * BRIGHT.repeat(2, 1)[:, [*range(6), 0, 1], None][:, None]
@@ -53,31 +53,31 @@ def test_labels_reach_the_thresholds_of_their_classes():
     assert FOUND.top == (("dog", 0.97), ("owl", 0.8), ("cat", 0.2))  # down to the last found one
     assert FOUND.text() == "a.png  dog 97.00%, owl 80.00% (no), cat 20.00%"
     assert (NONE.labels, NONE.text()) == ((), "b.png  dog 97.00% (no)")
-    assert Prediction.of("c.png", ROW, CLASSES, 1).labels is None
+    assert prediction_of("c.png", ROW, CLASSES, 1).labels is None
     record = FOUND.record()
     assert (record["labels"], record["answers"]) == (("dog", "cat"), None)
     assert Prediction("x", error="no").record().keys() == record.keys()
 
 
 def test_each_label_says_whether_it_is_confident():
-    marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
+    marked = judged(FOUND, confidence([False, True, True]), None, CLASSES)
     assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
-    unfamiliar = FOUND.judged(confidence(unfamiliar=True), None, CLASSES)
+    unfamiliar = judged(FOUND, confidence(unfamiliar=True), None, CLASSES)
     assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
     assert unfamiliar.text().endswith(
         "cat 20.00%  (unfamiliar: not like any training picture, so do not trust the class)"
     )
-    assert NONE.judged(confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
-    assert FOUND.judged(confidence(), None, CLASSES).answers == {}
-    one = Prediction.of("c.png", ROW, CLASSES, 1).judged(
-        confidence([False, True, True]), None, CLASSES
+    assert judged(NONE, confidence(unfamiliar=True), None, CLASSES).answer == "unfamiliar"
+    assert judged(FOUND, confidence(), None, CLASSES).answers == {}
+    one = judged(
+        prediction_of("c.png", ROW, CLASSES, 1), confidence([False, True, True]), None, CLASSES
     )
     assert (one.answer, one.answers) == ("confident", None)
 
 
 def test_a_table_has_several_labels_in_a_field():
-    marked = FOUND.judged(confidence([False, True, True]), None, CLASSES)
+    marked = judged(FOUND, confidence([False, True, True]), None, CLASSES)
     lines = [
         prediction_table.head(CLASSES, multi_label=True, with_truth=True),
         prediction_table.row(marked, CLASSES, ["cat", "owl"]),
@@ -95,15 +95,15 @@ def test_light_falls_on_the_evidence_for_each_label():
     maps = torch.zeros(2, 2, 2, dtype=torch.float64)
     maps[0, 0], maps[1, 1] = 1.0, 1.0
     assert FOUND.explained == ("dog", "cat")
-    lit = FOUND.with_evidence(maps).lit(pixels)
+    lit = spotlights(with_evidence(FOUND, maps), pixels)
     assert [*lit] == ["dog", "cat"]
     assert lit["dog"][0].min() > lit["dog"][3].max()
     assert lit["cat"][3].min() > lit["cat"][0].max()
     # Of an image without a label that is found, the most probable one.
-    assert [*NONE.with_evidence(maps[:1]).lit(pixels)] == [*NONE.explained] == ["dog"]
+    assert [*spotlights(with_evidence(NONE, maps[:1]), pixels)] == [*NONE.explained] == ["dog"]
     assert Prediction("x", error="no").explained == ()
-    one = Prediction.of("c.png", ROW, CLASSES, 1).with_evidence(maps[:1])
-    assert (one.evidence.shape, [*one.lit(pixels)]) == ((2, 2), ["dog"])
+    one = with_evidence(prediction_of("c.png", ROW, CLASSES, 1), maps[:1])
+    assert (one.evidence.shape, [*spotlights(one, pixels)]) == ((2, 2), ["dog"])
 
 
 @pytest.fixture

@@ -30,9 +30,12 @@ EXCEPTIONS = {
     "classify/serve.py": {"--allow-origin", "--host", "--port"},
     "commands/data.py": {"--html", "--labels"},
     "commands/predict.py": {"--csv", "--json", "--top"},
-    "commands/program.py": {"--force-reinstall", "--help", "--no-deps"},  # two of them pip's
+    # the flags of options
+    "commands/parameters.py": {"--", "--all", "--from", "--no-", "--output", "--quiet", "--set"}
+    | {"--json", "--verbose", "--watch"},
+    # two of them pip's
+    "commands/program.py": {"--force-reinstall", "--help", "--help-all", "--no-deps"},
     "commands/serve.py": {"--allow-origin", "--host"},
-    "commands/shell.py": {"--"},  # declarations
     "config/recipe.py": {"--json"},  # `toml` is for `show`
     "pictures/check.py": {"--json"},
     "pictures/formats.py": {"--data"},  # of commands

@@ -203,7 +203,8 @@ def test_the_page_says_on_what_and_where_its_statements_hold(judged, monkeypatch
     assert f"train {path} --init FILE --name" in text(init_sha256="0" * 64)
     assert "the data differ" in text({**record, "notes": ["the data differ"]})
     monkeypatch.setattr(run, "result", lambda: None)
-    monkeypatch.setattr(run, "judged", lambda: {5: {"step": 5, "split": "test", "accuracy": 0.5}})
+    rows = {5: {"step": 5, "split": "test", "accuracy": 0.5}}
+    monkeypatch.setattr(runs, "judged_rows", lambda run: rows)
     unfinished = text(None)
     assert "50.00%" in unfinished
     assert "of the test images after 5 steps" in unfinished

@@ -24,7 +24,7 @@ from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.pages import prediction_table
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import Prediction, prediction_of
 
 HOSTILE = 'a,"b"\n\x1b[2J.png'
 
@@ -50,7 +50,7 @@ HOSTILE = 'a,"b"\n\x1b[2J.png'
     ],
 )
 def test_a_cell_names_its_file_and_no_spreadsheet_computes_it(name, cell):
-    found = Prediction.of(Path(name), torch.tensor([0.75, 0.25]).double(), (name, "-1"), 1)
+    found = prediction_of(Path(name), torch.tensor([0.75, 0.25]).double(), (name, "-1"), 1)
     head = next(csv.reader([prediction_table.head((name, "-1"), multi_label=False)]))
     fields = next(csv.reader([prediction_table.row(found, (name, "-1"))]))
     assert head[-2:] == [cell, "'-1"]
@@ -74,7 +74,7 @@ def test_a_printed_line_of_a_table_names_its_file(capsys):
 
 def test_a_row_is_one_line_that_programs_read():
     classes = ("cat", "label", "Katze, \u00e4lter")
-    found = Prediction.of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)
+    found = prediction_of(Path(HOSTILE), torch.tensor([0.25, 0.7, 0.05]).double(), classes, 1)
     lines = [
         prediction_table.head(classes, multi_label=False, with_truth=True),
         prediction_table.row(found, classes, ["cat"]),
@@ -105,11 +105,11 @@ def test_each_column_has_its_own_name_and_each_label_its_place():
     names = next(csv.reader([head]))
     assert len({*names}) == len(names)
     labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
-    found = Prediction.of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
+    found = prediction_of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
     assert r"x,a\|b|c,a\|b|c," in prediction_table.row(found, labels, labels)
     found = replace(found, labels=("a|b",))
     assert r"x,a\|b,a\|b," in prediction_table.row(found, labels, ["a|b"])
-    alone = Prediction.of("x", probabilities, labels, 1)
+    alone = prediction_of("x", probabilities, labels, 1)
     assert r"x,a|b,a|b," in prediction_table.row(alone, labels, ["a|b"])
 
 

@@ -1,18 +1,22 @@
 """Recipes: their settings from names, files, options and text, and the errors for wrong ones."""
 
+import inspect
 import sys
 import tomllib
+from typing import get_args
 
 import pytest
 from tests.helpers import lockstep_error
 
+from lockstep.config.options import PlacementOptions, TrainOptions
 from lockstep.config.overrides import make, parse, read_file
 from lockstep.config.placement import Placement, check
 from lockstep.config.recipe import Recipe
 from lockstep.errors import USAGE, LockstepError, printable
 from lockstep.optim import SGD
 from lockstep.recipes import get_recipe
-from lockstep.schema import entries_of, load_object, validated
+from lockstep.schema import load_object, validated
+from lockstep.text import entries
 
 TUTORIAL = get_recipe("cifar10-tutorial").model_dump(mode="json")
 DIGITS = get_recipe("digits").model_dump(mode="json")
@@ -209,9 +213,25 @@ def test_differences_are_listed_by_setting():
 
 def test_every_setting_is_in_the_docstring_of_its_class():
     """Help texts and the manual are made of these."""
-    assert [*entries_of(Recipe, "Attributes")] == [*Recipe.model_fields]
-    assert [*entries_of(Recipe, "Shorthands")] == [*Recipe.shorthands]
-    assert {*entries_of(Placement, "Attributes"), "init"} == {*Placement.model_fields}
+    recipe, placement = inspect.getdoc(Recipe), inspect.getdoc(Placement)
+    assert [*entries(recipe, "Attributes")] == [*Recipe.model_fields]
+    assert (*entries(recipe, "Shorthands"),) == Recipe.shorthands
+    described = entries(placement, "Attributes")
+    assert {*described, "init"} == {*Placement.model_fields}
+    for name, field in Placement.model_fields.items():
+        if field.default not in (None, True):
+            assert described[name].endswith(f" Default: {field.default}.".replace(".0.", ".")), name
+
+
+def test_the_options_of_train_are_settings_of_these_types():
+    """TrainOptions is what type checkers know of them, Recipe and Placement what they are."""
+    assert {*Recipe.options} == {*Recipe.options} & {*Recipe.model_fields, *Recipe.shorthands}
+    assert {*PlacementOptions.__annotations__} == {*Placement.model_fields} - {"data", "init"}
+    for name, kind in TrainOptions.__annotations__.items():
+        field = (Recipe.model_fields | Placement.model_fields).get(name)
+        for each in get_args(kind) if field else ():
+            if isinstance(each, type) and each is not type(None):
+                assert each in (field.annotation, *get_args(field.annotation)), name
 
 
 def test_a_placement_that_cannot_serve_the_recipe_is_rejected():

@@ -15,7 +15,7 @@ from tests.helpers import lockstep_error, recipe_with
 from lockstep.errors import ENVIRONMENT, LockstepError, printable
 from lockstep.recipes import get_recipe
 from lockstep.runs import saver, statefile
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, is_held
 from lockstep.runs.run_folder import RunFolder, refuse_existing
 
 RECIPE = get_recipe("digits")
@@ -186,7 +186,7 @@ def test_a_file_that_this_user_may_not_read_is_not_damaged(stopped, monkeypatch,
         "recipe.json": run.recipe,
         "environment.json": run.sessions,
         "metrics.jsonl": run.metrics,
-        ".lock": run.is_held,
+        ".lock": lambda: is_held(run.path),
     }
     with lockstep_error(f"this user may not read .*{name}: ask its owner") as raised:
         read[name]()

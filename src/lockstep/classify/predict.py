@@ -3,13 +3,13 @@ evaluation does.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
 from lockstep.launch.modes import without_modes
 from lockstep.messages import logger
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import Prediction, judged, prediction_of, with_evidence
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
@@ -127,16 +127,42 @@ class Classifier:
         """
         return self.recipe.augmentation.test(torch.from_numpy(self.pixels(image))[None])[0]
 
-    def predict(self, sources: Sources, top: int = 1, evidence: bool = False) -> Any:
-        """Return the Prediction of one image, or a list of those of several, in their order.
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # a path may be that of a folder
+        self, sources: Source, top: int = 1, evidence: bool = False
+    ) -> Prediction: ...
 
-        One image is the path of a file, a file that is open in mode "rb", its bytes, a Pillow
-        image, or an array or tensor uint8 [H, W] or [H, W, C], whose colours are RGB: an image that
-        OpenCV has read is `image[..., ::-1]`. Several are an iterable of these, a folder (with its
-        subfolders, sorted by name), or an array or tensor [N, H, W, C]. With `evidence`, each
-        prediction has its evidence, which takes about as long again.
+    @overload
+    def predict(
+        self, sources: Iterable[Source], top: int = 1, evidence: bool = False
+    ) -> list[Prediction]: ...
 
-        Raises: as `predict_each`; LockstepError if the one image does not exist or cannot be read.
+    def predict(
+        self, sources: Sources, top: int = 1, evidence: bool = False
+    ) -> Prediction | list[Prediction]:
+        """Classify one image or several.
+
+        Args:
+            sources: One image: the path of a file, a file that is open in mode "rb", its bytes, a
+                Pillow image, or an array or tensor uint8 [H, W] or [H, W, C] in RGB (for an image
+                that OpenCV has read, `image[..., ::-1]`). Or several: an iterable of these, a
+                folder with its subfolders, or an array or tensor [N, H, W, C]. A type checker takes
+                a single path or array for one image, so put a folder into a list: `["photos/"]`.
+            top: How many of the most probable classes each prediction has.
+            evidence: Whether each prediction has its evidence, which takes about as long again.
+
+        Returns:
+            The prediction of one image; or the predictions of several, in their order, and those of
+            a folder sorted by name.
+
+        Raises:
+            LockstepError: The one image does not exist or cannot be read. Of several, such an image
+                has a prediction with an `error`, and the others are classified. See also
+                `predict_each`.
+
+        Examples:
+            >>> classifier.predict("cat.jpg").label
+            >>> [p.label for p in classifier.predict(["cat.jpg", "photos/"])]
         """
         predictions = self.predict_each(sources, top, evidence)
         if not is_one(sources):
@@ -195,17 +221,16 @@ class Classifier:
         with self._computing(), self._turn, hardware.memory_named(_END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
-            prediction = Prediction.of(name, row[0], self.classes, top, self.thresholds)
+            prediction = prediction_of(name, row[0], self.classes, top, self.thresholds)
             if prediction.index is None:
                 return prediction
             if evidence:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
-                prediction = prediction.with_evidence(
-                    class_activation_map(self._backbone, self._network, image, shown)
-                )
+                maps = class_activation_map(self._backbone, self._network, image, shown)
+                prediction = with_evidence(prediction, maps)
         with self._computing():
-            return prediction.judged(self.confidence, inputs, self.classes)
+            return judged(prediction, self.confidence, inputs, self.classes)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if

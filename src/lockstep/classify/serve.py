@@ -39,7 +39,7 @@ from lockstep.errors import DATA, ENVIRONMENT, LockstepError, printable
 from lockstep.files import Record
 from lockstep.launch.signals import StopRequest, handled_by
 from lockstep.pages.page import address, template
-from lockstep.pages.prediction import MARKS, Prediction
+from lockstep.pages.prediction import MARKS, Prediction, spotlights
 from lockstep.text import size
 
 BODY_LIMIT = 32_000_000  # bytes of a request. A phone's photo has up to 20 MB.
@@ -367,7 +367,8 @@ class _Service:
         if "input" in shown:
             shown["input"] = url_of(pixels)
         if "evidence" in shown and prediction.evidence is not None:
-            lit = {label: url_of(picture) for label, picture in prediction.lit(pixels).items()}
+            lights = spotlights(prediction, pixels)
+            lit = {label: url_of(picture) for label, picture in lights.items()}
             shown["evidence"] = lit[str(prediction.label)] if prediction.labels is None else lit
         return shown
 

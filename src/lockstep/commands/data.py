@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from lockstep.commands.shell import record_of as record_of_job, require_writable
 from lockstep.commands.to_spec import labels_spec
@@ -12,15 +10,13 @@ from lockstep.config.overrides import make, parse
 from lockstep.errors import LockstepError, unknown
 from lockstep.files import Record, deliver, given
 
-Name = Annotated[str, typer.Argument(metavar="NAME")]
 
+def fetch(name: str, data: Path | None = None) -> Iterator[str | Record]:
+    """Download a dataset, verify its checksum and unpack it. If it is there, print its folder.
 
-def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
-    """Download a dataset, verify it and unpack it. If it is there already, print its folder.
-
-    If several programs need the dataset, one downloads it and the others wait. A download that
-    fails or is stopped leaves only what has come, and the next try goes on there. A folder that
-    holds anything else is never touched.
+    If several programs need a dataset, one of them downloads it and the others wait. After a
+    download fails or is stopped, the next one continues it. A folder with other contents is never
+    changed.
 
     Examples:
       lockstep data fetch cifar10
@@ -50,31 +46,31 @@ def fetch(name: Name, data: Path | None = None) -> Iterator[str | Record]:
 
 
 def check(
-    photos: Annotated[Path, typer.Argument(metavar="PHOTOS")],
+    photos: Path,
     labels: bool = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE.html")] = None,
+    html: Path | None = None,
     **options: Any,
 ) -> Iterator[str | Record]:
-    """Read every image of a folder, and report what is in it.
+    """Read every image of a folder, and report problems before you train on it.
 
-    The report has classes, splits, sizes, formats, duplicates, images in several splits or classes,
-    or alike over splits, and files that cannot be read. The exit code is 3 if the folder cannot be
-    trained on.
+    The report lists classes, splits, sizes and formats, files that cannot be read, duplicates, and
+    images that are the same, or nearly the same, in several splits or classes. The exit code is 3
+    if the folder cannot be trained on.
 
-    --labels also lists the images whose label is doubtful, the most doubtful one first: five
-    classifiers, as of recipe photos, each judge a fifth of the images after training on the others.
-    Look at these images: some labels are wrong, and some images show several things. Small and grey
-    images are judged less well. The exit code does not change.
+    --labels also lists the images whose label may be wrong, the most doubtful one first. Five
+    classifiers, trained as by the recipe photos, each judge a fifth of the images after training on
+    the others. Look at these images: some labels are wrong, and some images show several things.
+    Small and grey images are judged less well. The exit code stays the same.
 
     Examples:
       lockstep data check photos
       lockstep data check photos --labels --html doubtful.html
 
     Args:
-        photos: A folder with a folder of images for each class.
+        photos: Folder that holds one folder of images for each class.
         labels: Also list the images whose label is doubtful.
-        html: With --labels: write a page with these images to a new file.
-        **options: several labels, group, layout, and where labels stand, as for `lockstep train`.
+        html: With `labels`: write a page with these images to a new file.
+        **options: Where the labels stand, as for `lockstep train`.
     """
     if html and not labels:
         raise LockstepError("--html needs --labels: add it, or leave out the option")

@@ -24,10 +24,10 @@ _SHA256 = "4ba18c80f8dd8cf2d1fa9a999af67d3f4643865193cce5f603a2c4dee71aee53"
 def doctor() -> Iterator[str | Record]:
     """Check that this machine computes the right bits.
 
-    `digits` is trained for some steps on one and on two processes. Both must end with the weights
-    that every machine computes. Before that, the command prints the processor, what native and
-    portable arithmetic compute with, and GPUs or why torch sees none. The exit code is 4 if the
-    bits are wrong, or if the processes cannot connect or compute.
+    The command trains 20 steps of `digits` on one and on two processes, and compares both results
+    with the weights that every machine computes. It also prints the processor, the arithmetic that
+    is available, and the GPUs, or why torch sees none. The exit code is 4 if the bits are wrong, or
+    if the processes cannot connect or compute.
 
     Examples:
       lockstep doctor

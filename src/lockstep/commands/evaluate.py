@@ -1,28 +1,72 @@
-"""lockstep.evaluate, and `lockstep eval`."""
+"""lockstep.evaluate, and `lockstep eval`.
+
+With --watch, every new checkpoint is evaluated and gets a line in the format of TensorFlow's
+CIFAR-10 evaluator, the oldest first. The run may be training in another program at the same time.
+The evaluations are recorded in RUN/eval, as TensorBoard events and in metrics.jsonl, and are not
+repeated.
+
+Examples:
+  lockstep eval runs/digits-1
+  lockstep eval runs/digits-1 --weights raw --split train --json
+  lockstep eval runs/digits-1 --examples 100
+  lockstep eval runs/digits-1 --predictions test.csv
+  lockstep eval runs/big --checkpoint best
+  lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
+  lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
+"""
+
+from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any, Literal, TypedDict, overload
 
 from lockstep.commands.of_run import evaluated, fields_of_run
-from lockstep.commands.shell import AnyRun, Checkpoint, Quiet, record_of, require_writable
+from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import LockstepError, option, printable
-from lockstep.files import Record, given, near
+from lockstep.files import given, near
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.launch.submit import require_alone
 from lockstep.listeners.metrics import EvaluationLog
 from lockstep.messages import logger, muted
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, is_held, no_checkpoint
 from lockstep.runs.statefile import DamagedFileError, step_or_best
 from lockstep.text import counted, label_rows, loss_text, scores_text
 
 _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
+
+
+class ClassRecord(TypedDict, total=False):
+    """What an evaluation counts of one class. A share of nothing is None.
+
+    Attributes:
+        name: The name of the class.
+        examples: How many examples have it.
+        correct, accuracy: With one label an example: how many are classified correctly, and their
+            share.
+        found, right: With multi-label data: how many examples are said to have the class, and how
+            many of these do.
+        precision, recall, f1, f1_interval: The scores of these, and the 95 % interval of F1.
+        average_precision: The area under the curve of precision over recall.
+        threshold: The least probability of a found label.
+    """
+
+    name: str
+    examples: int
+    correct: int
+    accuracy: float | None
+    found: int
+    right: int
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    f1_interval: list[float] | None
+    average_precision: float | None
+    threshold: float
 
 
 @dataclass(frozen=True)
@@ -36,7 +80,7 @@ class EvaluationRecord:
         accuracy: correct / examples.
         accuracy_interval: its 95 % interval [low, high], by Wilson's score.
         loss: mean cross-entropy; None if it is not finite.
-        classes: for each class its "name", "examples", "correct" and "accuracy", in order of label.
+        classes: what is counted of each class, in order of label.
         confusion: a list of lists of counts; the row is the label, the column the prediction.
         accuracy_without_augmentation: accuracy by the image alone, if the recipe's
             `test_time_augmentation` are several; else None.
@@ -44,10 +88,8 @@ class EvaluationRecord:
         mean_average_precision, f1: if an image has any number of labels: the "macro" mean over the
             classes that have examples, and the "micro" value of all labels together; else None.
 
-    With multi-label data, an example is correct if exactly its labels are found. Then "confusion"
-    is empty, and each class has its "name", "examples", in how many it is "found", in how many of
-    these "right", "precision", "recall", "f1" with its 95 % "f1_interval", "average_precision", and
-    the "threshold", the least probability of a found label. A share of nothing is None.
+    With multi-label data, an example is correct if exactly its labels are found, and `confusion`
+    is empty.
     """
 
     run: str
@@ -59,7 +101,7 @@ class EvaluationRecord:
     accuracy: float
     accuracy_interval: list[float]
     loss: float | None
-    classes: list[dict[str, Any]] = field(repr=False)
+    classes: list[ClassRecord] = field(repr=False)
     confusion: list[list[int]] = field(repr=False)
     accuracy_without_augmentation: float | None = None
     mean_average_precision: dict[str, float | None] | None = None
@@ -94,71 +136,103 @@ class WatchedRecord(EvaluationRecord):
         return f"{datetime.now()}: {name} = {self.accuracy:.3f}  ({subject})"
 
 
+@overload
 def evaluate(
-    run: AnyRun,
+    run: Path | str | Run,
+    split: str | None = ...,
+    checkpoint: str | int | None = ...,
+    weights: Literal["ema", "raw"] | None = ...,
+    *,
+    examples: int | None = ...,
+    predictions: Path | str | None = ...,
+    watch: Literal[False] = ...,
+    interval: float | None = ...,
+    once: bool = ...,
+    data: Path | str | None = ...,
+    processes: int | None = ...,
+    device: str = ...,
+    trust_code: bool = ...,
+    quiet: bool = ...,
+) -> EvaluationRecord: ...
+
+
+@overload
+def evaluate(
+    run: Path | str | Run,
+    split: str | None = ...,
+    checkpoint: str | int | None = ...,
+    weights: Literal["ema", "raw"] | None = ...,
+    *,
+    examples: int | None = ...,
+    predictions: Path | str | None = ...,
+    watch: Literal[True],
+    interval: float | None = ...,
+    once: bool = ...,
+    data: Path | str | None = ...,
+    processes: int | None = ...,
+    device: str = ...,
+    trust_code: bool = ...,
+    quiet: bool = ...,
+) -> Iterator[EvaluationRecord]: ...
+
+
+def evaluate(
+    run: Path | str | Run,
     split: str | None = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: str | int | None = None,
     weights: Literal["ema", "raw"] | None = None,
     *,
-    examples: Annotated[int | None, typer.Option(metavar="N")] = None,
-    predictions: Annotated[Path | str | None, typer.Option(metavar="FILE.csv")] = None,
+    examples: int | None = None,
+    predictions: Path | str | None = None,
     watch: bool = False,
-    interval: Annotated[float | None, typer.Option(metavar="S")] = None,
+    interval: float | None = None,
     once: bool = False,
     data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
-    quiet: Quiet = False,
-) -> EvaluationRecord | Any:
-    """Evaluate a checkpoint of a run, by default the newest valid one. Every example of a split
-    counts exactly once.
+    quiet: bool = False,
+) -> EvaluationRecord | Iterator[EvaluationRecord]:
+    """Evaluate a checkpoint of a run.
 
-    Images are not augmented; the recipe's test_time_augmentation apply. Prints the accuracy, then a
-    row for each class: examples, accuracy, and its row of the confusion matrix, unless there are
-    more than 20 classes. With multi-label data the accuracy counts the images whose labels are
-    found exactly, and a row has precision, recall, F1 with its interval, and average precision.
-
-    --watch prints a line for each new checkpoint, the oldest first, in the format of TensorFlow's
-    CIFAR-10 evaluator. The run may be training in another program. Evaluations are recorded in
-    RUN/eval, as TensorBoard events and in metrics.jsonl, and are not repeated.
-
-    Examples:
-      lockstep eval runs/digits-1
-      lockstep eval runs/digits-1 --weights raw --split train --json
-      lockstep eval runs/digits-1 --examples 100
-      lockstep eval runs/digits-1 --predictions test.csv
-      lockstep eval runs/big --checkpoint best
-      lockstep eval runs/big --watch --interval 60          beside lockstep train --name big
-      lockstep eval runs/big --watch --once; tensorboard --logdir runs/big/eval
+    Every example of the split counts exactly once. The only augmentation is the test-time
+    augmentation of the recipe. The result has the accuracy, and for each class its examples, its
+    accuracy and its row of the confusion matrix. With multi-label data, the accuracy counts images
+    whose labels are all found and no others, and each class has its precision, recall, F1 with an
+    interval, and average precision.
 
     Args:
-        run: A run's folder.
-        split: train, test, another split, or of a folder all. Default: held-out if the recipe holds
-            out images, else test; all for a folder of other images than those of training.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
-            (--eval-every). Default: the newest.
-        weights: Weights to evaluate. Default: ema if the run keeps an average, else raw.
-        examples: Evaluate only N examples of the split, at even distances. Default: all.
+        run: Folder of a run.
+        split: train, test, another split of the data, or all for a folder of images. Default: test,
+            or held-out if the recipe holds out training images; all for a folder of other images
+            than those of training.
+        checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
+            those that training evaluated. Default: the newest.
+        weights: Weights to evaluate. Default: ema if the run keeps an average of them, else raw.
+        examples: Evaluate only this many examples of the split, at even distances. Default: all.
         predictions: Write a table to a new file: a row for each example, a column for each class.
-        watch: Evaluate each new checkpoint once, until the run ends. The run may start later.
-        interval: With --watch: seconds between two searches. Default: 5.
-        once: With --watch: search once, evaluate the newest checkpoint if it is new.
+        watch: Evaluate every new checkpoint once, until the run ends. The run may start later.
+        interval: With `watch`: seconds between two looks for new checkpoints. Default: 5.
+        once: With `watch`: look once, and evaluate the newest checkpoint if it is new.
         data: Folder of the dataset. Default: that of training.
-        processes: Number of processes. Default: as in training; with --watch 1.
-        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
-        quiet: Print only errors (and the JSON of --json). --watch still records in RUN/eval.
+        processes: Number of processes. Default: as in training; with `watch` 1.
+        device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
+        quiet: Print only errors.
 
-    With `watch`, an iterator of records is returned.
-
-        record = lockstep.evaluate("runs/first", checkpoint="best")
-        print(record.accuracy, record.correct, record.confusion[3])
+    Returns:
+        The record of the evaluation. With `watch`, an iterator that waits for checkpoints and
+        yields a record of each.
 
     Raises:
-        LockstepError: a run, checkpoint or split that does not exist, damaged or missing data, a
-            device that is not here.
+        LockstepError: A run, checkpoint or split that does not exist, data that are damaged or
+            missing, or a device that is not here.
         KeyboardInterrupt: Ctrl-C.
+
+    Examples:
+        >>> record = lockstep.evaluate("runs/first", checkpoint="best")
+        >>> print(record.accuracy, record.correct, record.confusion[3])
     """
     if not watch and (once or interval is not None):
         raise LockstepError(
@@ -236,7 +310,7 @@ def watched(
         ended, paths = Run.open(run.path).complete, run.files
         sound = [step for step in paths if step not in damaged]
         if (once and not sound) or (ended and not paths):
-            raise run.no_checkpoint()
+            raise no_checkpoint(run)
         new = [step for step in (sound[-1:] if once else sound) if step not in log.done]
         if not new and (once or ended):
             break
@@ -254,7 +328,7 @@ def watched(
             log.add(record, time.time())
             yield WatchedRecord(**record)
             continue
-        if not (waiting or (paths and run.is_held())):
+        if not (waiting or (paths and is_held(run.path))):
             warn(
                 f"{run.path} has no checkpoint, or no program trains it now: waiting. Use "
                 f"{option('once', True)} to stop here"
@@ -265,7 +339,7 @@ def watched(
     warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
+def table_lines(classes: Sequence[Mapping[str, Any]], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and its row of the
     confusion matrix.
 
@@ -281,7 +355,7 @@ def table_lines(classes: list[Record], confusion: list[list[int]]) -> list[str]:
     return _aligned(rows)
 
 
-def labels_table(classes: list[Record]) -> list[str]:
+def labels_table(classes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a table with a line per class, where an image has any number of labels."""
     return _aligned([[printable(name), *cells] for name, *cells in label_rows(classes)])
 

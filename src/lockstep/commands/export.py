@@ -1,19 +1,24 @@
-"""lockstep.export, and `lockstep export`."""
+"""lockstep.export, and `lockstep export`.
+
+Examples:
+  lockstep export runs/digits-1                          writes digits-1.onnx
+  lockstep export model.safetensors -o digits.onnx --data DIR
+"""
+
+from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lockstep import __version__, numerics
-from lockstep.commands.shell import Checkpoint, Source, in_shell, require_extra, require_writable
+from lockstep.commands.shell import in_shell, require_extra, require_writable
 from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver, given
 from lockstep.messages import logger, progress
+from lockstep.runs.run import Run
 from lockstep.text import size
 
 _OPSETS = range(18, 26)  # which PyTorch writes without a converter of its own
@@ -76,9 +81,9 @@ class ExportRecord:
 
 
 def export(
-    source: Source,
-    output: Annotated[Path | str | None, typer.Option("--output", "-o", metavar="FILE")] = None,
-    checkpoint: Checkpoint = None,
+    source: Path | str | Run,
+    output: Path | str | None = None,
+    checkpoint: str | int | None = None,
     confident: float = 0.95,
     opset: int | None = None,
     *,
@@ -86,45 +91,44 @@ def export(
     trust_code: bool = False,
     force: bool = False,
 ) -> ExportRecord:
-    """Write a classifier to an ONNX file, and check the file. Write a script next to it that uses
-    it.
+    """Write a classifier to an ONNX file, and compare it with Lockstep on all test images.
 
-    The script, use_exported.py, needs numpy, Pillow and onnxruntime. It reads images as `lockstep
-    predict` does, and says of them what that says: class, probability, and whether it is confident.
+    Programs use the file without Lockstep. It maps images, uint8 [N, H, W, C] of the network's
+    size, to probabilities, and contains the preprocessing. It computes in float32. If a probability
+    differs by more than 0.001 from that of Lockstep, no file is written.
 
-    The file needs no Lockstep, and is compared with Lockstep on all test images. It maps images,
-    uint8 [N, H, W, C] of the network's size, to probabilities. It contains the preprocessing, and
-    computes in float32. If its probabilities differ by more than 0.001, it is not written.
+    The script use_exported.py is written next to the file. It needs NumPy, Pillow and onnxruntime,
+    reads images as `lockstep predict` does, and prints the same answers: the class, its
+    probability, and whether the answer is confident.
 
-    Where a recipe has test_time_augmentation=flip-translate-unsure, all images get these views, and
-    not a quarter of a batch.
-
-    Examples:
-      lockstep export runs/digits-1                          writes digits-1.onnx
-      lockstep export model.safetensors -o digits.onnx --data DIR
+    If the recipe moves only the least confident images for test-time augmentation
+    (flip-translate-unsure), the file moves all of them.
 
     Args:
-        source: A run's folder, or model.safetensors.
-        output: The file. Default: NAME.onnx.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
-            (--eval-every). Default: the newest.
-        confident: Share of the confident answers that shall be right, by training images that were
-            held out.
-        opset: Version of ONNX's operators, for a runtime that knows no later one. Default: that of
-            PyTorch.
+        source: Folder of a run, or a model.safetensors.
+        output: The file to write. Default: NAME.onnx.
+        checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
+            those that training evaluated. Default: the newest.
+        confident: How often the answers that are called confident are right, for pictures like the
+            training images: 0.95 means 95 times in 100.
+        opset: Version of the ONNX operators, for a runtime that knows no later one. Default: the
+            one that PyTorch writes.
         data: Folder of the dataset. Default: that of training.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
-        force: Overwrite a file that is there.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
+        force: Overwrite a file that exists.
 
-    Needs the extra "export".
-
-        record = lockstep.export("runs/first", "first.onnx")
-        print(record.accuracy, record.otherwise, record.difference)
+    Returns:
+        The record of the comparison.
 
     Raises:
-        LockstepError: as `lockstep.load`; data that are gone, a network that cannot be exported, a
-            package that is missing, a file that differs by more than the tolerance. No file is
-            written then.
+        LockstepError: As `lockstep.load`; and data that are missing, a network that cannot be
+            exported, a package of the extra "export" that is not installed, or a file whose
+            probabilities differ.
+
+    Examples:
+        >>> record = lockstep.export("runs/first", "first.onnx")
+        >>> print(record.accuracy, record.otherwise, record.difference)
     """
     named = Path(str(path_of(source))).resolve()
     name = named.stem if named.is_file() else named.name

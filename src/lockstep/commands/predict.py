@@ -1,58 +1,62 @@
 """lockstep.load, and `lockstep predict`."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from __future__ import annotations
 
-import typer
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lockstep import numerics
-from lockstep.commands.shell import Checkpoint, Source, as_json
+from lockstep.commands.shell import as_json
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import given
+from lockstep.runs.run import Run
 
 if TYPE_CHECKING:
     from lockstep.classify.predict import Classifier
 
 
 def load(
-    source: Source,
-    checkpoint: Checkpoint = None,
+    source: Path | str | Run,
+    checkpoint: str | int | None = None,
     trust_code: bool = False,
     device: str = "auto",
     confident: float = 0.95,
-) -> "Classifier":
-    """Return the classifier of a run or a file, to use in this process.
+) -> Classifier:
+    """Load the classifier of a run or a file, to use it in this program.
 
-        classifier = lockstep.load("runs/first")
-        classifier = lockstep.load("model.safetensors")  # the file alone: it contains the recipe
-        classifier = lockstep.load(run, checkpoint="best")
-        print(classifier.classes, classifier.predict("cat.jpg").label)
-
-    It preprocesses as evaluation does, and computes in the recipe's precision. Torch's default
-    dtype does not matter. A prediction computes with torch's flags as evaluation sets them:
-    deterministic, without TF32, and with the recipe's number of threads. So its probabilities are
-    those of `lockstep predict`. The flags of your program are as before when it returns.
+    The classifier preprocesses images as an evaluation does, and computes in the precision of the
+    recipe. While it computes, torch's flags and number of threads are those of the recipe, so the
+    probabilities are those of `lockstep predict`. Afterwards they are those of your program again.
 
     Args:
-        source: a run, its folder, the file of one of its checkpoints, or a model file.
-        checkpoint: "best", or a number of steps; None for the newest.
-        trust_code: True to execute the run's own model.
-        device: "auto", "cpu", "cuda", or a GPU as in "cuda:1".
-        confident: share of the confident answers that shall be right, by training images that were
-            held out.
+        source: A run, its folder, the file of one of its checkpoints, or a model.safetensors.
+        checkpoint: A number of steps, or "best": the checkpoint that had the best accuracy when
+            training evaluated it. Default: the newest.
+        trust_code: Execute the model that the run names, if it is not built in.
+        device: "auto", "cpu", "cuda", or a GPU by number as in "cuda:1".
+        confident: How often the answers that are called confident are right, for pictures like the
+            training images: 0.95 means 95 times in 100.
+
+    Returns:
+        The classifier.
 
     Raises:
-        LockstepError: a folder or file that does not exist or is damaged, a checkpoint that the run
-            does not have, a model whose code was not allowed, a device that is not here.
+        LockstepError: A folder or file that does not exist or is damaged, a checkpoint that the run
+            does not have, a model whose code was not trusted, or a device that is not here.
+
+    Examples:
+        >>> classifier = lockstep.load("runs/first")
+        >>> print(classifier.classes, classifier.predict("cat.jpg").label)
+        >>> classifier = lockstep.load("model.safetensors")  # alone, as it contains the recipe
     """
     from lockstep.classify import predict as classifier  # imports torch
 
     return classifier.load(source, checkpoint, trust_code, device, confident)
 
 
-def load_in_own_program(*arguments: Any) -> "Classifier":
+def load_in_own_program(*arguments: Any) -> Classifier:
     """Return what `load` returns for the `arguments`. Set the recipe's flags and number of threads,
     before and after torch is imported.
     """
@@ -63,28 +67,27 @@ def load_in_own_program(*arguments: Any) -> "Classifier":
 
 
 def predict(
-    source: Source,
-    images: Annotated[list[Path], typer.Argument(metavar="FILE|DIR...")],
-    top: Annotated[int, typer.Option(min=1)] = 1,
+    source: Path | str | Run,
+    images: Sequence[Path],
+    top: int = 1,
     csv: bool = False,
     confident: float = 0.95,
-    checkpoint: Checkpoint = None,
+    checkpoint: str | int | None = None,
     device: str = "auto",
     trust_code: bool = False,
 ) -> Iterator[str | dict[str, object]]:
     """Classify images with a trained run, or with a model file alone.
 
-    Prints path, class and probability of each image, in the order in which the images are given. A
-    folder's images are sorted by name. Each image is prepared as in evaluation and computed alone,
-    so its probabilities have the same bits beside any others. `lockstep eval` computes batches: its
-    probabilities may differ in low-order bits.
+    Each image gets a line with its path, its class and the probability of that class. A run that
+    was trained on the features of a pretrained network, on at least 50 images, also says what the
+    answer is worth. A confident answer is right at least 95 times in 100, for pictures like the
+    training images. Others are unsure. An image is unfamiliar if it is like none of the training
+    images: do not trust its class.
 
-    A run of recipe photos also says whether its answer is confident, unsure, or the image
-    unfamiliar , as about 1 % of held-out images are. Other runs, and those with fewer than 50
-    training images, do not say it.
-
-    Each result is printed as soon as those before it are. A file that cannot be read is reported on
-    stderr, the others go on, and the exit code is 3 at the end.
+    Images come in the order in which they are given, and the images of a folder sorted by name.
+    Each is prepared as in an evaluation and computed alone, so its probabilities have the same bits
+    whatever else is classified. Batches, as `lockstep eval` computes them, may give other low-order
+    bits. A file that cannot be read is reported on stderr, and the exit code is 3 at the end.
 
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
@@ -93,16 +96,17 @@ def predict(
       lockstep predict runs/photos holiday/ --csv > holiday.csv
 
     Args:
-        source: A run's folder, or model.safetensors.
+        source: Folder of a run, or a model.safetensors.
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
         csv: Print a table: a row for each image, a column for each class.
-        confident: Share of the confident answers that shall be right, by training images that were
-            held out.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
-            (--eval-every). Default: the newest.
-        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
+        confident: How often the answers that are called confident are right, for pictures like the
+            training images: 0.95 means 95 times in 100.
+        checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
+            those that training evaluated. Default: the newest.
+        device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
     """
     if csv and (as_json() or top > 1):
         other = "--top" if top > 1 else "--json"

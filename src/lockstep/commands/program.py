@@ -5,26 +5,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from socket import gethostname
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lockstep
 from lockstep import errors
-from lockstep.commands.data import check, fetch
-from lockstep.commands.doctor import doctor
-from lockstep.commands.evaluate import evaluate
-from lockstep.commands.export import export
-from lockstep.commands.predict import predict
-from lockstep.commands.recipes import recipes, show
-from lockstep.commands.report import report
-from lockstep.commands.serve import serve
-from lockstep.commands.shell import shell
-from lockstep.commands.train import train
-from lockstep.commands.verify import verify
-from lockstep.config.placement import Placement
-from lockstep.config.recipe import Recipe
+from lockstep.commands.parameters import shell
+from lockstep.config.options import FolderOptions, PlacementOptions, RecipeOptions
 from lockstep.errors import (
     CRASH,
     DATA,
@@ -44,11 +33,30 @@ from lockstep.files import (
 )
 from lockstep.launch.world import World
 from lockstep.messages import DISTRIBUTION, command, handled, on_stderr
-from lockstep.pictures.table import SOURCES
+
+_HELP = ("-h", "--help", "--help-all")
 
 
 class _Commands(TyperGroup):
     """The commands. The word of another program gets the name of ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print a help text that is asked for, or read the options before a command. To read any
+        option, typer imports pydantic.
+        """
+        command: Any = self
+        of_command = ctx
+        for word in args:
+            if word in _HELP:
+                print(command.get_help(of_command))
+                ctx.exit()
+            below = getattr(command, "commands", {})
+            if below and word not in below:
+                break
+            if below:
+                command, settings = below[word], {**below[word].context_settings, "obj": args}
+                of_command = typer.Context(command, of_command, word, **settings)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that `args` begins with. Raises: LockstepError for another's word."""
@@ -92,17 +100,16 @@ Exit codes:
   3  missing or damaged data""",
 )
 
-_FIELDS = (*Recipe.options, *(name for name in Placement.model_fields if name != "init"))
 COMMANDS = {
-    "eval": shell(evaluate),
-    "predict": shell(predict),
-    "serve": shell(serve, with_json=False),
-    "report": shell(report, with_json=False),
-    "export": shell(export),
-    "verify": shell(verify),
-    "doctor": shell(doctor),
-    "recipes": shell(recipes),
-    "show": shell(show),
+    "eval": shell("evaluate", "evaluate"),
+    "predict": shell("predict", "predict"),
+    "serve": shell("serve", "serve", json=False),
+    "report": shell("report", "report", json=False),
+    "export": shell("export", "export"),
+    "verify": shell("verify", "verify"),
+    "doctor": shell("doctor", "doctor"),
+    "recipes": shell("recipes", "recipes"),
+    "show": shell("recipes", "show"),
 }
 # The argument of `train`, and the ten options that most people use.
 _USUAL = (
@@ -123,11 +130,15 @@ _USUAL = (
 class _Command(TyperCommand):
     """A command. The option of another program gets the name of ours."""
 
+    settings: ClassVar[dict[str, list[str]]] = {}  # of its context
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of the command."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:  # Of an unknown option it has these attributes.
+            from lockstep.config.recipe import Recipe  # --help does not wait for it
+
             other, own = called(getattr(error, "option_name", "")), {p.name for p in self.params}
             if other in own:
                 vars(error)["possibilities"] = [option(other)]
@@ -141,12 +152,17 @@ class _Command(TyperCommand):
 class _Train(_Command):
     """The command `train`: --help shows the options that most people use, --help-all shows all."""
 
+    settings: ClassVar = {"help_option_names": [*_HELP]}
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the help that is asked for."""
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            parameter.hidden = parameter.name not in _USUAL and "--help-all" not in ctx.obj
+        return super().get_help(ctx)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Note which help is asked for."""
-        if {"-h", "--help"} & {*args}:
-            parameters: list[Any] = self.params
-            for parameter in parameters:
-                parameter.hidden = parameter.name not in _USUAL
+        """Read the arguments of the command."""
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
         if rest:
@@ -169,8 +185,8 @@ def _multi_label(arguments: Sequence[str]) -> str:
 
 
 DATA_COMMANDS = {
-    "fetch": shell(fetch),
-    "check": shell(check, ("multi_label", "group", *SOURCES)),
+    "fetch": shell("data", "fetch"),
+    "check": shell("data", "check", FolderOptions.__annotations__),
 }
 data = typer.Typer(
     no_args_is_help=True,
@@ -187,12 +203,20 @@ Examples:
   lockstep data fetch cifar10
   lockstep data check photos""",
 )
-app.command(
-    "train", cls=_Train, context_settings={"help_option_names": ["-h", "--help", "--help-all"]}
-)(shell(train, _FIELDS))
-for group, commands in ((app, COMMANDS), (data, DATA_COMMANDS)):
+_OF_TRAIN = (
+    RecipeOptions.__annotations__
+    | FolderOptions.__annotations__
+    | {"data": Path}
+    | PlacementOptions.__annotations__
+)
+for group, kind, commands in (
+    (app, _Train, {"train": shell("train", "train", _OF_TRAIN)}),
+    (app, _Command, COMMANDS),
+    (data, _Command, DATA_COMMANDS),
+):
     for name, function in commands.items():
-        group.command(name, cls=_Command)(function)
+        summary = (function.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        group.command(name, cls=kind, short_help=summary, context_settings=kind.settings)(function)
 app.add_typer(data, name="data", short_help="Download and check datasets.")
 
 

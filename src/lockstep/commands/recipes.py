@@ -4,9 +4,6 @@ import inspect
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from lockstep.errors import option
 from lockstep.files import Record
@@ -14,7 +11,7 @@ from lockstep.messages import command
 
 
 def recipes() -> Iterator[str | Record]:
-    """List the recipes: the network and data of each, and its measured accuracy and time.
+    """List the recipes, with the network, the dataset, and the measured accuracy and time of each.
 
     Examples:
       lockstep recipes
@@ -57,19 +54,17 @@ def recipes() -> Iterator[str | Record]:
     )
 
 
-def show(
-    what: Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml|RUN")],
-) -> Iterator[str | Record]:
+def show(what: str) -> Iterator[str | Record]:
     """Print a recipe, or the recipe of a run, as TOML.
 
-    Save the output as a file, change it, and train it.
+    To change a recipe, save the output as a file, edit it, and train it.
 
     Examples:
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml
       lockstep show runs/digits-1                       the recipe of a run
 
     Args:
-        what: Name of a recipe, a recipe file, or the folder of a run.
+        what: Name of a recipe, a recipe file (.toml), or the folder of a run.
     """
     from lockstep.commands.subject import subject_of
     from lockstep.commands.to_recipe import fitted

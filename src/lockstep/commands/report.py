@@ -1,19 +1,24 @@
-"""lockstep.report, and `lockstep report`."""
+"""lockstep.report, and `lockstep report`.
+
+Examples:
+  lockstep report runs/digits-1                       writes runs/digits-1/report.html
+  lockstep report runs/first -o first.html
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from lockstep.commands.of_run import evaluated, existing, fields_of_run
-from lockstep.commands.shell import AnyRun, Quiet, record_of, require_writable
+from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import DATA, LockstepError, printable
 from lockstep.files import deliver, given
 from lockstep.jobs.specs import ReportSpec
 from lockstep.launch.submit import require_alone
 from lockstep.messages import muted
+from lockstep.runs.run import Run, no_checkpoint
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,9 @@ class Report:
     """A page about a run. A notebook shows it.
 
     Attributes:
-        html: the page, which needs no other file.
-        path: the file that it is in.
-        lacking: what it lacks and why, or None.
+        html: The page, which needs no other file.
+        path: The file that holds the page.
+        lacking: What the page lacks and why, or None.
     """
 
     html: str = field(repr=False)
@@ -49,47 +54,44 @@ class Report:
 
 
 def report(
-    run: AnyRun,
-    output: Annotated[
-        Path | str | None, typer.Option("--output", "-o", metavar="FILE.html")
-    ] = None,
+    run: Path | str | Run,
+    output: Path | str | None = None,
     data: Path | str | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
     force: bool = False,
-    quiet: Quiet = False,
+    quiet: bool = False,
 ) -> Report:
     """Write a page about a run.
 
-    It has accuracy, curves, confusion, calibration, mistakes as pictures, and recipe. The page is
-    one file that makes no request. The test images are classified again by the newest checkpoint.
-    If the data are gone, the page has no pictures, and says so.
-
-    Examples:
-      lockstep report runs/digits-1                       writes runs/digits-1/report.html
-      lockstep report runs/first -o first.html
+    The page shows accuracy, training curves, confusion matrix, calibration, the mistakes as
+    pictures, and the recipe. It is one HTML file that loads nothing from the network. The newest
+    checkpoint classifies the test images again for it. If the data are missing, the page has no
+    pictures, and says why.
 
     Args:
-        run: A run's folder.
-        output: The page. Default: report.html in the run's folder. A page on other images does not
-            take the place of one that is there.
+        run: Folder of a run.
+        output: The file to write. Default: report.html in the folder of the run. A page about other
+            images than those of training does not replace a report that exists.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
-        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
-        force: Overwrite a file that is there.
+        device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
+        force: Overwrite a file that exists.
         quiet: Print only errors.
 
-    A notebook shows the report that Python gets. It has the `path` of the page, and `lacking` says
-    what that lacks.
-
-        print(lockstep.report("runs/first").path)
+    Returns:
+        The page, which a notebook shows.
 
     Raises:
-        LockstepError: a run that does not exist or has no checkpoint yet, code that was not
-            allowed.
+        LockstepError: A run that does not exist or has no checkpoint yet, or code that was not
+            trusted.
         KeyboardInterrupt: Ctrl-C.
+
+    Examples:
+        >>> print(lockstep.report("runs/digits-1").path)
     """
     from lockstep.pages.runs import page
 
@@ -99,7 +101,7 @@ def report(
     if output is not None:
         require_writable(path, force)
     if not opened.steps:
-        raise opened.no_checkpoint()
+        raise no_checkpoint(opened)
     record, lacking = None, None
     try:
         with muted(quiet):

@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from lockstep import numerics
 from lockstep.commands.predict import load_in_own_program
-from lockstep.commands.shell import Checkpoint, Source, require_extra
+from lockstep.commands.shell import require_extra
 from lockstep.errors import SIGNAL_BASE, LockstepError
 from lockstep.messages import logger
+from lockstep.runs.run import Run
 from lockstep.text import plural
 
 _EVERY = ("0.0.0.0", "::")  # every address of this machine
@@ -21,20 +21,21 @@ _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d+)?")
 
 
 def serve(
-    source: Source,
+    source: Path | str | Run,
     host: str = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    checkpoint: Checkpoint = None,
+    port: int = 8000,
+    checkpoint: str | int | None = None,
     confident: float = 0.95,
     device: str = "auto",
     trust_code: bool = False,
     allow_origin: str | None = None,
 ) -> Iterator[str]:
-    """Classify pictures on a page, and by POST /predict.
+    """Classify pictures on a web page, and by POST /predict.
 
-    On the page you drop pictures, or take one with the camera. It shows the most probable classes,
-    the picture as the network sees it, and how confident the answer is. Only this machine can use
-    the page, and no page of another site, unless --host says otherwise. Ctrl-C ends it.
+    Drop pictures on the page, or take one with the camera. The page shows the most probable
+    classes, the picture as the network sees it, and whether the answer is confident. By default,
+    only programs on this machine can reach the server, and pages of other sites cannot use it.
+    Ctrl-C ends it.
 
     Examples:
       lockstep serve runs/photos
@@ -42,16 +43,18 @@ def serve(
       curl --data-binary @cat.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:8000/predict
 
     Args:
-        source: A run's folder, or model.safetensors.
-        host: The name or address to listen at. Others than these of this machine alone are public.
-        port: The port; 0 for any that is free.
-        checkpoint: The checkpoint after STEP steps, or the one with the best accuracy in training
-            (--eval-every). Default: the newest.
-        confident: Share of the confident answers that shall be right, by training images that were
-            held out.
-        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
-        allow_origin: The site whose pages may use the server too, such as https://app.example.
+        source: Folder of a run, or a model.safetensors.
+        host: Name or address to listen on. Addresses other than localhost are reachable from the
+            network.
+        port: Port to listen on; 0 takes any free one.
+        checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
+            those that training evaluated. Default: the newest.
+        confident: How often the answers that are called confident are right, for pictures like the
+            training images: 0.95 means 95 times in 100.
+        device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
+        allow_origin: A site whose pages may use the server too, such as https://app.example.
     """
     if allow_origin is not None and not _ORIGIN.fullmatch(allow_origin):
         raise LockstepError(

@@ -4,12 +4,11 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from lockstep.commands.of_run import existing, fields_of_run
-from lockstep.commands.shell import AnyRun, record_of
+from lockstep.commands.shell import record_of
 from lockstep.errors import CRASH, DATA, LockstepError, option
 from lockstep.files import Record
 from lockstep.jobs.specs import VerifySpec
@@ -28,30 +27,31 @@ _WHAT = {
 
 
 def verify(
-    run: AnyRun,
-    start: Annotated[int | None, typer.Option("--from", metavar="STEP", min=0)] = None,
-    every: Annotated[bool, typer.Option("--all")] = False,
-    sample: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
-    seed: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
-    link: Annotated[int | None, typer.Option(metavar="K", min=1)] = None,
+    run: Path | str | Run,
+    start: int | None = None,
+    every: bool = False,
+    sample: int | None = None,
+    seed: str | None = None,
+    link: int | None = None,
     data: Path | None = None,
-    init: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    init: Path | None = None,
     processes: int | None = None,
     device: str = "auto",
     trust_code: bool = False,
 ) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
-    By default these are the steps between the newest two valid checkpoints, or from the newest to
-    the result. Compared are the contents of checkpoints, model.safetensors and result.json. The
-    output names the fields that are stated and not compared. The number of processes may be another
-    one. The folder is only read, so it may be a copy, or a run that is being trained.
+    By default, the steps are those between the newest two valid checkpoints, or from the newest one
+    to the result. The contents of checkpoints, model.safetensors and result.json are compared, and
+    the output names the fields that are not. Any number of processes can verify a run. The folder
+    is only read, so it may be a copy, or that of a run in training.
 
-    A run of train --keep all is a chain: --all, --sample and --link replay its links, from
-    checkpoint to checkpoint. A link that is missing, exchanged or edited is refused.
+    A run of `lockstep train --keep all` is a chain of checkpoints. --all, --sample and --link
+    replay its links. A link that is missing, exchanged or edited is an error.
 
-    The exit code is 0 if all bits are the same, and 1 if some differ. The first recorded step that
-    differs is then named, with the tensors, and what is different about this machine.
+    The exit code is 0 if all bits are the same, and 1 if some differ. Then the output names the
+    first recorded step that differs, the tensors that differ in it, and what is different about
+    this machine.
 
     Examples:
       lockstep verify runs/digits-1
@@ -60,19 +60,21 @@ def verify(
       lockstep verify downloaded/run --sample 3 --seed "a headline of today"
 
     Args:
-        run: A run's folder. Nothing is written there.
+        run: Folder of a run. Nothing is written there.
         start: Start from this step, or from the last valid checkpoint before it, and end at the
-            next checkpoint. 0 computes the initial state. Default: the second newest checkpoint.
+            next checkpoint. 0 also computes the initial state. Default: the second newest
+            checkpoint.
         every: Replay every link of the chain.
-        sample: Replay N links of the chain, drawn by SHA-256 from --seed and the last link.
-        seed: A text that the runner could not know, to draw by; without --sample it draws one
-            link. Default: a random one, which is printed.
-        link: Replay the steps to link K of the chain from the link before it. The first is 1.
+        sample: Replay this many links of the chain, drawn by SHA-256 from `seed` and the last link.
+        seed: A text that the author of the run could not know in advance. Without `sample`, it
+            draws one link. Default: a random text, which is printed.
+        link: Replay the steps to this link of the chain from the link before it. The first is 1.
         data: Folder of the dataset. Default: that of training.
-        init: The file of weights that the run started from, to compare its initial state too.
+        init: File of the weights that the run started from, to compare its initial state too.
         processes: Number of processes. Default: as in training.
-        device: cpu, cuda, certain GPUs as in cuda:0,2, or auto: GPUs if there are any.
-        trust_code: Execute the model and dataset of your own that a file or a run names.
+        device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
+        trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
+            built in.
     """
     fields = fields_of_run(
         run, trust_code, data=data, init=init, processes=processes, device=device

@@ -45,26 +45,30 @@ _KEEP = _matches(r"all|[1-9]\d{0,8}", "give a number from 1 on, or all")
 class Placement(Settings):
     """All settings that are not the recipe's: where a run computes and what it records.
 
-    Options of the command line, and the manual's tables of them, are made from these fields.
+    They are options of `lockstep.train` and of the command line.
 
     Attributes:
-        data: Folder of the dataset. Default: LOCKSTEP_DATA, then the user's cache, then a download.
-        processes: Processes. Default: one per GPU; on CPU min(towers, cores / threads), or 1 for a
-            native head.
+        data: Folder of the dataset. Default: a folder in LOCKSTEP_DATA, else in the user's cache,
+            else a download.
+        processes: Number of processes. Default: one for each GPU; on CPUs one for each tower, but
+            not more than the cores allow, and one for a last layer that is trained alone.
         device: cpu, cuda, the GPU of each process as in cuda:0,2 or cuda:0,0, or auto: GPUs if
-            there are any, for native recipes.
-        reduction: How towers are added: tree, or allreduce (not exact).
-        graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits.
-        log_every: Steps between two lines. Default: 10 in log.txt; else a line every 10 seconds.
-        save_every: Steps between two checkpoints.
+            there are any and the recipe is native. Default: auto.
+        reduction: How the vectors of the towers are added: tree, or allreduce, which is not exact.
+            Default: tree.
+        graphs: On a GPU, launch a tower as one CUDA graph where that keeps its bits. Default: on.
+        log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
+            seconds elsewhere.
+        save_every: Steps between two checkpoints. Default: 1000.
         save_every_s: Seconds of training that a crash may cost at most; 0 saves by steps only.
+            Default: 30.
         eval_every: Steps between two evaluations. Default: only at the end.
-        summary_every: Steps between two TensorBoard summaries; 0 writes none.
-        keep: Latest checkpoints to keep, besides the best; all leaves a chain that `lockstep verify
-            --all` replays.
-        max_restarts: How often all processes are started again after one has failed.
+        summary_every: Steps between two TensorBoard summaries; 0 writes none. Default: 100.
+        keep: How many of the latest checkpoints to keep, besides the best one; all keeps a chain
+            that `lockstep verify --all` replays. Default: 5.
+        max_restarts: How often all processes are started again after one has failed. Default: 3.
         timeout: Seconds without progress after which a run counts as hung. The first step and each
-            part of an evaluation may take ten times as long.
+            part of an evaluation may take ten times as long. Default: 60.
     """
 
     data: Path | None = None

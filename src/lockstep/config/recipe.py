@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from lockstep import errors
+from lockstep.config.options import FolderOptions, RecipeOptions
 from lockstep.config.schedule import SCHEDULES, Progressive, Schedule
 from lockstep.data import AUGMENTATIONS, DATASETS, IMAGE_FOLDER, MEMORY, Augmentation, Features
 from lockstep.errors import LockstepError, option, unknown
@@ -55,109 +56,91 @@ class Recipe(Settings):
     """All settings that can change a bit of the result. A frozen value that can be read without
     torch.
 
-    The command line's options are made from the fields in `options`, and from the shorthands.
+    The fields in `options` and the shorthands are options of `lockstep.train` and of the command
+    line.
 
     Attributes:
         name: The recipe's name, for new runs.
-        dataset: A built-in dataset, folder for the images in --data, or your own as
+        dataset: A built-in dataset, folder for the images in `data`, or your own as
             package.module:function.
         dataset_sha256: SHA-256 of the data that a Python program gave.
-        image_px: Side in pixels to which images of a folder or own images are brought.
-        grey: Bring the images of a folder to one channel.
+        image_px: Side in pixels to which images of your own are resized.
+        grey: Convert the images of a folder to one channel.
         fit: How an image of a folder becomes a square: crop keeps the square in the middle, pad
             adds grey margins, squash changes the proportions.
         interpolation: The filter that resizes images of a folder, with antialiasing: bicubic or
             bilinear.
-        test_share: Share of a folder without a test part that becomes it, by a hash of each file.
-        group: Regular expression on the path of an image in its folder. Images for which its first
-            group in parentheses, or else all it matches, is the same stay on one side of every
-            division.
-        layout: What names the classes of a folder that can be read in two ways: folders (each one
-            in it is a class, with all images in it), table, or names (of the files, by
-            --label-from).
-        label_column: Column of a folder's table with the classes. Default: label, class, category
-            or target. With multi_label also the columns of 0 and 1 that are labels, as in
-            cat,dog.
-        group_column: Column with the groups, as in --group. Default: group.
-        split_column: Column with train, val or test. Default: split.
+        test_share: Share of the images that become the test part, by a hash of each file, if a
+            folder has none.
+        group: Regular expression on the path of an image in its folder. Its first group in
+            parentheses, or else all that it matches, names the group of the image. Images of one
+            group always stay in one split.
+        layout: Where the classes stand if a folder can be read in several ways: folders (each
+            folder in it is a class), table, or names (of the files, by `label_from`).
+        label_column: Column of the folder's table that has the classes. Multi-label data may have
+            one column of 0 and 1 for each label, as in cat,dog. Default: label, class, category or
+            target.
+        group_column: Column of the table that has the groups, as in `group`. Default: group.
+        split_column: Column of the table that has train, val or test. Default: split.
         label_from: Regular expression on the path of an image in its folder. Its first group in
-            parentheses, or else all it matches, is the label.
-        label_separator: What is between the labels of an image that has several in one text.
-        left_out: Paths of images in the folder that are not used. --skip-damaged sets it.
+            parentheses, or else all that it matches, is the label.
+        label_separator: The text that separates the labels of an image, as in cat;dog.
+        left_out: Paths of images in the folder that are not used. `skip_damaged` sets it.
         multi_label: A picture may have several labels, or none. The loss is the sum over the
             classes of binary cross-entropies, and each class has a probability of its own.
-        held_out: Training images that are left out and evaluated in place of the test images, so
-            that settings can be chosen without looking at those. The choice is the same for every
-            seed.
+        held_out: Number of training images that are left out and evaluated in place of the test
+            images, so that you can choose settings without looking at those. They are the same for
+            every seed.
         model: A built-in model, timm:NAME with its trained weights, or your own as
             package.module:function.
         model_options: Keyword arguments of the model's function; see its docstring.
-        init_sha256: SHA-256 of the file of weights that the run starts from. The placement names
-            the file.
-        augmentation: How images become network input.
+        init_sha256: SHA-256 of the file of weights that the run starts from. `init` names the file.
+        augmentation: How images are preprocessed and augmented.
         progressive: Smaller images in the first part of training.
         label_smoothing: Share of each target that is spread over all classes, in training.
-        test_time_augmentation: Views whose logits are averaged in evaluation: the image; with its
-            mirror image; both also moved by one pixel; moved only for the least confident quarter
-            of each eval_batch.
-        towers: Towers (logical replicas). Keeps the tower batch.
+        test_time_augmentation: Views of a test image whose logits are averaged: off (the image
+            alone), flip (also its mirror image), flip-translate (both also moved by one pixel), or
+            flip-translate-unsure (moved only for the least certain quarter of each eval_batch).
+        towers: Number of towers, the logical replicas of the model that share a batch. Each keeps
+            its share, so with more towers the batch grows.
         batch: Images per step, over all towers.
-        steps: Length of the run; or give --epochs.
-        epochs: Length of the run; or give --steps.
+        steps: Length of the run in steps; or give `epochs`.
+        epochs: Length of the run in epochs; or give `steps`.
         min_steps: The least number of steps of a run whose length is in epochs.
         optimizer: The update rule.
         lr: Base learning rate.
         schedule: The factor on the learning rate at each step.
         weight_decay: Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW.
-            default stands for all others of two or more dimensions (Muon: exactly two).
-        decay_factors: For a linear head: weight_decay is multiplied by the one of these factors
-            with which heads classify training images best that they were trained without. (): by
-            none.
-        head: Name of the last layer, to train it alone, in float32, on features: the layers before
-            it compute each image and its mirror image once, with the weights of init_sha256
-            (head/features.py).
+            default stands for all other parameters of two or more dimensions (Muon: exactly two).
+        decay_factors: For a linear head: weight_decay is multiplied by the best of these factors,
+            which is found by cross-validation on the training images. (): no factor.
+        head: Name of the last layer, for transfer learning: this layer alone is trained, in
+            float32, on features that the layers before it compute once for each image, with the
+            weights of init_sha256.
         balanced: Train for tests in which all classes are equally frequent, whatever their shares
             of the training images: the loss adds the logarithm of its class's share to each logit.
-            False: for the same shares.
+            False: train for the shares of the training images.
         lr_factors: Name of a layer or parameter -> factor on its learning rate; the longest name
-            counts. Parameters and buffers of a layer with the factor 0 stay as they are, and its
-            norm layers use their running averages.
+            counts. The factor 0 freezes a layer, with its buffers, and its norm layers use their
+            running averages.
         ema: Exponential moving average of the parameters.
         precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
         arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
             portable: bit-exact on every CPU tried, in float32 (docs/portable.md).
-        threads_per_tower: CPU threads of a tower; another number has other low-order bits.
+        threads_per_tower: CPU threads of a tower; another number changes low-order bits.
         eval_batch: Images in one forward pass of an evaluation.
         seed: Seed of initial weights, order, augmentation and dropout.
-        exact: False gives up bit-identical results, and allows reductions and kernels that change
-            bits.
+        exact: False gives up bit-identical results, and allows reductions and kernels that may
+            change bits.
 
     Shorthands:
-        tower_batch: Images per step for each tower; or give --batch.
-        portable: Bit-exact results on every CPU tried, in float32, at about twice the
-            time; or --no-portable.
+        tower_batch: Images per step for each tower; or give `batch`.
+        portable: Use portable arithmetic (bit-exact on every CPU tried), in float32. It takes about
+            twice as long.
     """
 
-    shorthands: ClassVar[dict[str, type]] = {
-        "tower_batch": int,
-        "portable": bool,
-    }
-    options: ClassVar[tuple[str, ...]] = (
-        "towers",
-        "batch",
-        "tower_batch",
-        "epochs",
-        "steps",
-        "lr",
-        "seed",
-        "model",
-        "dataset",
-        "multi_label",
-        "group",
-        *SOURCES,
-        "precision",
-        "portable",
-    )
+    shorthands: ClassVar = ("tower_batch", "portable")
+    options: ClassVar = (*RecipeOptions.__annotations__, *FolderOptions.__annotations__)
 
     name: Annotated[str, AfterValidator(plain_name)]
     dataset: str

@@ -14,7 +14,7 @@ from lockstep.head.confidence import Confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.pages import prediction_table
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import judged, prediction_of
 
 
 def write_predictions(
@@ -57,10 +57,10 @@ def _lines(
     yield prediction_table.head(classes, multi_label=multi_label, with_truth=True)
     for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
         probabilities = probabilities_of(logits[None], multi_label)[0]
-        prediction = Prediction.of(name, probabilities, classes, 1, thresholds)
+        prediction = prediction_of(name, probabilities, classes, 1, thresholds)
         if confidence is not None:
             features = dataset.pixels(slice(row, row + 1)).cpu()
-            prediction = prediction.judged(confidence, features, classes)
+            prediction = judged(prediction, confidence, features, classes)
         yield prediction_table.row(prediction, classes, labels_of(dataset, row))
 
 

@@ -14,7 +14,7 @@ from lockstep.jobs.predictions import labels_of, used_thresholds
 from lockstep.jobs.result import confident_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address
-from lockstep.pages.prediction import Prediction
+from lockstep.pages.prediction import marks_of, prediction_of, spotlights, with_evidence
 from lockstep.pictures.photos import ALL
 
 _SHOWN = 24  # of the worst mistakes
@@ -58,12 +58,12 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
         is explained. With multi-label data, "ranked" has all labels that are found or missed.
         """
         name = names[row]
-        prediction = Prediction.of(name, probabilities[row], images.classes, 2, thresholds)
+        prediction = prediction_of(name, probabilities[row], images.classes, 2, thresholds)
         image = images.pixels(slice(row, row + 1)).cpu()
         explained = [images.classes.index(label) for label in prediction.explained]
         # with the weights that were evaluated last
         maps = class_activation_map(replica.backbone, replica.network, image, explained)
-        prediction = prediction.with_evidence(maps)
+        prediction = with_evidence(prediction, maps)
         pixels = image[0].numpy()
         labelled = labels_of(images, row)
         ranked, found = prediction.ranked(1), prediction.labels
@@ -78,10 +78,11 @@ def report(spec: ReportSpec, ctx: Context) -> Record | None:
             **prediction.record(),
             "name": f"image {name:,}" if isinstance(name, int) else str(name),
             "labelled": ", ".join(labelled) or "nothing",
-            "ranked": [*ranked, *prediction.marks()],
+            "ranked": [*ranked, *marks_of(prediction)],
             "picture": address(pixels),
             "evidence": {
-                f"{label}{unfound}": address(lit) for label, lit in prediction.lit(pixels).items()
+                f"{label}{unfound}": address(picture)
+                for label, picture in spotlights(prediction, pixels).items()
             },
         }
 

@@ -73,40 +73,6 @@ class Prediction:
     probabilities: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
-    @classmethod
-    def of(
-        cls,
-        source: Path | int,
-        probabilities: Tensor,
-        classes: Sequence[str],
-        top: int,
-        thresholds: Tensor | None = None,
-    ) -> "Prediction":
-        """Return the prediction of `probabilities`, float64 [classes], with the `top` most probable
-        classes. Those of a network whose output is not finite are NaN.
-
-        With multi-label data, `thresholds` [classes] are the least probabilities of found ones.
-        """
-        if probabilities.isnan().any():
-            return cls(source, error="the network's output is not finite")
-        # Among equal probabilities the first class counts, as in evaluation.
-        ranked = probabilities.sort(descending=True, stable=True)
-        found = []
-        if thresholds is not None:
-            found = (ranked.values >= thresholds[ranked.indices]).nonzero()[:, 0].tolist()
-            top = max([top, *(place + 1 for place in found)])
-        shares, labels = ranked.values[:top].tolist(), ranked.indices[:top].tolist()
-        names = [classes[label] for label in labels]
-        return cls(
-            source,
-            names[0],
-            labels[0],
-            shares[0],
-            tuple(zip(names, shares, strict=True)),
-            labels=None if thresholds is None else tuple(names[place] for place in found),
-            probabilities=probabilities.numpy(),
-        )
-
     def record(self) -> dict[str, Any]:
         """Return the prediction as a JSON object, without arrays, which do not compare. Its keys
         are always the same.
@@ -127,38 +93,12 @@ class Prediction:
             texts.append(f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else ""))
         return texts
 
-    def marks(self) -> list[str]:
-        """Return the words in MARKS for each field that has some."""
-        return [
-            words[value] for name, words in MARKS.items() if (value := getattr(self, name)) in words
-        ]
-
     def text(self) -> str:
         """Return the line of `lockstep predict`."""
         if self.error is not None:
             return f"{self.source}: {self.error}"
-        marks = "".join(f"  ({mark})" for mark in self.marks())
+        marks = "".join(f"  ({mark})" for mark in marks_of(self))
         return f"{self.source}  {', '.join(self.ranked(2))}{marks}"
-
-    def judged(
-        self, confidence: Confidence, features: Tensor, classes: Sequence[str]
-    ) -> "Prediction":
-        """Return the prediction with its answers: confident, unsure or unfamiliar. `features` are
-        those of the image, uint8 [1, 1, views, 4 * D], on the CPU.
-        """
-        if self.probabilities is None:
-            return self
-        (confident,), (unfamiliar,) = confidence(
-            features, torch.from_numpy(self.probabilities)[None]
-        )
-        answers: dict[str, Answer] = {}
-        known = unfamiliar or confidence.confident_from is not None
-        for label in self.explained if known and self.labels != () else ():
-            certain = confident[classes.index(label)]
-            answers[label] = "unfamiliar" if unfamiliar else "confident" if certain else "unsure"
-        if self.labels is None:
-            return replace(self, answer=answers.get(str(self.label)))
-        return replace(self, answer="unfamiliar" if unfamiliar else None, answers=answers)
 
     @property
     def explained(self) -> tuple[str, ...]:
@@ -167,20 +107,82 @@ class Prediction:
         """
         return self.labels or (() if self.label is None else (self.label,))
 
-    def with_evidence(self, maps: Tensor | None) -> "Prediction":
-        """Return the prediction with the class activation `maps` of what is `explained`, if
-        known.
-        """
-        if maps is None:
-            return self
-        return replace(self, evidence=(maps[0] if self.labels is None else maps).numpy())
 
-    def lit(self, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
-        """Return the image `pixels` [H, W, C] with light on the evidence for each class that is
-        `explained`; {} if that is not known.
-        """
-        if self.evidence is None:
-            return {}
-        grids = self.evidence.reshape(-1, *self.evidence.shape[-2:])
-        lit = zip(self.explained, grids, strict=True)
-        return {label: spotlit(pixels, grid) for label, grid in lit}
+def prediction_of(
+    source: Path | int,
+    probabilities: Tensor,
+    classes: Sequence[str],
+    top: int,
+    thresholds: Tensor | None = None,
+) -> Prediction:
+    """Return the prediction of `probabilities`, float64 [classes], with the `top` most probable
+    classes. Those of a network whose output is not finite are NaN.
+
+    With multi-label data, `thresholds` [classes] are the least probabilities of found ones.
+    """
+    if probabilities.isnan().any():
+        return Prediction(source, error="the network's output is not finite")
+    # Among equal probabilities the first class counts, as in evaluation.
+    ranked = probabilities.sort(descending=True, stable=True)
+    found = []
+    if thresholds is not None:
+        found = (ranked.values >= thresholds[ranked.indices]).nonzero()[:, 0].tolist()
+        top = max([top, *(place + 1 for place in found)])
+    shares, labels = ranked.values[:top].tolist(), ranked.indices[:top].tolist()
+    names = [classes[label] for label in labels]
+    return Prediction(
+        source,
+        names[0],
+        labels[0],
+        shares[0],
+        tuple(zip(names, shares, strict=True)),
+        labels=None if thresholds is None else tuple(names[place] for place in found),
+        probabilities=probabilities.numpy(),
+    )
+
+
+def judged(
+    prediction: Prediction, confidence: Confidence, features: Tensor, classes: Sequence[str]
+) -> Prediction:
+    """Return the prediction with its answers: confident, unsure or unfamiliar. `features` are
+    those of the image, uint8 [1, 1, views, 4 * D], on the CPU.
+    """
+    if prediction.probabilities is None:
+        return prediction
+    probabilities = torch.from_numpy(prediction.probabilities)[None]
+    (confident,), (unfamiliar,) = confidence(features, probabilities)
+    answers: dict[str, Answer] = {}
+    known = unfamiliar or confidence.confident_from is not None
+    for label in prediction.explained if known and prediction.labels != () else ():
+        certain = confident[classes.index(label)]
+        answers[label] = "unfamiliar" if unfamiliar else "confident" if certain else "unsure"
+    if prediction.labels is None:
+        return replace(prediction, answer=answers.get(str(prediction.label)))
+    return replace(prediction, answer="unfamiliar" if unfamiliar else None, answers=answers)
+
+
+def with_evidence(prediction: Prediction, maps: Tensor | None) -> Prediction:
+    """Return the prediction with the class activation `maps` of what is `explained`, if known."""
+    if maps is None:
+        return prediction
+    return replace(prediction, evidence=(maps[0] if prediction.labels is None else maps).numpy())
+
+
+def marks_of(prediction: Prediction) -> list[str]:
+    """Return the words in MARKS for each field that has some."""
+    return [
+        words[value]
+        for name, words in MARKS.items()
+        if (value := getattr(prediction, name)) in words
+    ]
+
+
+def spotlights(prediction: Prediction, pixels: NDArray[np.uint8]) -> dict[str, NDArray[np.uint8]]:
+    """Return the image `pixels` [H, W, C] with light on the evidence for each class that is
+    `explained`; {} if that is not known.
+    """
+    if prediction.evidence is None:
+        return {}
+    grids = prediction.evidence.reshape(-1, *prediction.evidence.shape[-2:])
+    explained = zip(prediction.explained, grids, strict=True)
+    return {label: spotlit(pixels, grid) for label, grid in explained}

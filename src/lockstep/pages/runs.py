@@ -6,7 +6,7 @@ from lockstep.pages.figures import Line
 from lockstep.pages.page import Figure, Headline, Picture, Section, Table, render
 from lockstep.pictures.photos import ALL
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, judged_rows
 from lockstep.schema import dotted
 from lockstep.text import cell_text, duration, gpu_text, label_rows, loss_text, plural, scores_text
 
@@ -60,13 +60,12 @@ def headline(run: Run, record: Record | None) -> Headline:
     if record is not None:
         details.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
-        images = f"of {record['examples']:,} {record['split']} images"
-        if record["split"] == ALL:
-            images = f"of {record['examples']:,} other images"
+        which = "other" if record["split"] == ALL else record["split"]
+        images = f"of {record['examples']:,} {which} images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, according to result.json,"
-    elif tested := [*run.judged().values()]:
+    elif tested := [*judged_rows(run).values()]:
         last = tested[-1]
         text = f"of the {last['split']} images after {plural(last['step'], 'step')}"
         return Headline(f"{last['accuracy']:.2%}", text, details)
@@ -87,7 +86,7 @@ def headline(run: Run, record: Record | None) -> Headline:
 def training(run: Run) -> Section:
     """Return the section with the curves of loss and accuracy over the steps."""
     rows = [row for row in run.metrics() if row["kind"] == "step"]
-    tested = [*run.judged().values()]
+    tested = [*judged_rows(run).values()]
     drawn, seen = [], rows[:: len(rows) // _POINTS + 1]
     seen += rows[-1:] if seen[-1:] != rows[-1:] else []
     for key in ("loss", "accuracy"):
@@ -250,8 +249,8 @@ def provenance(run: Run) -> Section:
     if result:
         same = "with other low-order bits"
         if recipe.exact and not result["mixed_arithmetic"]:
-            where = " on the same kind of " + ("GPU" if result["device"] == "cuda" else "CPU")
-            where = "" if recipe.arithmetic == "portable" else where
+            kind = f" on the same kind of {'GPU' if result['device'] == 'cuda' else 'CPU'}"
+            where = kind * (recipe.arithmetic == "native")
             same = f"with the same weights{where}, to the last bit"
         texts = [
             f"The first command trains the run again, {same}. The second recomputes its last steps "

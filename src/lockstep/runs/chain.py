@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, no_checkpoint
 from lockstep.runs.statefile import SHA256, file_name, metadata_of
 
 
@@ -46,7 +46,7 @@ def chain_of(run: Run) -> list[Link]:
     result, recipe = run.result(), run.recipe().digest()
     if result is None:
         if not run.steps:
-            raise run.no_checkpoint()
+            raise no_checkpoint(run)
         step, stated, by = run.steps[0], None, ""
     else:
         step, stated, by = result["steps"], result.get("link") or "", "result.json"

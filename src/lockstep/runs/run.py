@@ -59,11 +59,10 @@ class Run:
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
         path = given(path)
         if not path.is_dir():
-            problem, code = (
-                ("is not a folder", USAGE) if path.exists() else ("does not exist", DATA)
-            )
             raise LockstepError(
-                f"{path} {problem}: {near(path)}give the folder of a run, as in runs/digits-1", code
+                f"there is no folder {path}: {near(path)}give the folder of a run, as in "
+                "runs/digits-1",
+                USAGE if path.exists() else DATA,
             )
         if not (path / "recipe.json").is_file():
             first = first_with(path, "recipe.json")
@@ -92,7 +91,7 @@ class Run:
         """
         if self.complete:
             return "complete"
-        return "training" if self.is_held() else "stopped"
+        return "training" if is_held(self.path) else "stopped"
 
     @property
     def accuracy(self) -> float | None:
@@ -148,20 +147,6 @@ class Run:
         Raises: LockstepError if the file cannot be read.
         """
         return [*filter(None, map(metrics_row, read_lines(self.metrics_path)))]
-
-    def judged(self) -> dict[int, Record]:
-        """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights,
-        by step.
-
-        Raises: LockstepError if recipe.json is damaged.
-        """
-        recipe = self.recipe()
-        kind = {
-            "kind": "evaluation",
-            "split": recipe.evaluated_split,
-            "weights": recipe.own_weights,
-        }
-        return {row["step"]: row for row in self.metrics() if row.items() >= kind.items()}
 
     def metadata(self) -> Record:
         """Return the metadata in the newest checkpoint that can be read, {} if there is none. Only
@@ -232,14 +217,14 @@ class Run:
         if which is None:
             newest = statefile.newest_verified(self.checkpoints, self.last_step)
             if newest is None:
-                raise self.no_checkpoint()
+                raise no_checkpoint(self)
             return newest
         files = self.files
         if not files:
-            raise self.no_checkpoint()
+            raise no_checkpoint(self)
         available = f"its checkpoints are those after {', '.join(map(str, files))} steps"
         if which == "best":
-            judged = self.judged()
+            judged = judged_rows(self)
             tested = [step for step in files if step in judged]
             if not tested:
                 raise LockstepError(
@@ -257,26 +242,39 @@ class Run:
             f"{option('checkpoint', step)}: {self.path} has no such checkpoint: {available}"
         )
 
-    def no_checkpoint(self) -> LockstepError:
-        """Return the error for a run without a checkpoint."""
-        missing = "yet: train it, or wait"
-        if self.complete:
-            missing = "any more, although it is complete: copy its checkpoints/ back"
-        return LockstepError(f"{self.path} has no checkpoint {missing}", DATA)
 
-    def is_held(self) -> bool:
-        """Return whether a program is training here now. In a copy of a run without a lock file,
-        none is.
+def judged_rows(run: Run) -> dict[int, Record]:
+    """Return the rows of metrics.jsonl by which training chooses: of the classifier's weights, by
+    step.
 
-        Raises: LockstepError if the lock is not a file that can be read.
-        """
-        try:
-            with open_to_read(self.path / ".lock") as lock:
-                lock_file(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            raise unreadable(self.path / ".lock", error) from None
+    Raises: LockstepError if recipe.json is damaged.
+    """
+    recipe = run.recipe()
+    kind = {"kind": "evaluation", "split": recipe.evaluated_split, "weights": recipe.own_weights}
+    return {row["step"]: row for row in run.metrics() if row.items() >= kind.items()}
+
+
+def no_checkpoint(run: Run) -> LockstepError:
+    """Return the error for a run without a checkpoint."""
+    missing = "yet: train it, or wait"
+    if run.complete:
+        missing = "any more, although it is complete: copy its checkpoints/ back"
+    return LockstepError(f"{run.path} has no checkpoint {missing}", DATA)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a program is training at `path` now. In a copy of a run without a lock file,
+    none is.
+
+    Raises: LockstepError if the lock is not a file that can be read.
+    """
+    try:
+        with open_to_read(path / ".lock") as lock:
+            lock_file(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise unreadable(path / ".lock", error) from None
+    return False

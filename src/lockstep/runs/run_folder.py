@@ -29,7 +29,7 @@ from lockstep.files import (
 from lockstep.messages import logger
 from lockstep.runs import saver, statefile
 from lockstep.runs.entries import metrics_row
-from lockstep.runs.run import Run
+from lockstep.runs.run import Run, is_held
 from lockstep.runs.statefile import StateFile, Tensors
 
 _NONE: Tensors = MappingProxyType({})
@@ -128,7 +128,7 @@ class RunFolder(Run):
         try:
             self._lock = os.fdopen(open_to_write(self.path / ".lock"), "r+")
             # Perhaps `eval --watch` only tests the lock now, and frees it at once.
-            if self.is_held():
+            if is_held(self.path):
                 time.sleep(0.1)
             lock_file(self._lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._token = uuid.uuid4().hex
@@ -228,7 +228,7 @@ def refuse_existing(path: Path) -> None:
     """Raise a LockstepError if a run, or anything else, is at `path`, or a program is making
     one.
     """
-    if os.path.lexists(path) and (is_begun(path) or Run(path).is_held()):
+    if os.path.lexists(path) and (is_begun(path) or is_held(path)):
         raise _exists(path)
 
 

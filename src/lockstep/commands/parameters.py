@@ -1,0 +1,210 @@
+"""From the function of a command to what typer registers.
+
+The signature and the docstring are read from the function's source, and the descriptions of the
+options from that of Recipe and Placement. None of these modules is imported before a command runs,
+so that `--help` does not wait for pydantic and the code that starts processes.
+"""
+
+import ast
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from lockstep.text import entries
+
+STARTED = time.time()  # when the program started: `total_s` of a result counts from here
+
+_PACKAGE = Path(__file__).parents[1]
+# The first type of an annotation, as the source writes it -> the type of the option.
+_TYPES: dict[str, Any] = {
+    **{each.__name__: each for each in (str, int, float, bool, Path)},
+    "Sequence[Path]": list[Path],
+    "Sequence[str]": list[str],
+    "Literal['ema', 'raw']": Literal["ema", "raw"],
+}
+_METAVARS = {int: "N", float: "X", Path: "DIR", str: "NAME"}
+
+# What typer cannot know from a signature, for a parameter's name, or the function's and its name:
+# the metavar of an argument,
+_ARGUMENTS = {
+    "run": "RUN",
+    "source": "RUN|MODEL",
+    "images": "FILE|DIR...",
+    "photos": "PHOTOS",
+    "train.what": "RECIPE|FILE.toml|RUN|PHOTOS",
+    "show.what": "RECIPE|FILE.toml|RUN",
+    "fetch.name": "NAME",
+}
+# and the flags, metavar and bounds of an option.
+_HINTS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "checkpoint": ([], {"metavar": "best|STEP"}),
+    "quiet": (["--quiet", "-q"], {}),
+    "train.quiet": (
+        ["--quiet", "-q"],
+        {"help": "Print only errors, and the record of --json. log.txt still has everything."},
+    ),
+    "evaluate.quiet": (
+        ["--quiet", "-q"],
+        {"help": "Print only errors, and the record of --json. --watch still records in RUN/eval."},
+    ),
+    "verbose": (["--verbose", "-v"], {}),
+    "settings": (
+        ["--set"],
+        {
+            "metavar": "NAME=VALUE",
+            "help": "Change any setting of the recipe. `lockstep show RECIPE` prints all of them.",
+        },
+    ),
+    "init": ([], {"metavar": "FILE|RUN|URL"}),
+    "predictions": ([], {"metavar": "FILE.csv"}),
+    "interval": ([], {"metavar": "S"}),
+    "top": ([], {"min": 1}),
+    "port": ([], {"min": 0, "max": 65535}),
+    "html": ([], {"metavar": "FILE.html"}),
+    "start": (["--from"], {"metavar": "STEP", "min": 0}),
+    "every": (["--all"], {}),
+    "sample": ([], {"min": 1}),
+    "link": ([], {"metavar": "K", "min": 1}),
+    "verify.seed": ([], {"metavar": "TEXT"}),
+    "verify.init": ([], {"metavar": "FILE"}),
+    "report.output": (["--output", "-o"], {"metavar": "FILE.html"}),
+    "export.output": (["--output", "-o"], {"metavar": "FILE"}),
+}
+_JSON = "Print the result as JSON on stdout, one record a line, and nothing else there."
+
+
+def shell(
+    module: str, name: str, options: Mapping[str, Any] = MappingProxyType({}), *, json: bool = True
+) -> Callable[..., None]:
+    """Return what typer registers for the function `name` of a module of this folder. It takes the
+    `options`, settings with their types, as **options.
+
+    Settings of the recipe come first, those of the placement last. All are None unless they are
+    given, so that their classes alone state the defaults.
+    """
+    source = _tree(f"commands/{module}.py")
+    function = _definition(source, name)
+    doc = ast.get_docstring(function) or ""
+    texts = entries(doc, "Args")
+    own = [
+        _of_function(name, one, default, texts[one.arg])
+        for one, default in _arguments(function)
+        if one.arg not in options
+    ]
+    recipe, placement = (
+        (
+            [_of_setting(each, kind, of[each]) for each, kind in options.items() if each in of]
+            for of in (_described("recipe"), _described("placement"))
+        )
+        if options
+        else ([], [])
+    )
+    switch = [_parameter("json_output", bool, False, typer.Option("--json", help=_JSON))]
+    parameters = [*recipe, *own, *placement, *(switch if json else ())]
+    flags = {}
+    for each in parameters:
+        if isinstance(info := get_args(each.annotation)[1], typer.models.OptionInfo):
+            flags[each.name] = (info.param_decls or [f"--{each.name.replace('_', '-')}"])[0]
+    for each in parameters:
+        info = get_args(each.annotation)[1]
+        info.help = _in_shell(info.help, flags)
+
+    def command(**given: Any) -> None:
+        from lockstep.commands.shell import call
+
+        call(getattr(import_module(f"lockstep.commands.{module}"), name), given)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    # What only the shell's help says of a function for Python stands in the module's docstring.
+    _, _, of_shell = (ast.get_docstring(source) or "").partition("\n\n")
+    text = "\n\n".join(filter(None, (doc.partition("\n\nArgs:\n")[0], of_shell)))
+    # "\b": the lines stay as they are
+    command.__doc__ = _in_shell(text, flags).replace("\n\nExamples:", "\n\n\b\nExamples:")
+    return command
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    return ast.parse((_PACKAGE / path).read_text(encoding="utf-8"))
+
+
+def _definition(source: ast.Module, name: str) -> Any:
+    """Return the function or class `name` of a module; of overloads the last, which has a body."""
+    return [each for each in source.body if getattr(each, "name", "") == name][-1]
+
+
+def _described(settings: str) -> dict[str, str]:
+    """Return the descriptions of the settings of the "recipe" or "placement", with shorthands."""
+    source = _tree(f"config/{settings}.py")
+    doc = ast.get_docstring(_definition(source, settings.capitalize())) or ""
+    return entries(doc, "Attributes") | entries(doc, "Shorthands")
+
+
+def _arguments(function: ast.FunctionDef) -> Iterator[tuple[ast.arg, Any]]:
+    """Yield the arguments of a function, each with its default, `...` if it has none."""
+    arguments = function.args
+    required = len(arguments.args) - len(arguments.defaults)
+    defaults = [*[None] * required, *arguments.defaults, *arguments.kw_defaults]
+    for one, default in zip([*arguments.args, *arguments.kwonlyargs], defaults, strict=True):
+        yield one, ... if default is None else ast.literal_eval(default)
+
+
+def _of_function(function: str, one: ast.arg, default: Any, text: str) -> inspect.Parameter:
+    """Return the option or argument of a function's own parameter."""
+    name, annotation = one.arg, _TYPES[ast.unparse(one.annotation or one).split(" | ")[0]]
+    if metavar := _ARGUMENTS.get(f"{function}.{name}", _ARGUMENTS.get(name)):
+        return _parameter(name, annotation, default, typer.Argument(metavar=metavar, help=text))
+    flags, hints = _HINTS.get(f"{function}.{name}", _HINTS.get(name, ([], {})))
+    # With a flag of its own, a switch gets no --no-...
+    flags = flags or [f"--{name.replace('_', '-')}"]
+    if annotation is not bool:
+        hints = {"metavar": _metavar(annotation), **hints}
+    return _parameter(name, annotation, default, typer.Option(*flags, **{"help": text, **hints}))
+
+
+def _of_setting(name: str, annotation: Any, text: str) -> inspect.Parameter:
+    """Return the option of a setting. A choice of texts is a text, which the setting validates."""
+    kind = get_args(annotation)[0] if get_args(annotation) else annotation
+    kind = kind if isinstance(kind, type) else str
+    metavar = None if kind is bool else _metavar(kind)
+    return _parameter(name, kind, None, typer.Option(metavar=metavar, help=text))
+
+
+def _metavar(annotation: Any) -> str | None:
+    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return "|".join(choices) or _METAVARS.get(annotation)
+
+
+def _parameter(name: str, annotation: Any, default: Any, info: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is ... else default,
+        annotation=Annotated[annotation | None if default is None else annotation, info],
+    )
+
+
+def _in_shell(text: str, flags: Mapping[str, str]) -> str:
+    """Return a text that names options as Python does, with the `flags` of the shell: `lr` becomes
+    --lr, and `resume=True` --resume.
+    """
+
+    def in_shell(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in flags:
+            return found[0]
+        if value == "False":
+            return flags[name].replace("--", "--no-", 1)
+        value = "" if value in (None, "True") else value.strip('"')
+        return f"{flags[name]} {value}".strip()
+
+    return re.sub(r"`(\w+)(?:=([^`]+))?`", in_shell, text)
