@@ -2,8 +2,8 @@
 # Train on hosts that you reach with ssh:   ssh_torchrun.sh HOST HOST...
 # Start it again to resume the run. Ctrl-C saves, and ends the processes on all hosts.
 #
-# Every host needs Lockstep and the data, and all have the same CPU or GPU model. The first host has process 0, which
-# writes the run's folder, and torchrun's rendezvous.
+# Every host needs Lockstep and the data, and all need the same CPU or GPU model. The first host runs process 0, which
+# writes the run folder, and the rendezvous of torchrun.
 set -euo pipefail
 
 [ $# -ge 1 ] || { echo "usage: ssh_torchrun.sh HOST HOST..." >&2; exit 2; }
@@ -14,7 +14,7 @@ NAME=${NAME:-big}                        # the run is FOLDER/runs/NAME on the fi
 FOLDER=${FOLDER:-lockstep}               # on every host, from the user's home folder
 PYTHON=${PYTHON:-.venv/bin/python}       # in that folder
 PROCESSES=${PROCESSES:-8}                # on each host: one for each GPU, or for each core
-INTERFACE=${INTERFACE:-eth0}             # the network interface that joins the hosts
+INTERFACE=${INTERFACE:-eth0}             # the network interface that connects the hosts
 PORT=${PORT:-29500}                      # of the first host, for the rendezvous
 OPTIONS=${OPTIONS:---timeout 60}         # further options of lockstep train
 

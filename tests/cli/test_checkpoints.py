@@ -50,7 +50,7 @@ def test_ctrl_c_ends_the_wait_and_a_file_is_not_waited_for(started, here, tmp_pa
         assert (watcher.returncode, out) == (code, "")
         assert err == f"stopped by {name}: start again with the same command\n"
     (tmp_path / "file").touch()
-    refused(here("eval", "file", "--watch"), USAGE, "file is not a folder")
+    refused(here("eval", "file", "--watch"), USAGE, "there is no folder file")
 
 
 @pytest.mark.slow

@@ -146,7 +146,8 @@ def shortened(line):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["README.md", "usage.md", "own-images.md", "portable.md", "from-nothing.md"]
+    "page",
+    ["README.md", "usage.md", "own-images.md", "portable.md", "deploy.md", "from-nothing.md"],
 )
 def test_a_page_works_from_top_to_bottom(page, place, synthetic_data):
     data = str(synthetic_data("cifar10"))

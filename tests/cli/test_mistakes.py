@@ -45,7 +45,7 @@ CLEAR = "\x1b[2J"  # what clears the screen
             ["setting 'flip': did you mean augmentation.flip?"],
         ),
         (["train", "--model", "nowhere/to_be.py:found"], USAGE, ["no module 'nowhere.to_be'"]),
-        (["eval", "runs/none"], DATA, ["runs/none does not exist"]),
+        (["eval", "runs/none"], DATA, ["there is no folder runs/none"]),
         (
             ["train", "mnist", "--data", "nowhere"],
             DATA,

@@ -39,7 +39,7 @@ def test_a_browser_shows_the_page_in_both_themes_and_narrow(written, width, sche
         page.on("request", lambda request: requests.append(request.url))
         page.on("console", lambda message: errors.append(message.text))
         page.goto(written.as_uri())
-        page.get_by_text("Recipe, environment and digests").click()
+        page.get_by_text("Recipe, environment and hashes").click()
         assert page.evaluate(WIDER) == []
         colours = page.evaluate(
             "[getComputedStyle(document.body).backgroundColor, "
@@ -92,7 +92,7 @@ def test_logits_that_are_not_finite_have_no_class_and_a_word(tmp_path, here, mon
     done = here("eval", "runs/a", "--trust-code")
     assert "loss not finite" in done.stdout, done.stderr
     done = succeeded(here("report", "runs/a", "--trust-code", "-o", "r.html"))
-    assert "not finite, so they have no class" in (tmp_path / "r.html").read_text()
+    assert "not finite, so they get no class" in (tmp_path / "r.html").read_text()
     monkeypatch.setattr("lockstep.jobs.report._SHOWN", 1000)
     with contextlib.chdir(tmp_path):
         run = Run(tmp_path / "runs/a")

@@ -1,5 +1,5 @@
-"""The documentation as a site: every link leads to a file, nothing comes from elsewhere, and search
-works in files.
+"""The documentation as a site: every link leads to a file, nothing comes from elsewhere, search
+works in files, and a phone shows every page without sideways scrolling.
 """
 
 import os
@@ -9,6 +9,7 @@ import sys
 from urllib.parse import urlsplit
 
 import pytest
+from benchmarks.browser import chromium, executable
 from tests.documents import ROOT
 from tests.helpers import succeeded
 
@@ -63,7 +64,8 @@ def test_a_browser_loads_nothing_from_elsewhere(site, pages):
 
 
 def test_pages_and_files_that_readers_need_are_there(site, pages):
-    assert "One result" in (site / "index.html").read_text()
+    (title,) = re.findall("^# (.+)$", (ROOT / "README.md").read_text(), re.M)[:1]
+    assert f"{title}</h1>" in re.sub("<a .*?</a>", "", (site / "index.html").read_text())
     assert (site / "repository/benchmarks/results/overhead.json").read_bytes() == (
         ROOT / "benchmarks/results/overhead.json"
     ).read_bytes()
@@ -80,3 +82,29 @@ def test_every_page_of_docs_is_in_the_navigation(site):
         for path in (ROOT / "docs").rglob("*.md")
     }
     assert written - listed == set()
+
+
+# Elements that reach beyond a screen of 390 pixels, and are not in a part of the page that scrolls by itself.
+WIDE = """() => [...document.querySelectorAll(".md-content *")].filter(element => {
+  if (element.getBoundingClientRect().right <= 391) return false;
+  for (let above = element.parentElement; above; above = above.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(above).overflowX)) return false;
+  return true;
+}).map(element => element.outerHTML.slice(0, 80))"""
+IN_SCROLLING_PARTS = """() => [...document.querySelectorAll(".md-typeset table:not([class])")]
+  .every(table => table.closest(".md-typeset__scrollwrap"))"""
+
+
+@pytest.mark.skipif(executable() is None, reason="no Chromium is installed")
+def test_a_phone_shows_every_page_without_sideways_scrolling(site, pages):
+    wide = {}
+    with chromium() as browser:
+        phone = browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True)
+        page = phone.new_page()
+        for path in pages:
+            page.goto(path.as_uri())
+            page.wait_for_function(IN_SCROLLING_PARTS)
+            width = page.evaluate("document.scrollingElement.scrollWidth")
+            if width > 390 or page.evaluate(WIDE):
+                wide[str(path.relative_to(site))] = width, page.evaluate(WIDE)
+    assert wide == {}

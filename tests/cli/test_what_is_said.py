@@ -67,10 +67,10 @@ CASES = [
     (
         "eval runs/mien",
         DATA,
-        "runs/mien does not exist: did you mean runs/mine? give the folder of a run",
+        "there is no folder runs/mien: did you mean runs/mine? give the folder of a run",
     ),
     ("eval rusn/mine", DATA, "did you mean runs/mine?"),
-    ("eval mien", DATA, "mien does not exist: did you mean runs/mine?"),
+    ("eval mien", DATA, "there is no folder mien: did you mean runs/mine?"),
     ("eval runs/mine --data phots --split tets", DATA, "leave out --data /TMP/phots"),
     ("predict runs/mien new.png", DATA, "runs/mien does not exist: did you mean runs/mine?"),
     ("serve runs/mien", DATA, "did you mean runs/mine?"),

@@ -274,5 +274,5 @@ def test_data_and_recipe_must_agree(recipe, tmp_path):
     with lockstep_error("have any number of labels, .* multi_label=False: give --multi-label"):
         fit_here(recipe.replace(multi_label=False), tmp_path / "run")
     one = arrays.store({"train": (IMAGES, BRIGHT[:, 0]), "test": (IMAGES, BRIGHT[:, 1])}, None)
-    with lockstep_error("has one label, .* multi_label=True: give --no-multi-label"):
+    with lockstep_error("have one label each, .* multi_label=True: give --no-multi-label"):
         fit_here(recipe.replace(dataset_sha256=one), tmp_path / "run")

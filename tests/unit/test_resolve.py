@@ -54,7 +54,7 @@ def test_a_new_run_is_named_after_its_folder_of_images(photos, tmp_path):
     ("word", "said"),
     [
         ("nowhere/", "there is no folder nowhere"),
-        ("first", "first does not exist: did you mean runs/first?"),
+        ("first", "there is no folder first: did you mean runs/first?"),
     ],
 )
 def test_other_folders_are_refused(tmp_path, monkeypatch, word, said):

@@ -94,14 +94,13 @@ class Recipe(Settings):
         model: A built-in model, timm:NAME with its trained weights, or your own as
             package.module:function.
         model_options: Keyword arguments of the model's function; see its docstring.
-        init_sha256: SHA-256 of the file of weights that the run starts from. The placement names
-            the file.
-        augmentation: How images become network input.
+        init_sha256: SHA-256 of the file of weights that the run starts from. `init` names the file.
+        augmentation: How images are preprocessed and augmented.
         progressive: Smaller images in the first part of training.
         label_smoothing: Share of each target that is spread over all classes, in training.
-        test_time_augmentation: Views whose logits are averaged in evaluation: the image; with its
-            mirror image; both also moved by one pixel; moved only for the least confident quarter
-            of each eval_batch.
+        test_time_augmentation: Views of a test image whose logits are averaged: off (the image
+            alone), flip (also its mirror image), flip-translate (both also moved by one pixel), or
+            flip-translate-unsure (moved only for the least certain quarter of each eval_batch).
         towers: Number of towers, the logical replicas of the model that share a batch. Each keeps
             its share, so with more towers the batch grows.
         batch: Images per step, over all towers.
@@ -112,28 +111,27 @@ class Recipe(Settings):
         lr: Base learning rate.
         schedule: The factor on the learning rate at each step.
         weight_decay: Parameter name -> c; c / 2 * ||w||^2 is added to the loss, except with AdamW.
-            default stands for all others of two or more dimensions (Muon: exactly two).
-        decay_factors: For a linear head: weight_decay is multiplied by the one of these factors
-            with which heads classify training images best that they were trained without. (): by
-            none.
-        head: Name of the last layer, to train it alone, in float32, on features: the layers before
-            it compute each image and its mirror image once, with the weights of init_sha256
-            (head/features.py).
+            default stands for all other parameters of two or more dimensions (Muon: exactly two).
+        decay_factors: For a linear head: weight_decay is multiplied by the best of these factors,
+            which is found by cross-validation on the training images. (): no factor.
+        head: Name of the last layer, for transfer learning: this layer alone is trained, in
+            float32, on features that the layers before it compute once for each image, with the
+            weights of init_sha256.
         balanced: Train for tests in which all classes are equally frequent, whatever their shares
             of the training images: the loss adds the logarithm of its class's share to each logit.
-            False: for the same shares.
+            False: train for the shares of the training images.
         lr_factors: Name of a layer or parameter -> factor on its learning rate; the longest name
-            counts. Parameters and buffers of a layer with the factor 0 stay as they are, and its
-            norm layers use their running averages.
+            counts. The factor 0 freezes a layer, with its buffers, and its norm layers use their
+            running averages.
         ema: Exponential moving average of the parameters.
         precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
         arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
             portable: bit-exact on every CPU tried, in float32 (docs/portable.md).
-        threads_per_tower: CPU threads of a tower; another number has other low-order bits.
+        threads_per_tower: CPU threads of a tower; another number changes low-order bits.
         eval_batch: Images in one forward pass of an evaluation.
         seed: Seed of initial weights, order, augmentation and dropout.
-        exact: False gives up bit-identical results, and allows reductions and kernels that change
-            bits.
+        exact: False gives up bit-identical results, and allows reductions and kernels that may
+            change bits.
 
     Shorthands:
         tower_batch: Images per step for each tower; or give `batch`.

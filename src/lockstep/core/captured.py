@@ -1,5 +1,5 @@
-"""Captured: a tower's computation as one CUDA graph, which the host launches at once in place of
-kernel by kernel.
+"""Captured: a tower's computation as one CUDA graph, which the host launches with one call instead
+of kernel by kernel.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from lockstep.messages import logger
 
 
 class Captured:
-    """Computes what `compute(state, *inputs)` does; from its third call for a state and a shape on,
-    by a CUDA graph.
+    """Computes `compute(state, *inputs)`: from its third call for a state and a shape on, by a CUDA
+    graph.
 
-    A graph repeats the kernels of one call in the memory of that call. It does not repeat what the
-    host did meanwhile: a number that the host drew or read stays as it was then. So the first call
-    is captured, and the second one, of another tower or step, must have the same bits both ways.
-    Otherwise all further calls go kernel by kernel.
+    A graph repeats the kernels of one call in the memory of that call. It does not repeat work of
+    the host: a number that the host drew or read keeps its value. So the first call is captured,
+    and the second one, of another tower or step, is computed both ways and must have the same bits.
+    Otherwise all further calls run kernel by kernel.
     """
 
     def __init__(self, compute: Callable[..., Tensor], *, exact: bool) -> None:

@@ -20,8 +20,8 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
     matter, and CPUs and GPUs agree. SHA-256 of all bytes would take five times as long on a CPU,
     and would need a copy on a GPU. Waits for the device.
 
-    It is for processes that compare what they computed. What identifies a content, as the key of a
-    cache does, is `add_to`, since other tensors with an equal sum are easily made.
+    Processes use it to compare what they computed. Use `add_to` to identify content, for example as
+    the key of a cache: other tensors with an equal sum are easily made.
     """
     result = hashlib.sha256()
     row = 8 * _COLUMNS
@@ -40,7 +40,7 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def add_to(sha256: "hashlib._Hash", tensors: Mapping[str, Tensor]) -> str:
-    """Return `sha256`, in hex, after the names, types, shapes and bits of all `tensors`."""
+    """Add the names, types, shapes and bits of all `tensors` to `sha256`, and return it in hex."""
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         sha256.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

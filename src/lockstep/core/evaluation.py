@@ -98,8 +98,8 @@ def evaluate(
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
 ) -> Evaluation:
-    """Classify `dataset`, in the views that the recipe's `test_time_augmentation` name. The result
-    is equal in every process, and process 0 alone has the logits.
+    """Classify `dataset`, with the recipe's test-time augmentation. The result is
+    equal in every process, and process 0 alone has the logits.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -120,8 +120,8 @@ def evaluate(
     # chunks. There is one loss for each chunk, so that the order in which they are summed does not
     # depend on the processes.
     losses = torch.zeros(chunks, dtype=torch.float64, device=device)
-    # The last column counts predictions that are not finite. The last row begins with the count by
-    # one view.
+    # The last column counts predictions that are not finite. The last row begins with the count
+    # without test-time augmentation.
     counts = torch.zeros(classes + 1, classes + 1, dtype=torch.int64, device=device)
     # Process 0, which has the first share, has room for all logits, the others for their own.
     room = shares if group.process == 0 else [share]
@@ -197,8 +197,8 @@ def classify(
     "flip-translate-unsure", only the images whose two best classes are closest to each other (with
     multi-label data, those with a label that is nearest to 0.5) are moved: b // 4 of them, or a
     single image, the `counted` ones first.
-    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); further views of
-    unsure images only, Hiverge 2025.
+    Source: multi-crop evaluation of Jordan 2024 (arXiv:2404.00498); further views for unsure images
+    only, Hiverge 2025.
     """
     with arithmetic(recipe.arithmetic):
         images, views = recipe.input.test(images), recipe.test_time_augmentation

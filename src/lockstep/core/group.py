@@ -29,8 +29,8 @@ from lockstep.messages import logger
 # PyTorch 2.11 has only the second
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-# Under Lockstep's launcher, which ends a run that hangs, processes wait for a busy one as long as
-# it takes.
+# Lockstep's launcher ends a run that hangs, so under it processes wait for each other without a
+# limit.
 NO_TIMEOUT_S = 86400.0
 
 # A broken connection. The exchanges of a GPU are asynchronous: NCCL raises it where the program
@@ -88,7 +88,7 @@ class Group:
 
     @contextmanager
     def in_turn(self, first: bool) -> Iterator[None]:
-        """Let the processes that are `first` do what is in the context before the others."""
+        """Run the context in the processes that are `first`, then in the others."""
         if not first:
             self.gather(torch.zeros(1))
         yield
@@ -100,8 +100,8 @@ class Group:
         return data
 
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
-        """Send and receive what is not empty. Between two processes, tensors arrive in the order of
-        the lists.
+        """Send and receive the tensors that are not empty. Between two processes, they arrive in
+        the order of the lists.
         """
 
     def send_from_first(self, tensor: Tensor) -> None:
@@ -113,8 +113,8 @@ class Group:
         """
 
     def without_timeout(self) -> "Group":
-        """Return the same processes, which wait for each other as long as it takes, for example to
-        read a dataset.
+        """Return a group of the same processes that waits without a limit, for example while one
+        process reads a dataset.
         """
         return self
 
@@ -135,11 +135,11 @@ def connect(
     """Connect this process, number `process` of `processes`, to the others.
 
     `store` is one that only these processes use, see `launch/world.py`. `monitor` learns when this
-    process waits for the others. `limit_s`: after that many seconds without an answer, the others
-    count as lost. Processes of which each has a GPU of its own exchange tensors by NCCL, all others
-    by gloo, through the memory of their hosts.
-    Raises: PeerLostError if one does not come; LockstepError if two have one GPU, but for
-    `shares_gpu`.
+    process waits for the others. After `limit_s` seconds without an answer, the others count as
+    lost. Processes exchange tensors by NCCL if each has a GPU of its own, otherwise by gloo,
+    through the memory of their hosts.
+    Raises: PeerLostError if a process does not connect; LockstepError if two processes have one
+    GPU, unless `shares_gpu`.
     """
     with _lost_peers_reported():
         # A store's own timeout is shorter than that of the group.
@@ -203,8 +203,8 @@ Work = tuple[Callable[[], None], Future[None]]
 
 
 def _do_all(begun: "SimpleQueue[Work]") -> None:
-    """Do all work in order, up to one that fails: after it, messages of later work would meet those
-    it left out.
+    """Do all work in order, and stop after a failure: messages of later work would be taken for
+    those of the failed work.
     """
     failure: BaseException | None = None
     while True:
@@ -316,7 +316,7 @@ class Processes(Group):
         return None
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Begin `work` in a thread of its own, beside what this process computes."""
+        """Begin `work` in a thread of its own, while this process computes."""
         # A new thread for each part of a vector would cost a percent of a step.
         if self._begun is None:
             self._begun = SimpleQueue()
@@ -353,7 +353,7 @@ class Processes(Group):
             dist.all_reduce(tensor, group=self._backend)
 
     def without_timeout(self) -> "Processes":
-        """Return the same processes, which wait for each other as long as it takes."""
+        """Return a group of the same processes that waits without a limit."""
         if self._limit_s == NO_TIMEOUT_S:
             return self
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=NO_TIMEOUT_S))

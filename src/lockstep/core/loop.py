@@ -14,7 +14,7 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Observer:
-    """Sees every step of the loop. The methods here only measure the time; `listeners.log.Log`
+    """Observes every step of the loop. This class only measures the time; `listeners.log.Log` also
     reports.
 
     Attributes:
@@ -25,7 +25,7 @@ class Observer:
         self.monitor = monitor or Monitor()
 
     def begin(self, step: int) -> None:
-        """Learn that `step` is about to be computed."""
+        """Note that `step` is about to be computed."""
         self.monitor.begin_step(measure=False)
 
     def step(
@@ -37,13 +37,13 @@ class Observer:
         gradients: Tensor,
         non_finite: list[int],
     ) -> None:
-        """Learn of a step before its update with the mean `gradients`. It is skipped if towers are
-        `non_finite`.
+        """Note a step before its update with the mean `gradients`. The update is skipped if towers
+        are `non_finite`.
         """
         self.monitor.end_step()
 
     def updated(self, step: int, state: State) -> None:
-        """Learn of the weights after `step`."""
+        """Note the weights after `step`."""
 
 
 def updates(
@@ -98,7 +98,9 @@ def updates(
                 requested, non_finite, finite = metrics.read(state.weights, total)
             monitor.warming_up = False
             weights_are_finite, sum_is_finite = finite
-            if not weights_are_finite:  # The last update made them so, by finite gradients.
+            if (
+                not weights_are_finite
+            ):  # The last update made them so, although its gradients were finite.
                 raise NonFiniteError(f"a weight is not finite after {step} steps")
             what = "the loss or a gradient of"
             if not (sum_is_finite or non_finite):
@@ -119,7 +121,7 @@ def updates(
                 state.apply(gradients, buffer_deltas, learning_rate)
             with monitor.doing("report"):
                 log.updated(step, state)
-            with monitor.pausing():  # The caller may save, which takes as long as it takes.
+            with monitor.pausing():  # The caller may save, which has no time limit.
                 yield requested
             if requested.stop is not None:
                 return

@@ -14,20 +14,20 @@ from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
 from lockstep.kernels.portable import arithmetic
 
-# A model's first layer is fitted to the patches of so many images, fewer if they are large: their
-# patches are many times as large, and all are in memory at once.
+# A model's first layer is fitted to the patches of this many images, and of fewer if the images are
+# large: all patches are in memory at once, and they take many times as much as the images.
 _WHITENING_IMAGES, _WHITENING_PIXELS = 2000, 2000 * 64 * 64
 
 
 class Model:
     """The network of a recipe, with its preprocessing and its classes.
 
-    It begins in float32 on the CPU: there it is fitted to data, and loads weights. `state` copies
-    them, and `to_device` then makes the network that towers and evaluations compute with.
+    It starts in float32 on the CPU, where it is fitted to data or loads weights. `state` copies the
+    weights, and `to_device` then makes the network that towers and evaluations use.
 
     Attributes:
-        recipe: whose model it is. `computed` is the same, as it computes the part that is trained:
-            a head in float32.
+        recipe: the recipe. `computed` is the same with the precision of the part that is trained: a
+            head is trained in float32.
         image_shape, classes: (height, width, channels) of its images, and the names of its classes,
             in label order.
         shape: [C, H, W] of the input of `module`, after preprocessing.

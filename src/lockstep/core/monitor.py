@@ -30,9 +30,9 @@ _TICKS, _MOVES, _SLOW, _STEP = range(4)  # the fields of Beat
 class Beat(NamedTuple):
     """A heartbeat: 32 bytes of memory. Writing it takes a microsecond.
 
-    ticks: how often the watching thread has reported work that may take as long as it likes. moves:
-    how often the main thread has moved on. slow: how many timeouts the present work may take, 1 or
-    SLOW. step: the step that it computes, or -1 before the first one.
+    ticks: how often the watching thread has reported work without a time limit. moves: how often
+    the main thread has made progress. slow: how many timeouts the present work may take, 1 or SLOW.
+    step: the present step, or -1 before the first one.
     """
 
     ticks: int = 0
@@ -50,7 +50,7 @@ class HeartbeatFile:
     """A heartbeat in the file `path`, which a process and its launcher map. Without a path it is in
     memory only.
 
-    As both keep the file mapped, the launcher reads it also after the process was killed.
+    Both keep the file mapped, so the launcher can read it after the process was killed.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -90,7 +90,7 @@ class Monitor(HeartbeatFile):
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path)
         self._activity: Activity | None = None  # what the present seconds count as
-        # whether the present work may take as long as it likes: all but what says otherwise
+        # whether the present work has no time limit; this is so unless stated otherwise
         self._endless = True
         self._measuring = True
         self._gpu: torch.device | None = None
@@ -115,17 +115,14 @@ class Monitor(HeartbeatFile):
         """Move on, in `step` (None: the same as before). Within training, count the seconds as
         `activity`.
 
-        A terminal or a pipe may stop its writer for as long as its reader likes, so "report" may
-        take any time.
+        "report" has no time limit, because the reader of a terminal or a pipe may stop its writer.
         """
         if step is not None:
             self._fields[_STEP] = step
         return self._entered(activity if self._activity else None, endless=activity == "report")
 
     def pausing(self, *, endless: bool = True) -> AbstractContextManager[None]:
-        """Do work that is no training, and may take as long as it likes unless `endless` is
-        false.
-        """
+        """Do work that is not training. It has no time limit unless `endless` is false."""
         return self._entered(None, endless=endless)
 
     @contextmanager
@@ -160,8 +157,8 @@ class Monitor(HeartbeatFile):
         self._fields[_SLOW] = SLOW if self.warming_up or self._activity is None else 1
 
     def tick(self) -> None:
-        """Report that this process runs, if its work may take as long as it likes. The watching
-        thread calls this.
+        """Report that this process runs, if its work has no time limit. The watching thread calls
+        this.
         """
         if self._endless:
             # The threads write different fields, so none needs a lock.

@@ -28,7 +28,7 @@ class Network:
     torch's float16 backward pass is 100 times slower there.
 
     Attributes:
-        recipe: whose precision it has.
+        recipe: states the precision.
         module: the model itself.
         shape: [C, H, W] of the images it takes.
         dtype: what it computes in.
@@ -39,7 +39,7 @@ class Network:
     def __init__(
         self, recipe: Recipe, module: nn.Module, shape: Shape, device: torch.device
     ) -> None:
-        """Take over `module`: it is moved to `device` and cast, in place."""
+        """Move `module` to `device` and cast it, in place."""
         self.recipe = recipe
         self.dtype = getattr(torch, recipe.precision)
         self.shape = shape
@@ -71,7 +71,7 @@ class Network:
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy in float32 parameters by name, rounding to the network's dtype."""
+        """Copy float32 parameters, by name, into the network, rounded to its dtype."""
         torch._foreach_copy_(
             list(self.parameters.values()),
             [parameters[name] for name in self.parameters],
@@ -79,7 +79,7 @@ class Network:
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Copy in buffers by name."""
+        """Copy buffers, by name, into the network."""
         if self.buffers:
             torch._foreach_copy_(
                 list(self.buffers.values()), [buffers[name] for name in self.buffers]
@@ -108,8 +108,9 @@ class Network:
         """Return the gradient of `loss` for every parameter: zeros if it is not trained or has no
         part in the loss.
 
-        `each` gets the number of a parameter and its gradient as soon as the backward pass has it.
-        Raises: LockstepError if a layer adds to the gradients by a backward pass of its own.
+        `each` is called with the number of a parameter and its gradient as soon as the backward
+        pass has computed it. Raises: LockstepError if a layer adds to the gradients by a backward
+        pass of its own.
         """
         parameters = list(self.parameters.values())
         trained = [number for number, parameter in enumerate(parameters) if parameter.requires_grad]
@@ -162,10 +163,10 @@ def lr_factors(recipe: Recipe, parameters: Collection[str]) -> dict[str, float]:
 
 
 def untrained_layers(recipe: Recipe, layers: Iterable[str], parameters: Iterable[str]) -> list[str]:
-    """Return those of `layers` that `recipe.lr_factors` leave as they are.
+    """Return the `layers` that `recipe.lr_factors` freeze.
 
-    All parameters of such a layer have a factor of 0, or it has none and lies in a layer with this
-    factor. `parameters` are all names of the model's parameters.
+    All parameters of such a layer have the factor 0, or it has no parameters and is inside a layer
+    with this factor. `parameters` are the names of all parameters of the model.
     """
     own: dict[str, list[str]] = {}
     for name in parameters:
@@ -178,7 +179,7 @@ def untrained_layers(recipe: Recipe, layers: Iterable[str], parameters: Iterable
 
 
 def _factor(recipe: Recipe, name: str) -> float | None:
-    """Return the factor of the longest name in `lr_factors` that `name` lies in, or None."""
+    """Return the factor of the longest name in `lr_factors` that contains `name`, or None."""
     names = [layer for layer in recipe.lr_factors if _lies_in(name, layer)]
     return recipe.lr_factors[max(names, key=len)] if names else None
 

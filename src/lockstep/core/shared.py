@@ -1,8 +1,9 @@
 """Shared memory of the processes of one host, and how they wait for each other.
 
-Why: a message passes the kernel and wakes threads of the library. Here a process reads what another
-one wrote. Gain: on two busy cores, messages take up to ten times as long as the additions.
-Exact: a process reads a vector only after the count of meetings says that it is complete.
+Why: a message goes through the kernel and wakes threads of the library. Here a process reads
+directly what another one wrote. Gain: on two busy cores, messages take up to ten times as long as
+the additions. Exact: a process reads a vector only after the count of meetings shows that the
+vector is complete.
 """
 
 import os
@@ -55,7 +56,7 @@ class Memory:
         return torch.from_file(path, shared=True, size=self._length)
 
     def close(self) -> None:
-        """Forget the file. Whoever has opened it keeps the memory."""
+        """Close the file. Processes that have opened it keep the memory."""
         if self.file >= 0:
             os.close(self.file)
 
@@ -73,8 +74,8 @@ class Shared:
         """Take the opened memory of all processes, of which this one is `process`. Raises: one of
         REFUSED.
 
-        others: the ids of the other processes. limit_s: after that many seconds without an answer,
-        they count as lost.
+        others: the ids of the other processes, which count as lost after `limit_s` seconds without
+        an answer.
         """
         self.vectors = {number: memory[_HEADER:] for number, memory in memories.items()}
         self._meetings = {

@@ -19,8 +19,8 @@ from lockstep.kernels.portable import arithmetic
 
 
 class Tower:
-    """What computes the towers of a process: from (state, shard, step) one flat float32 vector, in
-    the order of `layout`, for a `bound` recipe.
+    """Computes the towers of a process for a `bound` recipe: from (state, shard, step) one flat
+    float32 vector, in the order of `layout`.
 
     A tower is one of T equal shares of the batch, computed alone. All towers of a process share
     this object and its copy of the network. They run one after the other, and each starts from the
@@ -88,8 +88,8 @@ class Tower:
         *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
-        """Return the vector. No number of the host may enter that differs from tower to tower: a
-        graph repeats it.
+        """Return the vector. It may depend on no number of the host that differs between towers,
+        because a CUDA graph repeats such a number.
 
         `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
         """
@@ -134,7 +134,7 @@ def _seed_generators(seed: int, device: torch.device) -> None:
 
 
 def named_towers(towers: Sequence[int]) -> str:
-    """Return the towers that are not finite in words."""
+    """Return in words which towers are not finite."""
     return f"tower {towers[0]}" if len(towers) == 1 else f"towers {', '.join(map(str, towers))}"
 
 

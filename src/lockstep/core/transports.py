@@ -1,10 +1,9 @@
-"""Transports: how processes that add together get each other's slices of a vector, and give back
-the sums of theirs.
+"""Transports: how the processes of a reduction exchange slices of a vector, and the sums of these.
 
 Why: each member of a `Level` owns a slice. It collects this slice of what the others have, and
 gives its sum back to all of them, so a value crosses a link once for each host.
 Gain: 1.6 to 2.1 times DDP over Gloo on 1 Gbit/s (docs/results.md).
-Exact: a transport only copies values; tree.py adds them, in an order that no transport knows.
+Exact: a transport only copies values; tree.py adds them, in an order that does not depend on it.
 """
 
 from collections.abc import Sequence
@@ -114,9 +113,7 @@ class Messages:
 
 
 class SharedMemory:
-    """The members are processes of one host, and read what the others wrote to the memory that they
-    share.
-    """
+    """The members are processes of one host, and read what the others wrote to shared memory."""
 
     def __init__(self, shared: Shared, rows: int) -> None:
         """Use memory of `rows` vectors for each process: its nodes, and in the last one its slice

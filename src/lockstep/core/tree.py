@@ -56,9 +56,9 @@ class NodeSum:
     """The sum of a node's towers. Their vectors come in order, and each is added as soon as the
     tree allows.
 
-    Two sums of equally many towers become one, as the digits of a binary counter carry. What is
-    left for the last tower are the left children on the way to it. At most log2(towers) + 1 vectors
-    are in memory.
+    Two sums of equally many towers are added at once, like a carry in a binary counter. So before
+    the last tower, only the left siblings of the nodes above it remain. At most log2(towers) + 1
+    vectors are in memory.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.errors import STOP_SIGNALS
 
-# Every part of a vector costs messages. So all but the last have at least 1 MiB, and there are
-# about 8 at most.
+# Every part of a vector costs messages. So all parts but the last have at least 1 MiB, and there
+# are at most about 8.
 MIN_PART = 1 << 18
 MAX_PARTS = 8
 
@@ -164,8 +164,8 @@ class VectorBuilder:
         self.values[: layout.metric_length].zero_()
 
     def add_gradient(self, number: int, gradient: Tensor | None) -> None:
-        """Take the gradient of a parameter, and fill the parts that are complete with it, but for
-        the last one.
+        """Take the gradient of a parameter, and fill each part that it completes, except the last
+        one.
         """
         # A function of the model says so for a parameter that has no part in the loss.
         if gradient is None:
@@ -179,8 +179,8 @@ class VectorBuilder:
     def finish(
         self, gradients: Sequence[Tensor], buffer_deltas: Sequence[Tensor], tower: Tensor
     ) -> None:
-        """Fill the parts that are left, with the metrics as they are now, and whether the marked
-        tower is finite.
+        """Fill the remaining parts, with the present metrics, and whether the marked tower is
+        finite.
 
         `tower` is bool [towers], of which one is marked.
         """

@@ -55,15 +55,15 @@ def features_of(
     threads: int,
     exact: bool,
 ) -> Dataset:
-    """Return `images` with their features in place of pixels. Those that their file lacks are
-    computed.
+    """Return `images` with their features in place of pixels. Features that are not in their file
+    are computed.
 
-    All processes call this together. Each computes a part, by `threads` threads, and receives the
-    others'. The first process of each host writes the file. `key` is that of what decides the
+    All processes call this together. Each computes a part, with `threads` threads, and receives the
+    other parts. The first process of each host writes the file. `key` is that of what decides the
     features besides weights and images: see `features_key`.
-    If the processes compute different features, that is an error where the run is `exact`; else
-    their file is of no other run.
-    Raises: LockstepError, in every process, for that and if features are not finite.
+    Processes that compute different features are an error if the run is `exact`; otherwise no other
+    run uses their file.
+    Raises: LockstepError, in every process, in this case and if features are not finite.
     """
     ids = images.ids()
     computed = torch.frombuffer(bytearray.fromhex(backbone.identity()), dtype=torch.uint8)

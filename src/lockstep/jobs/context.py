@@ -1,4 +1,4 @@
-"""Context: what a job's function gets besides its spec, in each process."""
+"""Context: what a job's function receives besides its spec, in each process."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Context:
 
     Attributes:
         output: what process 0 prints.
-        monitor: learns what this process does.
+        monitor: records what this process does.
         send: gives something to the launcher at once, in process 0: ("run", its folder) or
             ("record", a record). The record that the job returns follows by itself.
         stop: returns the signal that this process was sent to stop, or None.
@@ -50,8 +50,8 @@ class Context:
     def progress(
         self, description: str, total: int
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Show the progress of a job that is no training as `messages.progress` does: in process 0,
-        on a terminal.
+        """Show the progress of a job other than training with `messages.progress`: in process 0, on
+        a terminal.
         """
         shown = self.first and not self.output.quiet and sys.stderr.isatty()
         return progress(description, total) if shown else nullcontext(lambda done: None)

@@ -1,5 +1,5 @@
-"""The labels job: which labels of a folder of images are contradicted by heads that have not seen
-these images.
+"""The labels job: which labels of a folder of images are doubtful, because heads that were trained
+without these images contradict them.
 """
 
 import torch
@@ -70,8 +70,8 @@ def better_labels(
 def doubted(
     paths: list[str], labels: Tensor, probabilities: Tensor, classes: tuple[str, ...]
 ) -> list[Record]:
-    """Return each label that an image has and rather should not have, then "better" is None; or
-    that it should have and has not, then "label" is None. `labels` are uint8 [n, classes].
+    """Return each label that an image has and probably should not have, with "better" None; and
+    each label that it probably lacks, with "label" None. `labels` are uint8 [n, classes].
     """
     own = labels.bool()
     doubtful = []

@@ -1,12 +1,11 @@
-"""Result: what a complete run has found, as the record in result.json and as the lines at its
-end.
-"""
+"""Result: the result of a complete run, as the record in result.json and as the end block."""
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,9 +35,9 @@ from lockstep.text import (
     wilson_interval,
 )
 
-_FEW = 20  # training images of a class, below which a warning says so
-_UNEQUAL = 4  # times the images of the smallest class that the largest one has
-_WIDE = 0.3  # of an interval of F1, above which a warning says so
+_FEW = 20  # A class with fewer training images causes a warning.
+_UNEQUAL = 4  # ratio of the largest class to the smallest from which on there is a warning
+_WIDE = 0.3  # A wider interval of F1 causes a warning.
 # Fields of result.json that tell of the computers, the time and the sessions. `Result.decided`
 # returns all others but the link.
 STATED = (
@@ -69,7 +68,7 @@ class Result:
         return next(iter(self.evaluations.values()))
 
     def warnings(self) -> list[str]:
-        """Return what the accuracy hides or what makes it doubtful, one sentence each."""
+        """Return the warnings about the accuracy, one sentence each."""
         train_set, best = self.replica.splits["train"], self.best
         names = train_set.classes
         counts = train_set.counts.tolist()
@@ -199,13 +198,13 @@ class Result:
         if best.multi_label:
             lines.append(("labels", scores_text(best.multi_label.summary())))
         if self.confident is not None:
-            share, count, right, coverage, accuracy, *_ = self.confident.values()
+            share, count, _, coverage, accuracy, *_ = self.confident.values()
             of = f"{best.examples} {recipe.evaluated_split} images"
             if best.multi_label:
                 of = f"{plural(sum(best.multi_label.found), 'label')} that were found"
-            text = f"{count} of {of} (coverage {cell_text(coverage)}), {right} of them right"
+            of = f"{count} of {of} (coverage {cell_text(coverage)})"
             lines.append(
-                ("confident", f"{text} ({cell_text(accuracy)}; {share:.0%} or more is expected)")
+                ("confident", f"{of}, accuracy {cell_text(accuracy)} (target: {share:.0%})")
             )
         lines += [("warning", text) for text in record["warnings"]]
         lines += [("left out", text) for text in left_out]
@@ -243,8 +242,8 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
     if recipe.arithmetic == "portable":
         code = listed([*recipe.custom_code.values()])
         return "bit-exact on every CPU tried" + (f", if {code} is too" if code else "")
-    kind = "GPU" if device == "cuda" else "CPU"
-    return f"the same on any number of processes, on this kind of {kind}"
+    kind = f"this kind of {'GPU' if device == 'cuda' else 'CPU'}"
+    return f"the same on any number of processes, on {kind}"
 
 
 def judged(
@@ -282,22 +281,20 @@ def confident_answers(
     """
     if confidence.confident_from is None:
         return None
-    labels = dataset.labels.cpu()
+    classes, own = len(dataset.classes), dataset.labels.cpu()
     confident, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
     if dataset.multi_label:
-        answered = probabilities >= confidence.found_from
-        right = labels.bool()
+        answers = probabilities >= confidence.found_from
     else:
-        answered = functional.one_hot(probabilities.argmax(1), probabilities.shape[1]).bool()
-        right = answered & functional.one_hot(labels, probabilities.shape[1]).bool()
-    confident &= answered
-    answers, count, correct = (int(each.sum()) for each in (answered, confident, confident & right))
+        answers, own = functional.one_hot(torch.stack([probabilities.argmax(1), own]), classes)
+    confident &= answers.bool()
+    every, count, right = (int(each.sum()) for each in (answers, confident, confident & own.bool()))
     return {
         "share": confidence.share,
         "labels" if dataset.multi_label else "images": count,
-        "right": correct,
-        "coverage": count / answers if answers else None,
-        "accuracy": correct / count if count else None,
+        "right": right,
+        "coverage": count / every if every else None,
+        "accuracy": right / count if count else None,
         "least": sorted({least for least in confidence.confident_from.tolist() if least <= 1}),
         "never": int((confidence.confident_from > 1).sum()),
     }

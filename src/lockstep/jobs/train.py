@@ -31,8 +31,8 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         StoppedError after a request to stop.
     """
     with ExitStack() as stack:
-        # What is trained? The arithmetic is probed before there is a folder: an unusable model
-        # leaves nothing behind.
+        # Probe the arithmetic before there is a folder, so that an unusable model leaves nothing
+        # behind.
         notes: list[str] = []  # until the start-up block is printed
         messages = stack.enter_context(handled(notes.append, later=True))
         for text in spec.notes:
@@ -42,7 +42,6 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
             logger.warning(text)
         identity = require_agreement(replica)
 
-        # Where does it go?
         writer = stack.enter_context(open_run(spec, ctx, replica, identity))
         writer.begin(restore(replica, writer.checkpoint))
         messages.write = writer.log.note
@@ -52,11 +51,12 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
         # From here on there is something to save, so a signal waits for the end of a step.
         stack.enter_context(ctx.signals_end_at_once(False))
         stack.enter_context(writer.saving_when_it_ends())
-        # A run can be continued from its start on, and no process begins with other weights: `save`
-        # compares them. On a resume, the checkpoint is written again with what this session states.
+        # Save before the first step: a run can then be continued from its start, and `save` checks
+        # that all processes have the same weights. On a resume, the checkpoint is written again,
+        # with the facts of this session.
         writer.save()
 
-        # Go! A program that ended between saving and evaluating has left an evaluation to do.
+        # A program that ended between saving and evaluating has left an evaluation to do.
         evaluations = _evaluate_if_due(replica, writer, ctx)
         for requested in replica.updates(writer.log, poll_requests=writer.poll):
             writer.stepped()
@@ -67,7 +67,7 @@ def train(spec: TrainSpec, ctx: Context) -> Record | None:
                 raise StoppedError(requested.stop)
             evaluations = _evaluate_if_due(replica, writer, ctx)
 
-        # How did it end? There is no evaluation if the run was resumed after its last step.
+        # There is no evaluation if the run was resumed after its last step.
         evaluations = evaluations or _evaluate(replica, writer, ctx)
         require_equal_states(replica.state, ctx.group)
         memory = ctx.group.gather(torch.tensor([peak_memory_bytes(ctx.device)]))

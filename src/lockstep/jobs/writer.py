@@ -1,4 +1,4 @@
-"""RunWriter: what a run leaves behind: its folder, and the reports of its listeners."""
+"""RunWriter: writes a run's folder, and sends its events to the listeners."""
 
 import os
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class RunWriter:
         return Requests(self.ctx.stop(), self.folder is not None and self.folder.saver.due())
 
     def stepped(self) -> None:
-        """Learn that an update is done. Report a failed save; training continues."""
+        """Note that an update is done. Report a failed save; training continues."""
         if self.folder is not None:
             self.folder.saver.stepped()
 

@@ -8,11 +8,11 @@ from typing import IO
 
 
 class Relay:
-    """A pipe from the workers' stdout to a stream that only this program can write to, as a
-    notebook's.
+    """A pipe from the workers' stdout to a stream that only this program can write to, such as that
+    of a notebook.
 
-    A notebook shows what a thread prints in the cell that the thread runs, so the caller of `write`
-    writes.
+    A notebook shows output in the cell of the thread that prints it, so the caller of `write` does
+    the writing.
 
     Attributes:
         descriptor: the end into which worker processes write UTF-8.

@@ -1,4 +1,4 @@
-"""Submit: the one road from a spec to a record, for the command line and for Python programs.
+"""Submit: the only way from a spec to a record, for the command line and for Python programs.
 
 A job is computed by worker processes: one for each GPU, or on CPU one for each share of the towers.
 Each is a new program (`worker.py`), which reads the spec from a file and sends what process 0

@@ -32,8 +32,8 @@ from lockstep.messages import logger
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import DamagedFileError
 
-_POLL_S = 0.05  # seconds between two looks at the workers, whose cores this takes time from
-# If a look took longer, this program was stopped, and its workers may have been too.
+_POLL_S = 0.05  # seconds between two checks of the workers; a check takes time from their cores
+# If a check took longer, this program was stopped, and its workers may have been too.
 _MAX_LOOK_S = 1.0
 _END_S = 20.0  # seconds that the others have to end and save after a process has failed
 _ASK_S = 1.0  # seconds between two requests to stop
@@ -356,8 +356,8 @@ class Supervisor:
             worker.send_signal(number)
 
     def _kill(self) -> None:
-        """Kill all workers, also stopped ones. One that the system holds, as for a disk, ends when
-        it lets go.
+        """Kill all workers, also stopped ones. A worker in a system call that cannot be
+        interrupted, such as disk I/O, ends after the call.
         """
         self._send(signal.SIGKILL)
         for worker in self._programs.values():

@@ -119,8 +119,8 @@ class _Wait:
 
 
 def meet(world: World, device: str) -> Store:
-    """Return a key-value store that only the processes of this start of the job use, once all have
-    come.
+    """Return a key-value store that only the processes of this start of the job use, after all of
+    them have connected.
 
     `device` is the type of device on which this process computes.
     Raises: LockstepError if they do not find each other, run different code or compute on different

@@ -60,9 +60,8 @@ def headline(run: Run, record: Record | None) -> Headline:
     if record is not None:
         details.insert(0, ("Loss", loss_text(record["loss"])))
         accuracy, (low, high) = record["accuracy"], record["accuracy_interval"]
-        images = f"of {record['examples']:,} {record['split']} images"
-        if record["split"] == ALL:
-            images = f"of {record['examples']:,} other images"
+        which = "other" if record["split"] == ALL else record["split"]
+        images = f"of {record['examples']:,} {which} images"
     elif result is not None and run.accuracy is not None:
         accuracy, (low, high) = run.accuracy, result["accuracy_interval"]
         images = f"of the {recipe.evaluated_split} images, according to result.json,"
@@ -250,8 +249,8 @@ def provenance(run: Run) -> Section:
     if result:
         same = "with other low-order bits"
         if recipe.exact and not result["mixed_arithmetic"]:
-            where = " on the same kind of " + ("GPU" if result["device"] == "cuda" else "CPU")
-            where = "" if recipe.arithmetic == "portable" else where
+            kind = f" on the same kind of {'GPU' if result['device'] == 'cuda' else 'CPU'}"
+            where = kind * (recipe.arithmetic == "native")
             same = f"with the same weights{where}, to the last bit"
         texts = [
             f"The first command trains the run again, {same}. The second recomputes its last steps "

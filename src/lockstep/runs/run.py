@@ -59,11 +59,10 @@ class Run:
         """Return the run at `path`. Raises: LockstepError if the folder is not a run."""
         path = given(path)
         if not path.is_dir():
-            problem, code = (
-                ("is not a folder", USAGE) if path.exists() else ("does not exist", DATA)
-            )
             raise LockstepError(
-                f"{path} {problem}: {near(path)}give the folder of a run, as in runs/digits-1", code
+                f"there is no folder {path}: {near(path)}give the folder of a run, as in "
+                "runs/digits-1",
+                USAGE if path.exists() else DATA,
             )
         if not (path / "recipe.json").is_file():
             first = first_with(path, "recipe.json")
