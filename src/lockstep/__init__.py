@@ -1,16 +1,15 @@
-"""Lockstep trains image classifiers on one or many devices, with the same result on all of them.
+"""Reproducible data-parallel training of image classifiers, on PyTorch.
 
-On one kind of device, the recipe decides the bits, and the placement only the speed.
+The recipe determines every bit of the weights. The placement, that is how many processes and which
+devices compute, determines only how soon you have them.
 
-    import lockstep
-
-    run = lockstep.train("digits")  # a recipe, a recipe file, or a folder of images
-    print(run.accuracy, run.path, run.metrics()[-1])
-    classifier = lockstep.load(run)  # a run, its folder, or model.safetensors
-    print(classifier.predict("one.png").label)
-    for p in classifier.predict(["two.png", "photos/"]):
-        print(p.source, p.label, p.probability)
-    print(lockstep.evaluate(run, split="train").accuracy)
+    >>> import lockstep
+    >>> run = lockstep.train("digits")  # a recipe, a recipe file, or a folder of images
+    >>> print(run.accuracy, run.path)
+    >>> print(lockstep.evaluate(run, split="train").accuracy)
+    >>> classifier = lockstep.load(run)  # a run, its folder, or model.safetensors
+    >>> print(classifier.predict("one.png").label)
+    >>> print([p.label for p in classifier.predict(["two.png", "photos/"])])
 """
 
 import importlib
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from lockstep.classify.predict import Classifier as Classifier
     from lockstep.commands.evaluate import (
+        ClassRecord as ClassRecord,
         EvaluationRecord as EvaluationRecord,
         evaluate as evaluate,
     )
@@ -49,7 +49,7 @@ if sys.platform == "win32":
 # for torch.
 _NAMES = {
     "classify.predict": ("Classifier",),
-    "commands.evaluate": ("EvaluationRecord", "evaluate"),
+    "commands.evaluate": ("ClassRecord", "EvaluationRecord", "evaluate"),
     "commands.export": ("ExportRecord", "export"),
     "commands.predict": ("load",),
     "commands.report": ("Report", "report"),

@@ -45,24 +45,23 @@ _END_OTHERS = "end other programs"  # if there is too little memory
 class Classifier:
     """A trained network with its preprocessing and its classes. `lockstep.load` makes one.
 
-        classifier = lockstep.load("runs/first")
-        print(classifier.predict("cat.jpg").label)
-        for p in classifier.predict(["cat.jpg", "photos/"], top=3):
-            print(p.source, p.label, p.probability, p.top)
-
-        logits = classifier.module(classifier.preprocess("cat.jpg")[None])  # plain torch
-
     Attributes:
-        classes: the names of the classes, in order of label.
-        recipe: the recipe that trained it.
-        image_shape: (height, width, channels) that images are brought to before preprocessing.
-        device: where it computes.
-        origin: the file, or the folder of the checkpoint, that its weights come from.
-        weights_sha256: what names the run's weights, as in result.json; None if a model file does
-            not state it.
-        thresholds: with multi-label data the least probability of a found label, for each class,
+        classes: The names of the classes, in order of label.
+        recipe: The recipe that trained the network.
+        image_shape: The (height, width, channels) that images have before preprocessing.
+        device: The device that computes.
+        origin: The file, or the folder of the checkpoint, that holds the weights.
+        weights_sha256: The SHA-256 of the weights, as in result.json; None if a model file does not
+            state it.
+        thresholds: With multi-label data, the least probability of a found label for each class,
             float32 [classes]; else None.
-        confidence: tells which answers are confident, and which images are unfamiliar.
+        confidence: Tells which answers are confident, and which images are unfamiliar.
+
+    Examples:
+        >>> classifier = lockstep.load("runs/first")
+        >>> for p in classifier.predict(["cat.jpg", "photos/"], top=3):
+        ...     print(p.source, p.label, p.probability, p.top)
+        >>> logits = classifier.module(classifier.preprocess("cat.jpg")[None])  # plain torch
     """
 
     def __init__(

@@ -41,18 +41,22 @@ _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 
 
 class ClassRecord(TypedDict, total=False):
-    """What an evaluation counts of one class. A share of nothing is None.
+    """The result of one class in an evaluation. A share of nothing is None.
 
     Attributes:
         name: The name of the class.
-        examples: How many examples have it.
-        correct, accuracy: With one label an example: how many are classified correctly, and their
-            share.
-        found, right: With multi-label data: how many examples are said to have the class, and how
-            many of these do.
-        precision, recall, f1, f1_interval: The scores of these, and the 95 % interval of F1.
+        examples: The number of examples that have the class.
+        correct: How many of them are classified correctly. The keys that follow, but for
+            `accuracy`, are those of multi-label data.
+        accuracy: The share of these.
+        found: How many examples are predicted to have the class.
+        right: How many of these have it.
+        precision: The share right / found.
+        recall: The share right / examples.
+        f1: The harmonic mean of precision and recall.
+        f1_interval: The 95 % interval of F1.
         average_precision: The area under the curve of precision over recall.
-        threshold: The least probability of a found label.
+        threshold: The least probability with which a label counts as found.
     """
 
     name: str
@@ -71,22 +75,27 @@ class ClassRecord(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """What `lockstep.evaluate` counts. `lockstep eval --json` prints the same.
+    """The result of an evaluation. `lockstep eval --json` prints the same.
 
     Attributes:
-        run, step: the run's folder, and after how many updates the checkpoint was saved.
-        split, weights: what was evaluated; weights are "ema" or "raw".
-        examples, correct: how many examples there are, and how many are classified correctly.
-        accuracy: correct / examples.
-        accuracy_interval: its 95 % interval [low, high], by Wilson's score.
-        loss: mean cross-entropy; None if it is not finite.
-        classes: what is counted of each class, in order of label.
-        confusion: a list of lists of counts; the row is the label, the column the prediction.
-        accuracy_without_augmentation: accuracy by the image alone, if the recipe's
+        run: The folder of the run.
+        step: The number of steps after which the checkpoint was saved.
+        split: The split that was evaluated.
+        weights: The weights that were evaluated, "ema" or "raw".
+        examples: The number of examples.
+        correct: How many of them are classified correctly.
+        accuracy: The share of these, correct / examples.
+        accuracy_interval: The 95 % interval of the accuracy, [low, high], by Wilson's score.
+        loss: The mean cross-entropy; None if it is not finite.
+        classes: The result of each class, in order of label.
+        confusion: The confusion matrix, a list of rows; the row is the label, the column the
+            prediction.
+        accuracy_without_augmentation: Accuracy by the image alone, if the recipe's
             `test_time_augmentation` are several; else None.
-        notes: what differs from training, one sentence each.
-        mean_average_precision, f1: if an image has any number of labels: the "macro" mean over the
-            classes that have examples, and the "micro" value of all labels together; else None.
+        notes: What differs from training, one sentence each.
+        mean_average_precision: With multi-label data, the "macro" mean over the classes that have
+            examples, and the "micro" value of all labels together; else None.
+        f1: The same for F1.
 
     With multi-label data, an example is correct if exactly its labels are found, and `confusion`
     is empty.

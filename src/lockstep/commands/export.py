@@ -29,23 +29,24 @@ _BATCH_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class ExportRecord:
-    """What `lockstep.export` found out about a file that it wrote. `lockstep export --json` prints
-    the same.
+    """An ONNX file, and how it compares with Lockstep. `lockstep export --json` prints the same.
 
     Attributes:
-        file, bytes: the file, and its size.
-        script: a program next to the file that uses it without Lockstep.
-        weights_sha256: what names the run's weights, as in result.json; the file's metadata has it
-            too. None if a model file does not state it.
-        split, examples: the images that the file was compared on: all of the split.
-        accuracy: of the file, as its runtime computes it. With multi-label data an image counts if
-            exactly its labels are found.
-        accuracy_lockstep: of Lockstep, as `lockstep eval` computes it.
-        otherwise: how many images the file classifies otherwise than Lockstep.
-        difference: the largest difference of a probability from Lockstep's, computed in the file's
-            precision, float32.
-        opset, ir_version: the versions of ONNX's operators and of its format, by which a runtime
-            says whether it can use the file.
+        file: The file.
+        bytes: Its size.
+        script: A program next to the file that uses it without Lockstep.
+        weights_sha256: The SHA-256 of the weights, as in result.json and in the metadata of the
+            file. None if a model file does not state it.
+        split: The split whose images were compared.
+        examples: Their number.
+        accuracy: The accuracy of the file, as its runtime computes it. With multi-label data, an
+            image counts if exactly its labels are found.
+        accuracy_lockstep: The accuracy of Lockstep, as `lockstep eval` computes it.
+        otherwise: The number of images whose class differs from that of Lockstep.
+        difference: The largest difference of a probability from that of Lockstep in float32, the
+            precision of the file.
+        opset: The version of the ONNX operators that a runtime must know.
+        ir_version: The version of the ONNX format that a runtime must know.
     """
 
     file: str

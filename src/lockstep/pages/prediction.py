@@ -34,8 +34,8 @@ class Prediction:
 
     Attributes:
         source: the path of the file; for an image in memory its number among the sources, from 0.
-        label, index: the name of the most probable class, and its number. None if the image cannot
-            be read.
+        label: the name of the most probable class. None if the image cannot be read.
+        index: the number of this class, from 0. None if the image cannot be read.
         probability: its probability, in [0, 1], by the softmax of the logits, or with multi-label
             data by the sigmoid of its logit. None if the image cannot be read.
         top: the most probable classes as (label, probability), the most probable first; as many as

@@ -37,13 +37,18 @@ from lockstep.schema import validated
 class Run:
     """The folder of a run. `lockstep.train` returns one, and `Run.open` takes an existing folder.
 
-        run = Run.open("runs/first")
-        print(run.state, run.accuracy, run.classes)
-        print(run.metrics()[-1]["accuracy"])
-
     Attributes:
-        path: the folder.
-        checkpoints, metrics_path, summaries, log, model: the paths of its parts.
+        path: The folder.
+        checkpoints: The folder with its checkpoints.
+        metrics_path: Its metrics.jsonl.
+        summaries: The folder with its TensorBoard summaries.
+        log: Its log.txt.
+        model: Its model.safetensors.
+
+    Examples:
+        >>> run = lockstep.Run.open("runs/first")
+        >>> print(run.state, run.accuracy, run.classes)
+        >>> print(run.metrics()[-1]["accuracy"])
     """
 
     def __init__(self, path: Path) -> None:
