@@ -44,11 +44,16 @@ def printed(cell: Any) -> str:
     return "".join(output.text for output in cell.outputs if output.output_type == "stream")
 
 
+# A line that Rich draws again: it breaks the line, goes up and erases it. And other escape codes.
+_ERASED = re.compile(r"[^\n]*\n\r?\x1b\[1A")
+_CODE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+
 def _tidied(outputs: list[Any], folder: Path) -> list[Any]:
     """Return outputs without redrawn lines and without the folder's path. Streams become one."""
     text = "".join(output.text for output in outputs if output.output_type == "stream")
     lines = (line.rpartition("\r")[2] for line in re.sub(r"\r+\n", "\n", text).split("\n"))
-    text = "\n".join(lines).replace(f"{folder}/", "")
+    text = _CODE.sub("", _ERASED.sub("", "\n".join(lines))).replace(f"{folder}/", "")
     rest = [output for output in outputs if output.output_type != "stream"]
     stream = nbformat.v4.new_output("stream", name="stdout", text=text)  # type: ignore[no-untyped-call]
     return [stream, *rest] if text.strip() else rest
