@@ -16,7 +16,7 @@ MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python "$$(
 INSTALL := $(if $(UV),$(UV) pip install --python $(RUN)/python,$(RUN)/python -m pip install --no-compile)
 INSTALL += --quiet --constraint constraints.txt --editable
 
-.PHONY: help train test test-slow lint bench gpu-check pictures docs release clean
+.PHONY: help train test test-slow lint bench gpu-check pictures notebooks docs release clean
 
 help: ## print this list
 	@echo "Targets (each one sets up $(VENV) first if it needs to):"
@@ -45,8 +45,12 @@ bench: $(VENV)/tools ## measure the start, and the cost of the loop and of a sec
 gpu-check: $(VENV)/ready ## run on GPUs what was only rehearsed without them, and write gpu-check.json
 	$(RUN)/python -m benchmarks.gpu_check $(ARGS)
 
+# make pictures ARGS="step" for one of them; CIFAR-10 must be in LOCKSTEP_DATA or the cache
 pictures: $(VENV)/tools ## draw docs/pictures again
-	$(RUN)/python -m benchmarks.pictures
+	$(RUN)/python -m benchmarks.pictures $(ARGS)
+
+notebooks: $(VENV)/tools ## execute the notebooks of examples/, and keep their outputs
+	$(RUN)/python -m benchmarks.notebooks
 
 # open site/index.html: no server and no network are needed
 docs: $(VENV)/tools ## build the documentation into site/, and check every link

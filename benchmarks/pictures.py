@@ -1,14 +1,17 @@
 """Draw the pictures of README and docs: `make pictures`, or `python -m benchmarks.pictures [NAME
 ...]`.
 
-`train` and `own-images` run Lockstep in a pseudo-terminal and draw what the terminal shows. The
-photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA or the cache. `step` is a
-diagram. `report` and `serve` are pages in Chromium. All are written to docs/pictures/, on a
-background of their own, so that they read on light and dark pages.
+`one-result` trains digits four times, and a peer, and draws the loss curves. `own-images` runs
+Lockstep in a pseudo-terminal and draws what the terminal shows. `step` is a diagram. `report` and
+`serve` are pages in Chromium. The photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA
+or the cache. All are written to docs/pictures/, on a background of their own, so that they read on
+light and dark pages.
 """
 
 import contextlib
 import fcntl
+import io
+import json
 import os
 import pty
 import re
@@ -18,9 +21,8 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from PIL import Image
 from rich.console import Console
@@ -28,39 +30,20 @@ from rich.terminal_theme import DIMMED_MONOKAI
 from rich.text import Text
 
 import lockstep
+from benchmarks import curves
 from benchmarks.browser import chromium
 from benchmarks.serve import served
+from benchmarks.svg import arrow, box, element, label, picture
 from lockstep.data.readers import load_cifar10, load_digits
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
+ONE_RESULT = FOLDER / "one-result.json"  # the numbers of one-result.svg
 COLUMNS = 100
-COMMAND = "lockstep train digits --epochs 10"
-TRAIN_PHOTOS = "lockstep train photos/ --set image_px=32 --batch 64 --name photos"
-TRAIN_SERVED = "lockstep train photos --data photos/ --set image_px=96 --name photos"
+TRAIN_PHOTOS = "lockstep train photos/ --name photos"
 PREDICT = "lockstep predict runs/photos new.jpg more/ --top 2"
+REPORT_SECTIONS = ("Training curves", "Worst mistakes")
+PHOTO_PX = 128  # The pictures of CIFAR-10 have 32 pixels a side, fewer than photos.
 PHOTOS = {"cat": 300, "frog": 200, "ship": 100}  # class of CIFAR-10 -> number of photos
-
-STYLE = """<style>
-  text { font-family: -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 13px; fill: #1f2328; }
-  .name { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-weight: 600; }
-  .note { fill: #59636e; font-size: 12px; }
-  .card { fill: #ffffff; stroke: #d0d7de; }
-  .box { fill: #eef4fb; stroke: #5b8cc7; }
-  .frame { fill: none; stroke: #8c959f; stroke-dasharray: 5 4; }
-  .arrow { stroke: #59636e; stroke-width: 1.4; fill: none; marker-end: url(#head); }
-  .head { fill: #59636e; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; }
-    .note { fill: #9198a1; }
-    .card { fill: #151b23; stroke: #3d444d; }
-    .box { fill: #1c2c44; stroke: #4f7fbd; }
-    .frame { stroke: #656c76; }
-    .arrow { stroke: #9198a1; }
-    .head { fill: #9198a1; }
-  }
-</style>
-<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">
-  <path class="head" d="M0 0L8 4L0 8z"/></marker></defs>"""
 
 # Rich's own template fetches fonts from elsewhere, which a picture in a README cannot.
 TERMINAL = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -91,6 +74,7 @@ _ERASED = re.compile(r"[^\n]*\r?\n\r?\x1b\[1A\r?\x1b\[2K|[^\n]*\r(?=[^\n])")
 # the cursor's visibility and the window's title
 _UNSEEN = re.compile(r"\x1b\[\?\d+[hl]|\x1b\][^\x07]*\x07")
 _LIVE = re.compile(r"(\d+)%.* step ")
+_WAITING = re.compile(r"about \d+ s left$")  # lines that only a slow machine prints
 
 
 def shown(text: str) -> list[str]:
@@ -149,12 +133,6 @@ def run_in_terminal(command: str, folder: Path) -> str:
     return output
 
 
-def train() -> str:
-    """Return a training run as a terminal shows it."""
-    with tempfile.TemporaryDirectory() as folder:
-        return terminal("train", [(COMMAND, composed(run_in_terminal(COMMAND, Path(folder))))])
-
-
 def own_images() -> str:
     """Return training on a folder of photos, and predictions."""
     with tempfile.TemporaryDirectory() as folder:
@@ -162,36 +140,55 @@ def own_images() -> str:
         trained = [
             line.replace(folder, "~")
             for line in composed(run_in_terminal(TRAIN_PHOTOS, Path(folder)))
+            if not _WAITING.search(line)
         ]
         predicted = shown(run_in_terminal(PREDICT, Path(folder)))
         return terminal("own-images", [(TRAIN_PHOTOS, trained), (PREDICT, predicted)])
 
 
 def report() -> bytes:
-    """Return the top of the report of a run of `digits` as a browser shows it."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, path = (
-            lockstep.train("digits", name="first", runs=f"{folder}/runs", quiet=True),
-            Path(folder, "r.html"),
+    """Return the report of a run on photos as a browser shows it: headline, curves and mistakes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_photos(folder)
+        run_in_terminal(TRAIN_PHOTOS, folder)
+        page_file = folder / "report.html"
+        lockstep.report(folder / "runs/photos", data=folder / "photos", quiet=True).save(page_file)
+        return photographed(page_file)
+
+
+def photographed(report: Path) -> bytes:
+    """Return a picture of a report's page, without the sections that README does not show."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 900, "height": 400}, color_scheme="light")
+        page.goto(report.as_uri())
+        page.evaluate(
+            """shown => {
+                for (const section of document.querySelectorAll("section"))
+                    if (!shown.includes(section.querySelector("h2").textContent)) section.remove();
+                for (const mistake of [...document.querySelectorAll(".pictures > *")].slice(3))
+                    mistake.remove();
+            }""",
+            REPORT_SECTIONS,
         )
-        lockstep.report(run, quiet=True).save(path)
-        with chromium() as browser:
-            page = browser.new_page(viewport={"width": 1000, "height": 1660}, color_scheme="light")
-            page.goto(path.as_uri())
-            shown: bytes = page.screenshot()
-        return shown
+        return small(page.screenshot(full_page=True))
+
+
+def small(png: bytes) -> bytes:
+    """Return a screenshot in 256 colours, which is a third of its size."""
+    file = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256).save(file, "PNG", optimize=True)
+    return file.getvalue()
 
 
 def serve() -> bytes:
-    """Return the page of `lockstep serve` in a browser: a photo, and a digit that is unfamiliar the
-    photos.
-    """
+    """Return the page of `lockstep serve`: a photo, and a digit, which is unfamiliar."""
     digit = Image.fromarray(255 - load_digits(None)["test"].images[:1].numpy()[0, ..., 0]).resize(
         (256, 256)
     )
     with tempfile.TemporaryDirectory() as folder:
         write_photos(Path(folder))
-        run_in_terminal(TRAIN_SERVED, Path(folder))
+        run_in_terminal(TRAIN_PHOTOS, Path(folder))
         digit.save(Path(folder) / "new/five.jpg")
         (Path(folder) / "new/frog/0000.jpg").rename(Path(folder) / "new/frog.jpg")
         with served(Path(folder) / "runs/photos") as port, chromium() as browser:
@@ -202,8 +199,7 @@ def serve() -> bytes:
             )
             page.locator(".card:not([aria-busy]) >> nth=1").wait_for()
             page.locator("details").evaluate("node => node.remove()")
-            shown: bytes = page.screenshot(full_page=True)
-        return shown
+            return small(page.screenshot(full_page=True))
 
 
 def composed(text: str) -> list[str]:
@@ -229,7 +225,10 @@ def write_photos(folder: Path) -> Path:
             (folder / parent / name).mkdir(parents=True)
             rows = (dataset.labels == dataset.classes.index(name)).nonzero()[:number, 0]
             for i, image in enumerate(dataset.images[rows].numpy()):
-                Image.fromarray(image).save(folder / parent / name / f"{i:04d}.jpg", quality=95)
+                photo = Image.fromarray(image).resize(
+                    (PHOTO_PX, PHOTO_PX), Image.Resampling.BICUBIC
+                )
+                photo.save(folder / parent / name / f"{i:04d}.jpg", quality=95)
     (folder / "more").mkdir()
     for number, path in enumerate(sorted((folder / "new").glob("*/0001.jpg"))):
         path.rename(folder / "more" / f"{number + 1}.jpg")
@@ -251,60 +250,6 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
             console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name)
             + "\n"
         )
-
-
-def element(name: str, text: str = "", **attributes: object) -> str:
-    """Return an SVG element around `text`. Attributes are named as in `text_anchor`, and as in
-    `class_` for "class".
-
-    An attribute whose value is "" is left out.
-    """
-    given = {
-        key.strip("_").replace("_", "-"): value for key, value in attributes.items() if value != ""
-    }
-    shown = (
-        f' {key}="{f"{value:.5g}" if isinstance(value, float) else value}"'
-        for key, value in given.items()
-    )
-    return f"<{name}{''.join(shown)}>{escape(text)}</{name}>"
-
-
-def document(width: int, height: int, parts: Iterable[str], attributes: str = "") -> str:
-    """Return an SVG file of `parts`, which are elements."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {attributes}>'
-    return "\n".join([head, *parts, "</svg>"]) + "\n"
-
-
-def box(x: float, y: float, width: float, height: float, name: str, note: str = "") -> list[str]:
-    """Return a rounded box with a name and, below it, a note; both centred."""
-    middle, at = x + width / 2, y + height / 2 + (4 if not note else -3)
-    parts = [rect(x, y, width, height, "box"), label(middle, at, name, "name", "middle")]
-    return [*parts, label(middle, at + 17, note, anchor="middle")] if note else parts
-
-
-def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """Return a rounded rectangle."""
-    return element("rect", class_=kind, x=x, y=y, width=width, height=height, rx=6)
-
-
-def label(
-    x: float, y: float, text: str, kind: str = "note", anchor: str = "", transform: str = ""
-) -> str:
-    """Return a line of text."""
-    return element("text", text, class_=kind, x=x, y=y, text_anchor=anchor, transform=transform)
-
-
-def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return a straight arrow."""
-    return element("path", class_="arrow", d=f"M{x:.5g} {y:.5g}L{to_x:.5g} {to_y:.5g}")
-
-
-def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """Return the file: `parts` on a card."""
-    card = rect(0.5, 0.5, width - 1, height - 1, "card")
-    return document(
-        width, height, [element("title", title), STYLE, card, *parts], f'role="img" width="{width}"'
-    )
 
 
 def step() -> str:
@@ -362,8 +307,15 @@ def step() -> str:
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
+def one_result() -> str:
+    """Return the loss of four real runs, and of DistributedDataParallel. The numbers are kept."""
+    measured = curves.measure()
+    ONE_RESULT.write_text(json.dumps(measured._asdict()) + "\n")
+    return curves.draw(measured)
+
+
 PICTURES: dict[str, Callable[[], str]] = {
-    "train": train,
+    "one-result": one_result,
     "own-images": own_images,
     "step": step,
 }
