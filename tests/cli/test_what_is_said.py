@@ -149,7 +149,7 @@ CASES = [
     (
         "eval runs/mine --device xpu",
         USAGE,
-        "got 'xpu': give auto, cpu, cuda, or the GPU of each process, as in",
+        "--device xpu: give auto, cpu, cuda, or the GPU of each process, as in",
     ),
     (
         f"{OWN}:norm --batch 1",

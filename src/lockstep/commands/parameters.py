@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -28,7 +28,7 @@ _TYPES: dict[str, Any] = {
     **{each.__name__: each for each in (str, int, float, bool, Path)},
     "Sequence[Path]": list[Path],
     "Sequence[str]": list[str],
-    "Literal['ema', 'raw']": Literal["ema", "raw"],
+    "Literal['ema', 'raw']": str,
 }
 _METAVARS = {int: "N", float: "X", Path: "DIR", str: "NAME"}
 
@@ -43,40 +43,37 @@ _ARGUMENTS = {
     "show.what": "RECIPE|FILE.toml|RUN",
     "fetch.name": "NAME",
 }
-# and the flags, metavar and bounds of an option.
-_HINTS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "checkpoint": ([], {"metavar": "best|STEP"}),
-    "quiet": (["--quiet", "-q"], {}),
-    "train.quiet": (
-        ["--quiet", "-q"],
-        {"help": "Print only errors, and the record of --json. log.txt still has everything."},
-    ),
-    "evaluate.quiet": (
-        ["--quiet", "-q"],
-        {"help": "Print only errors, and the record of --json. --watch still records in RUN/eval."},
-    ),
-    "verbose": (["--verbose", "-v"], {}),
-    "settings": (
-        ["--set"],
-        {
-            "metavar": "NAME=VALUE",
-            "help": "Change any setting of the recipe. `lockstep show RECIPE` prints all of them.",
-        },
-    ),
-    "init": ([], {"metavar": "FILE|RUN|URL"}),
-    "predictions": ([], {"metavar": "FILE.csv"}),
-    "interval": ([], {"metavar": "S"}),
-    "top": ([], {"min": 1}),
-    "port": ([], {"min": 0, "max": 65535}),
-    "html": ([], {"metavar": "FILE.html"}),
-    "start": (["--from"], {"metavar": "STEP", "min": 0}),
-    "every": (["--all"], {}),
-    "sample": ([], {"min": 1}),
-    "link": ([], {"metavar": "K", "min": 1}),
-    "verify.seed": ([], {"metavar": "TEXT"}),
-    "verify.init": ([], {"metavar": "FILE"}),
-    "report.output": (["--output", "-o"], {"metavar": "FILE.html"}),
-    "export.output": (["--output", "-o"], {"metavar": "FILE"}),
+# and the flags, metavar, bounds and the shell's own help of an option.
+_HINTS: dict[str, dict[str, Any]] = {
+    "checkpoint": {"metavar": "best|STEP"},
+    "weights": {"metavar": "ema|raw"},
+    "quiet": {"flags": "--quiet -q"},
+    "train.quiet": {
+        "help": "Print only errors, and the record of --json. log.txt still has everything."
+    },
+    "evaluate.quiet": {
+        "help": "Print only errors, and the record of --json. --watch still records in RUN/eval."
+    },
+    "verbose": {"flags": "--verbose -v"},
+    "settings": {
+        "flags": "--set",
+        "metavar": "NAME=VALUE",
+        "help": "Change any setting of the recipe. `lockstep show RECIPE` prints all of them.",
+    },
+    "init": {"metavar": "FILE|RUN|URL"},
+    "verify.init": {"metavar": "FILE"},
+    "predictions": {"metavar": "FILE.csv"},
+    "interval": {"metavar": "S"},
+    "top": {"min": 1},
+    "port": {"min": 0, "max": 65535},
+    "html": {"metavar": "FILE.html"},
+    "output": {"flags": "--output -o", "metavar": "FILE"},
+    "report.output": {"metavar": "FILE.html"},
+    "start": {"flags": "--from", "metavar": "STEP", "min": 0},
+    "every": {"flags": "--all"},
+    "sample": {"min": 1},
+    "link": {"metavar": "K", "min": 1},
+    "verify.seed": {"metavar": "TEXT"},
 }
 _JSON = "Print the result as JSON on stdout, one record a line, and nothing else there."
 
@@ -100,21 +97,18 @@ def shell(
         if one.arg not in options
     ]
     recipe, placement = (
-        (
-            [_of_setting(each, kind, of[each]) for each, kind in options.items() if each in of]
-            for of in (_described("recipe"), _described("placement"))
-        )
-        if options
-        else ([], [])
+        [_of_setting(each, kind, of[each]) for each, kind in options.items() if each in of]
+        for of in (_described("recipe"), _described("placement"))
     )
     switch = [_parameter("json_output", bool, False, typer.Option("--json", help=_JSON))]
     parameters = [*recipe, *own, *placement, *(switch if json else ())]
-    flags = {}
-    for each in parameters:
-        if isinstance(info := get_args(each.annotation)[1], typer.models.OptionInfo):
-            flags[each.name] = (info.param_decls or [f"--{each.name.replace('_', '-')}"])[0]
-    for each in parameters:
-        info = get_args(each.annotation)[1]
+    infos = {each.name: get_args(each.annotation)[1] for each in parameters}
+    flags = {
+        each: _HINTS.get(each, {}).get("flags", _flag(each)).split()[0]
+        for each, info in infos.items()
+        if isinstance(info, typer.models.OptionInfo)
+    }
+    for info in infos.values():
         info.help = _in_shell(info.help, flags)
 
     def command(**given: Any) -> None:
@@ -142,6 +136,7 @@ def _definition(source: ast.Module, name: str) -> Any:
     return [each for each in source.body if getattr(each, "name", "") == name][-1]
 
 
+@cache
 def _described(settings: str) -> dict[str, str]:
     """Return the descriptions of the settings of the "recipe" or "placement", with shorthands."""
     source = _tree(f"config/{settings}.py")
@@ -163,25 +158,23 @@ def _of_function(function: str, one: ast.arg, default: Any, text: str) -> inspec
     name, annotation = one.arg, _TYPES[ast.unparse(one.annotation or one).split(" | ")[0]]
     if metavar := _ARGUMENTS.get(f"{function}.{name}", _ARGUMENTS.get(name)):
         return _parameter(name, annotation, default, typer.Argument(metavar=metavar, help=text))
-    flags, hints = _HINTS.get(f"{function}.{name}", _HINTS.get(name, ([], {})))
+    hints = _HINTS.get(name, {}) | _HINTS.get(f"{function}.{name}", {})
     # With a flag of its own, a switch gets no --no-...
-    flags = flags or [f"--{name.replace('_', '-')}"]
-    if annotation is not bool:
-        hints = {"metavar": _metavar(annotation), **hints}
-    return _parameter(name, annotation, default, typer.Option(*flags, **{"help": text, **hints}))
+    flags = hints.get("flags", _flag(name)).split()
+    told = {"help": text, "metavar": _METAVARS.get(annotation), **hints}
+    told.pop("flags", None)
+    return _parameter(name, annotation, default, typer.Option(*flags, **told))
 
 
 def _of_setting(name: str, annotation: Any, text: str) -> inspect.Parameter:
     """Return the option of a setting. A choice of texts is a text, which the setting validates."""
     kind = get_args(annotation)[0] if get_args(annotation) else annotation
     kind = kind if isinstance(kind, type) else str
-    metavar = None if kind is bool else _metavar(kind)
-    return _parameter(name, kind, None, typer.Option(metavar=metavar, help=text))
+    return _parameter(name, kind, None, typer.Option(metavar=_METAVARS.get(kind), help=text))
 
 
-def _metavar(annotation: Any) -> str | None:
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    return "|".join(choices) or _METAVARS.get(annotation)
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _parameter(name: str, annotation: Any, default: Any, info: Any) -> inspect.Parameter:
