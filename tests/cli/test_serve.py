@@ -65,7 +65,7 @@ def test_a_mistake_is_one_error(here, trained_once, monkeypatch):
         refused(
             here("serve", run, "--port", busy),
             ENVIRONMENT,
-            f"--port {busy}: Address already in use: give",
+            f"--port {busy}: Address already in use: choose",
         )
     refused(
         here("serve", run, "--port", 0, "--host", "no.such.host.invalid"),
