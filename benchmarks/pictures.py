@@ -2,7 +2,8 @@
 ...]`.
 
 `one-result` trains digits four times, and a peer, and draws the loss curves. `own-images` runs
-Lockstep in a pseudo-terminal and draws what the terminal shows. `step` is a diagram. `report` and
+Lockstep in a pseudo-terminal and draws what the terminal shows. `step` is a diagram, and
+`badges` what the metadata state. `report` and
 `serve` are pages in Chromium. The photos are pictures of CIFAR-10, which must be in LOCKSTEP_DATA
 or the cache. All are written to docs/pictures/, on a background of their own, so that they read on
 light and dark pages.
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,10 +35,11 @@ import lockstep
 from benchmarks import curves
 from benchmarks.browser import chromium
 from benchmarks.serve import served
-from benchmarks.svg import arrow, box, element, label, picture
+from benchmarks.svg import STYLE, arrow, box, document, element, label, picture, rect
 from lockstep.data.readers import load_cifar10, load_digits
 
-FOLDER = Path(__file__).parents[1] / "docs/pictures"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/pictures"
 ONE_RESULT = FOLDER / "one-result.json"  # the numbers of one-result.svg
 COLUMNS = 100
 TRAIN_PHOTOS = "lockstep train photos/ --name photos"
@@ -307,6 +310,24 @@ def step() -> str:
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
 
 
+def badges() -> str:
+    """Return what pyproject.toml states of Python and the licence, and the known hash of digits."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    digits = json.loads((ROOT / "tests/golden/portable_sha256.json").read_text())["digits"]
+    parts, x = [STYLE], 0
+    for name, value in (
+        ("Python", project["requires-python"].removeprefix(">=") + "+"),
+        ("license", project["license"]),
+        ("digits sha256", digits[:8]),
+    ):
+        first, second = round(6.5 * len(name)) + 14, 8 * len(value) + 14
+        parts += [rect(x + 0.5, 0.5, first + second - 1, 21, "box")]
+        parts += [label(x + first / 2, 15, name, anchor="middle")]
+        parts += [label(x + first + second / 2, 15, value, "name", "middle")]
+        x += first + second + 8
+    return document(x, 22, parts, f'role="img" width="{x}"')
+
+
 def one_result() -> str:
     """Return the loss of four real runs, and of DistributedDataParallel. The numbers are kept."""
     measured = curves.measure()
@@ -315,6 +336,7 @@ def one_result() -> str:
 
 
 PICTURES: dict[str, Callable[[], str]] = {
+    "badges": badges,
     "one-result": one_result,
     "own-images": own_images,
     "step": step,

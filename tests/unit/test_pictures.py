@@ -46,8 +46,9 @@ def test_a_screenshot_is_small(name):
         assert image.width <= 900
 
 
-def test_the_diagram_of_a_step_is_todays():
-    assert drawn("step.svg") == pictures.step(), REDRAW
+@pytest.mark.parametrize("name", ["step", "badges"])
+def test_a_diagram_is_todays(name):
+    assert drawn(f"{name}.svg") == pictures.PICTURES[name](), REDRAW
 
 
 def test_the_picture_of_one_result_is_drawn_from_real_runs():
