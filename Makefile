@@ -25,7 +25,7 @@ help: ## print this list
 train: $(VENV)/ready ## train a classifier of handwritten digits, in seconds
 	$(RUN)/lockstep train
 
-test: $(VENV)/tools ## run the tests, without the slow ones: 2 minutes
+test: $(VENV)/tools ## run the tests, without the slow ones: 3 minutes
 	$(RUN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/tools ## run the slow tests: faults, compiler, real data (LOCKSTEP_DATA)

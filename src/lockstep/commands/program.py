@@ -74,9 +74,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
 
-The recipe decides the weights, to the last bit, unless it says exact=false. The placement (devices,
-processes, intervals) decides only the speed; but in native arithmetic, each kind of device has bits
-of its own.
+The recipe decides the weights, to the last bit. The placement (devices, processes, intervals) decides
+only the speed. In native arithmetic, each kind of device has bits of its own.
 
 \b
 Examples:
@@ -111,13 +110,15 @@ COMMANDS = {
     "recipes": shell("recipes", "recipes"),
     "show": shell("recipes", "show"),
 }
-# The argument of `train`, and the ten options that most people use.
+# The argument of `train`, and the options that most people use.
 _USUAL = (
     "what",
     "model",
     "epochs",
     "lr",
     "seed",
+    "towers",
+    "portable",
     "settings",
     "init",
     "name",
