@@ -27,7 +27,7 @@ def test_help_is_complete_and_has_examples(here, command):
     assert "\b" not in done.stdout
 
 
-def test_help_of_train_has_ten_options_and_names_the_full_help(here):
+def test_help_of_train_is_short_and_names_the_full_help(here):
     short, whole = (here("train", f"--help{rest}").stdout for rest in ("", "-all"))
     options = {
         one.name: one.opts[0]
@@ -38,7 +38,8 @@ def test_help_of_train_has_ten_options_and_names_the_full_help(here):
         {*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)} - {"--help", "--help-all"}
         for text in (short, whole)
     ]
-    assert len(shown[0]) == 10
+    assert {"--towers", "--processes", "--portable"} <= shown[0]
+    assert len(shown[0]) <= 12
     assert shown[1] == {*options.values()}
     assert "--help-all shows all options" in " ".join(short.split())
 
