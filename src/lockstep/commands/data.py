@@ -12,11 +12,11 @@ from lockstep.files import Record, deliver, given
 
 
 def fetch(name: str, data: Path | None = None) -> Iterator[str | Record]:
-    """Download a dataset, verify its checksum and unpack it. If it is there, print its folder.
+    """Download a dataset, verify its checksum and unpack it. If it is already there, print its
+    folder.
 
-    If several programs need a dataset, one of them downloads it and the others wait. After a
-    download fails or is stopped, the next one continues it. A folder with other contents is never
-    changed.
+    If several programs need a dataset, one of them downloads it and the others wait. If a download
+    fails or is stopped, the next one continues it. A folder with other contents is never changed.
 
     Examples:
       lockstep data fetch cifar10
@@ -59,8 +59,9 @@ def check(
 
     --labels also lists the images whose label may be wrong, the most doubtful one first. Five
     classifiers, trained as by the recipe photos, each judge a fifth of the images after training on
-    the others. Look at these images: some labels are wrong, and some images show several things.
-    Small and grey images are judged less well. The exit code stays the same.
+    the other four fifths. Look at the listed images: some labels are wrong, and some images show
+    several things. The judgement is less reliable for small and grey images. The exit code stays
+    the same.
 
     Examples:
       lockstep data check photos

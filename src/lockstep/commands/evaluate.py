@@ -41,13 +41,13 @@ _MAX_COLUMNS = 20  # classes up to which the confusion matrix fits a screen
 
 
 class ClassRecord(TypedDict, total=False):
-    """The result of one class in an evaluation. A share of nothing is None.
+    """The result of one class in an evaluation. A share of no examples is None.
 
     Attributes:
         name: The name of the class.
         examples: The number of examples that have the class.
-        correct: How many of them are classified correctly. The keys that follow, but for
-            `accuracy`, are those of multi-label data.
+        correct: How many of them are classified correctly. The keys after `accuracy` are those of
+            multi-label data.
         accuracy: The share of these.
         found: How many examples are predicted to have the class.
         right: How many of these have it.
@@ -56,7 +56,7 @@ class ClassRecord(TypedDict, total=False):
         f1: The harmonic mean of precision and recall.
         f1_interval: The 95 % interval of F1.
         average_precision: The area under the curve of precision over recall.
-        threshold: The least probability with which a label counts as found.
+        threshold: The smallest probability with which a label counts as found.
     """
 
     name: str
@@ -90,8 +90,8 @@ class EvaluationRecord:
         classes: The result of each class, in order of label.
         confusion: The confusion matrix, a list of rows; the row is the label, the column the
             prediction.
-        accuracy_without_augmentation: Accuracy by the image alone, if the recipe's
-            `test_time_augmentation` are several; else None.
+        accuracy_without_augmentation: Accuracy on the image alone, if the recipe's
+            `test_time_augmentation` makes several views; else None.
         notes: What differs from training, one sentence each.
         mean_average_precision: With multi-label data, the "macro" mean over the classes that have
             examples, and the "micro" value of all labels together; else None.
@@ -213,16 +213,16 @@ def evaluate(
     Args:
         run: Folder of a run.
         split: train, test, another split of the data, or all for a folder of images. Default: test,
-            or held-out if the recipe holds out training images; all for a folder of other images
+            or held-out if the recipe holds out training images; all for a folder of images other
             than those of training.
         checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
             those that training evaluated. Default: the newest.
         weights: Weights to evaluate. Default: ema if the run keeps an average of them, else raw.
-        examples: Evaluate only this many examples of the split, at even distances. Default: all.
+        examples: Evaluate only this many examples of the split, evenly spaced. Default: all.
         predictions: Write a table to a new file: a row for each example, a column for each class.
         watch: Evaluate every new checkpoint once, until the run ends. The run may start later.
-        interval: With `watch`: seconds between two looks for new checkpoints. Default: 5.
-        once: With `watch`: look once, and evaluate the newest checkpoint if it is new.
+        interval: With `watch`: seconds between two checks for new checkpoints. Default: 5.
+        once: With `watch`: check once, and evaluate the newest checkpoint if it is new.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training; with `watch` 1.
         device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
@@ -299,7 +299,7 @@ def watched(
     """Evaluate each new checkpoint once, the oldest first, until the run has ended, and yield its
     record.
 
-    With `once`, this looks once, and only at the newest. Raises: LockstepError.
+    With `once`, check once, and only the newest checkpoint. Raises: LockstepError.
     """
     run, weights = Run(spec.path), spec.weights or spec.recipe.own_weights
     data = spec.placement.data

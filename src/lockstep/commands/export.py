@@ -94,7 +94,7 @@ def export(
 ) -> ExportRecord:
     """Write a classifier to an ONNX file, and compare it with Lockstep on all test images.
 
-    Programs use the file without Lockstep. It maps images, uint8 [N, H, W, C] of the network's
+    Programs can use the file without Lockstep. It maps images, uint8 [N, H, W, C] of the network's
     size, to probabilities, and contains the preprocessing. It computes in float32. If a probability
     differs by more than 0.001 from that of Lockstep, no file is written.
 
@@ -110,8 +110,8 @@ def export(
         output: The file to write. Default: NAME.onnx.
         checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
             those that training evaluated. Default: the newest.
-        confident: How often the answers that are called confident are right, for pictures like the
-            training images: 0.95 means 95 times in 100.
+        confident: How often answers that are called confident should be right, for pictures like
+            the training images: 0.95 means 95 times in 100.
         opset: Version of the ONNX operators, for a runtime that knows no later one. Default: the
             one that PyTorch writes.
         data: Folder of the dataset. Default: that of training.

@@ -41,7 +41,7 @@ def with_network(
     """Return `changes` of the recipe `base` with the settings that go with the network, and notes.
 
     The network is the one that `changes` name. For `photos-tuned`, it may also be that of the run
-    whose `weights` the new run starts from. What the user states stays.
+    whose `weights` the new run starts from. Settings that the user states are kept.
     Raises: LockstepError, also for a network of timm in a recipe that has no use for its weights.
     """
     model = str(changes.get("model"))
@@ -106,9 +106,9 @@ def slow_layers(parameters: Sequence[str]) -> dict[str, float]:
     """Return factors on the learning rate that slow all parameters before the last third of the
     blocks.
 
-    `parameters` are all names, in the order of the network. A block is what the last part of a
-    name that is a number counts, as `layer4.1` and `blocks.11`. Layers that are slow as a whole
-    have one entry.
+    `parameters` are all names, in the order of the network. A block is a name up to its last part
+    that is a number, as in `layer4.1` and `blocks.11`. Layers that are slow as a whole have one
+    entry.
     """
     blocks = [_block(name) for name in parameters]
     order = list(dict.fromkeys(filter(None, blocks)))

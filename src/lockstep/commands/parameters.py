@@ -75,7 +75,7 @@ _HINTS: dict[str, dict[str, Any]] = {
     "link": {"metavar": "K", "min": 1},
     "verify.seed": {"metavar": "TEXT"},
 }
-_JSON = "Print the result as JSON on stdout, one record a line, and nothing else there."
+_JSON = "Print the result as JSON on stdout, one record per line, and nothing else there."
 
 
 def shell(

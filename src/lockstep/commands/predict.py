@@ -36,8 +36,8 @@ def load(
             training evaluated it. Default: the newest.
         trust_code: Execute the model that the run names, if it is not built in.
         device: "auto", "cpu", "cuda", or a GPU by number as in "cuda:1".
-        confident: How often the answers that are called confident are right, for pictures like the
-            training images: 0.95 means 95 times in 100.
+        confident: How often answers that are called confident should be right, for pictures like
+            the training images: 0.95 means 95 times in 100.
 
     Returns:
         The classifier.
@@ -79,15 +79,16 @@ def predict(
     """Classify images with a trained run, or with a model file alone.
 
     Each image gets a line with its path, its class and the probability of that class. A run that
-    was trained on the features of a pretrained network, on at least 50 images, also says what the
-    answer is worth. A confident answer is right at least 95 times in 100, for pictures like the
-    training images. Others are unsure. An image is unfamiliar if it is like none of the training
-    images: do not trust its class.
+    was trained on the features of a pretrained network, on at least 50 images, also says how far to
+    trust the answer. Confident answers are meant to be right at least 95 times in 100, for pictures
+    like the training images. Other answers are unsure. An image is unfamiliar if it resembles none
+    of the training images: do not trust its class.
 
     Images come in the order in which they are given, and the images of a folder sorted by name.
     Each is prepared as in an evaluation and computed alone, so its probabilities have the same bits
-    whatever else is classified. Batches, as `lockstep eval` computes them, may give other low-order
-    bits. A file that cannot be read is reported on stderr, and the exit code is 3 at the end.
+    whatever else is classified. Batches, as `lockstep eval` computes them, may give different
+    low-order bits. A file that cannot be read is reported on stderr, and the exit code is 3 at the
+    end.
 
     Examples:
       lockstep predict runs/photos cat.jpg holiday/
@@ -100,8 +101,8 @@ def predict(
         images: Images, or folders of images with their subfolders.
         top: How many of the most probable classes to print.
         csv: Print a table: a row for each image, a column for each class.
-        confident: How often the answers that are called confident are right, for pictures like the
-            training images: 0.95 means 95 times in 100.
+        confident: How often answers that are called confident should be right, for pictures like
+            the training images: 0.95 means 95 times in 100.
         checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
             those that training evaluated. Default: the newest.
         device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.

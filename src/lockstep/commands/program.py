@@ -82,7 +82,7 @@ Examples:
   lockstep train                        train on handwritten digits, in seconds
   lockstep eval runs/digits-1           evaluate that run
   lockstep predict runs/digits-1 a.png  classify images
-  lockstep serve runs/digits-1          classify pictures on a page
+  lockstep serve runs/digits-1          classify pictures on a web page
   lockstep train cifar10 --name mine    train on CIFAR-10, downloaded once
   lockstep train runs/mine --resume     continue after Ctrl-C
   lockstep verify runs/mine             compute its last steps again, and compare every bit

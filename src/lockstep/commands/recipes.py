@@ -57,7 +57,7 @@ def recipes() -> Iterator[str | Record]:
 def show(what: str) -> Iterator[str | Record]:
     """Print a recipe, or the recipe of a run, as TOML.
 
-    To change a recipe, save the output as a file, edit it, and train it.
+    To change a recipe, save the output to a file, edit the file, and train with it.
 
     Examples:
       lockstep show cifar10-tutorial > mine.toml        then: lockstep train mine.toml

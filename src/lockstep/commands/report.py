@@ -66,14 +66,14 @@ def report(
     """Write a page about a run.
 
     The page shows accuracy, training curves, confusion matrix, calibration, the mistakes as
-    pictures, and the recipe. It is one HTML file that loads nothing from the network. The newest
-    checkpoint classifies the test images again for it. If the data are missing, the page has no
+    pictures, and the recipe. It is one HTML file that loads nothing from the network. For the page,
+    the newest checkpoint classifies the test images again. If the data are missing, the page has no
     pictures, and says why.
 
     Args:
         run: Folder of a run.
-        output: The file to write. Default: report.html in the folder of the run. A page about other
-            images than those of training does not replace a report that exists.
+        output: The file to write. Default: report.html in the folder of the run. A page about
+            images other than those of training does not replace an existing report.
         data: Folder of the dataset. Default: that of training.
         processes: Number of processes. Default: as in training.
         device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.

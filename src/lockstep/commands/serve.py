@@ -49,8 +49,8 @@ def serve(
         port: Port to listen on; 0 takes any free one.
         checkpoint: The checkpoint after this many steps, or best: the one with the best accuracy of
             those that training evaluated. Default: the newest.
-        confident: How often the answers that are called confident are right, for pictures like the
-            training images: 0.95 means 95 times in 100.
+        confident: How often answers that are called confident should be right, for pictures like
+            the training images: 0.95 means 95 times in 100.
         device: cpu, cuda, GPUs by number as in cuda:0,2, or auto: GPUs if there are any.
         trust_code: Execute code that a recipe file or a run names: a model or a dataset that is not
             built in.

@@ -1,5 +1,5 @@
-"""What commands have in common: they do a job, for the shell or for a Python program, and the shell
-prints what they return.
+"""Functions that all commands share: do a job for the shell or for a Python program, and print for
+the shell what a command returns.
 """
 
 import json
@@ -41,8 +41,8 @@ def call(function: Callable[..., Any], given: dict[str, Any]) -> None:
 
 
 def present(result: Any, as_json: bool, quiet: bool = False) -> None:
-    """Print what a command returned: str(result), or its record as JSON. Of an iterator, each part
-    at once.
+    """Print what a command returned: str(result), or its record as JSON. Print each part of an
+    iterator at once.
 
     A part that is a text is for people only, and one that is a dict for programs only, as the
     result of a run: its process 0 has printed the rest. A line of a table has escapes of its own.

@@ -27,8 +27,8 @@ _SURVEYED = ("test_share", "group", "label_source", "fit", "left_out")
 
 
 def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
-    """Return the changes of the recipe that the options of a command or a function state. An own
-    model or dataset may be a function.
+    """Return the changes of the recipe that the options of a command or a function state. A model
+    or dataset of your own may be a function.
     """
     allowed = {*Recipe.options, *Placement.model_fields}
     settable = {*Recipe.model_fields} - allowed - {"name"}  # which is an argument of its own

@@ -79,8 +79,8 @@ def train(
         verbose: Also print what otherwise only log.txt has: all settings, and how they were chosen.
         quiet: Print only errors. log.txt still has everything.
         **options: Settings by name: `epochs`, `lr`, `seed`, `towers`, `processes`, `device` and so
-            on; None leaves the default. `model` and `dataset` also take a function of yours, if a
-            file has it. The manual describes all options.
+            on; None leaves the default. `model` and `dataset` also take a function of yours, if it
+            is defined in a file. The manual describes all options.
 
     Returns:
         The run. After Ctrl-C, or the interrupt of a notebook, its state is saved, `run.complete` is

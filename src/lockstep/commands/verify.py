@@ -41,10 +41,10 @@ def verify(
 ) -> Iterator[str | Record]:
     """Compute steps of a run again, and compare every bit.
 
-    By default, the steps are those between the newest two valid checkpoints, or from the newest one
+    By default, the steps are those between the two newest valid checkpoints, or from the newest one
     to the result. The contents of checkpoints, model.safetensors and result.json are compared, and
-    the output names the fields that are not. Any number of processes can verify a run. The folder
-    is only read, so it may be a copy, or that of a run in training.
+    the output names the fields that are not compared. Any number of processes can verify a run. The
+    folder is only read, so it may be a copy, or belong to a run that is still training.
 
     A run of `lockstep train --keep all` is a chain of checkpoints. --all, --sample and --link
     replay its links. A link that is missing, exchanged or edited is an error.

@@ -60,7 +60,7 @@ class Placement(Settings):
         log_every: Steps between two lines of the log. Default: 10 in log.txt, and a line every 10
             seconds elsewhere.
         save_every: Steps between two checkpoints. Default: 1000.
-        save_every_s: Seconds of training that a crash may cost at most; 0 saves by steps only.
+        save_every_s: The most seconds of training that a crash may cost; 0 saves by steps only.
             Default: 30.
         eval_every: Steps between two evaluations. Default: only at the end.
         summary_every: Steps between two TensorBoard summaries; 0 writes none. Default: 100.

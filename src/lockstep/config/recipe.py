@@ -70,12 +70,12 @@ class Recipe(Settings):
             adds grey margins, squash changes the proportions.
         interpolation: The filter that resizes images of a folder, with antialiasing: bicubic or
             bilinear.
-        test_share: Share of the images that become the test part, by a hash of each file, if a
+        test_share: Share of the images that become test images, chosen by a hash of each file, if a
             folder has none.
         group: Regular expression on the path of an image in its folder. Its first group in
-            parentheses, or else all that it matches, names the group of the image. Images of one
-            group always stay in one split.
-        layout: Where the classes stand if a folder can be read in several ways: folders (each
+            parentheses, or else the whole match, names the group of the image. Images of one group
+            always stay in one split.
+        layout: Where to read the classes if a folder can be read in several ways: folders (each
             folder in it is a class), table, or names (of the files, by `label_from`).
         label_column: Column of the folder's table that has the classes. Multi-label data may have
             one column of 0 and 1 for each label, as in cat,dog. Default: label, class, category or
@@ -83,14 +83,14 @@ class Recipe(Settings):
         group_column: Column of the table that has the groups, as in `group`. Default: group.
         split_column: Column of the table that has train, val or test. Default: split.
         label_from: Regular expression on the path of an image in its folder. Its first group in
-            parentheses, or else all that it matches, is the label.
+            parentheses, or else the whole match, is the label.
         label_separator: The text that separates the labels of an image, as in cat;dog.
         left_out: Paths of images in the folder that are not used. `skip_damaged` sets it.
         multi_label: A picture may have several labels, or none. The loss is the sum over the
             classes of binary cross-entropies, and each class has a probability of its own.
         held_out: Number of training images that are left out and evaluated in place of the test
-            images, so that you can choose settings without looking at those. They are the same for
-            every seed.
+            images, so that you can choose settings without looking at the test images. The held-out
+            images are the same for every seed.
         model: A built-in model, timm:NAME with its trained weights, or your own as
             package.module:function.
         model_options: Keyword arguments of the model's function; see its docstring.
@@ -106,7 +106,7 @@ class Recipe(Settings):
         batch: Images per step, over all towers.
         steps: Length of the run in steps; or give `epochs`.
         epochs: Length of the run in epochs; or give `steps`.
-        min_steps: The least number of steps of a run whose length is in epochs.
+        min_steps: The minimum number of steps of a run whose length is in epochs.
         optimizer: The update rule.
         lr: Base learning rate.
         schedule: The factor on the learning rate at each step.
@@ -118,13 +118,14 @@ class Recipe(Settings):
             float32, on features that the layers before it compute once for each image, with the
             weights of init_sha256.
         balanced: Train for tests in which all classes are equally frequent, whatever their shares
-            of the training images: the loss adds the logarithm of its class's share to each logit.
-            False: train for the shares of the training images.
-        lr_factors: Name of a layer or parameter -> factor on its learning rate; the longest name
-            counts. The factor 0 freezes a layer, with its buffers, and its norm layers use their
-            running averages.
+            of the training images: the loss adds to each logit the logarithm of the share of its
+            class. False: train for the shares of the training images.
+        lr_factors: Name of a layer or parameter -> factor on its learning rate; the longest
+            matching name counts. The factor 0 freezes a layer, with its buffers, and its norm
+            layers use their running averages.
         ema: Exponential moving average of the parameters.
-        precision: float32, bfloat16, float16, or auto: chosen by the hardware for a new run.
+        precision: float32, bfloat16, float16, or auto: chosen to suit the hardware when a run
+            is created.
         arithmetic: native: the fastest kernels, whose low-order bits depend on the kind of CPU.
             portable: bit-exact on every CPU tried, in float32 (docs/portable.md).
         threads_per_tower: CPU threads of a tower; another number changes low-order bits.
