@@ -94,7 +94,7 @@ Examples:
 Exit codes:
   0  done                               4    environment or processes
   1  crash, or non-finite loss; or      129  stopped by SIGHUP, state saved
-     verify found other bits            130  stopped by Ctrl-C, state saved
+     verify found different bits        130  stopped by Ctrl-C, state saved
   2  wrong usage or recipe              143  stopped by SIGTERM, state saved
   3  missing or damaged data""",
 )
