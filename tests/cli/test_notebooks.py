@@ -101,7 +101,7 @@ def executed(folder, parameters, **environment):
         if "parameters" in tags(cell):
             cell.source += "".join(f"\n{name} = {value}" for name, value in parameters.items())
     places = {"IPYTHONDIR": str(folder / "ipython"), "XDG_CACHE_HOME": str(folder / "cache")}
-    return execute(text, folder, **_outside(), **places, **environment)
+    return execute(text, folder, **(_outside() | places | environment))
 
 
 @pytest.mark.slow
