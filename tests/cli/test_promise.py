@@ -72,9 +72,10 @@ def native(trained_once):
     return trained_once(*SHORT, "--no-portable")[1]["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launchers",
-    [[PLAIN], pytest.param([SLURM, OPEN_MPI], marks=pytest.mark.slow)],
+    [[PLAIN], [SLURM, OPEN_MPI]],
     ids=["plain", "Slurm, Open MPI"],
 )
 def test_an_outer_launch_is_one_run_and_resumes_unasked(tmp_path, native, launchers):

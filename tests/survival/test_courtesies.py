@@ -130,6 +130,7 @@ def trained(start, tmp_path, name, **environment):
     return start("train", "photos", *options, **environment)
 
 
+@pytest.mark.slow
 def test_a_run_ends_complete_where_all_is_refused(program, tmp_path, preloaded):
     """One note for each call, and the weights of a run that nothing was refused."""
     photos_of(tmp_path)
