@@ -5,6 +5,7 @@ Options come from the command line's own parameters, settings from the fields of
 """
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from inspect import getdoc
 from typing import Any
@@ -77,7 +78,8 @@ def commands() -> Iterator[str]:
             named = ", ".join(f"`{p.opts[0]}`" for p in same)
             also = f" It also takes these options of the table of settings: {named}."
         yield from [f"### {words}", "", f"**lockstep {words}** {' '.join(arguments)}".rstrip(), ""]
-        yield from [f"{command.get_short_help_str(120)}{also}", ""]
+        text = f"{command.get_short_help_str(120)}{also}"
+        yield from [*textwrap.wrap(text, 120, break_on_hyphens=False), ""]
         if own := [
             option(p) for p in command.params if p.param_type_name == "option" and p not in same
         ]:

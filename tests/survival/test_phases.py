@@ -12,8 +12,8 @@ from benchmarks.survival import FAULTS, PHASES, Case, MissError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Each phase meets a fault that is hard for it, and each fault a phase. The run goes on by itself,
-# continues by --resume, or is started again.
+# Every phase of a run is interrupted by the fault that is hardest for it, and every fault occurs
+# once. Afterwards the run continues by itself, continues by --resume, or is started again.
 CASES = {
     Case("import", "SIGTERM", 2): "again",
     Case("join", "SIGINT", 2): "again",
