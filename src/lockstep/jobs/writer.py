@@ -17,7 +17,7 @@ from lockstep.jobs.policy import Policy
 from lockstep.jobs.replica import Replica
 from lockstep.jobs.result import Result, judged
 from lockstep.jobs.specs import TrainSpec
-from lockstep.jobs.startup import detail_lines, link_lines, placement_lines, startup_lines
+from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
 from lockstep.listeners.events import Listener
 from lockstep.listeners.log import Log
@@ -84,7 +84,7 @@ class RunWriter:
         replica, placement, step = self.replica, self.spec.placement, self.replica.state.step
         self.policy.load_state_dict(metadata)
         block = startup_lines(replica, self.folder.path if self.folder else self.spec.path)
-        block += link_lines(replica)
+        block += host_lines(replica)
         details = [*detail_lines(replica), *placement_lines(replica)]
         if self.folder is None:
             return
