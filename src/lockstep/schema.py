@@ -142,8 +142,7 @@ def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) ->
         return unknown(f"{title} setting", name, {*allowed, *inner}, shown=allowed)
     if item["type"] == "missing":
         return f"{title} setting {name!r} is missing"
-    # Our own validators raise ValueErrors; the other sentences are pydantic's.
-    problem = str(item["ctx"]["error"]) if item["type"] == "value_error" else item["msg"]
+    problem = problem_of(item)
     if title == "placement":  # All its settings are options.
         return f"{option(name, item['input'])}: {problem}"
     try:
@@ -151,6 +150,14 @@ def _sentence(settings: type[Settings], fields: Mapping[str, Any], item: Any) ->
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep brackets
         got = "a value that is too long"
     return f"{title} setting {name:.300}: got {got}: {problem}" if name else problem
+
+
+def problem_of(item: Any) -> str:
+    """Return what one of pydantic's errors says is allowed."""
+    if item["type"] == "value_error":  # raised by a validator of ours
+        return str(item["ctx"]["error"])
+    text: str = item["msg"]
+    return text.replace("Input should be", "it must be").partition(", unable")[0]
 
 
 def _allowed_names(
