@@ -141,8 +141,9 @@ class _Command(TyperCommand):
             from lockstep.config.recipe import Recipe  # --help does not wait for it
             from lockstep.schema import problem_of
 
-            if isinstance(error.__cause__, ValueError):  # pydantic's, of a value
-                item = error.__cause__.errors()[0]
+            cause: Any = error.__cause__
+            if isinstance(cause, ValueError):  # pydantic's, of a value
+                item = cause.errors()[0]
                 vars(error)["message"] = f"got {item['input']!r}: {problem_of(item)}"
             other, own = called(getattr(error, "option_name", "")), {p.name for p in self.params}
             if other in own:
