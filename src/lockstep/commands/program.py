@@ -141,9 +141,8 @@ class _Command(TyperCommand):
             from lockstep.config.recipe import Recipe  # --help does not wait for it
             from lockstep.schema import problem_of
 
-            cause: Any = error.__cause__
-            if isinstance(cause, ValueError):  # pydantic's, of a value
-                item = cause.errors()[0]
+            if cause := getattr(error.__cause__, "errors", None):  # pydantic's, of a value
+                item = cause()[0]
                 vars(error)["message"] = f"got {item['input']!r}: {problem_of(item)}"
             other, own = called(getattr(error, "option_name", "")), {p.name for p in self.params}
             if other in own:
