@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from lockstep import hardware, numerics
 from lockstep.classify.inputs import Source, Sources, image_of, in_order, is_one, items
-from lockstep.config.placement import Placement, device_for, gpus_here
 from lockstep.config.recipe import Recipe
 from lockstep.core.evaluation import classify
 from lockstep.core.loss import probabilities_of
@@ -29,17 +28,14 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.launch.modes import without_modes
-from lockstep.messages import logger
 from lockstep.pages.prediction import Prediction, judged, prediction_of, with_evidence
 from lockstep.pictures.decode import Decoding, decode_image
-from lockstep.runs.provenance import compare, sources
 from lockstep.runs.run import Run
-from lockstep.runs.statefile import StateFile, read, step_of, step_or_best
+from lockstep.runs.statefile import StateFile, read, step_of
 from lockstep.schema import validated
 
 _MAX_IMAGE_VALUES = 1 << 24  # height * width * channels of one image
-_END_OTHERS = "end other programs"  # if there is too little memory
+END_OTHERS = "end other programs"  # if there is too little memory
 
 
 class Classifier:
@@ -217,7 +213,7 @@ class Classifier:
 
         Raises: LockstepError for too little memory.
         """
-        with self._computing(), self._turn, hardware.memory_named(_END_OTHERS):
+        with self._computing(), self._turn, hardware.memory_named(END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
             prediction = prediction_of(name, row[0], self.classes, top, self.thresholds)
@@ -262,7 +258,6 @@ class Classifier:
         """
         with (
             numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact),
-            without_modes(),
             torch.no_grad(),
         ):
             yield
@@ -305,40 +300,6 @@ class Classifier:
                 DATA,
             )
         return decode_image(source, self.decoding)
-
-
-def load(
-    source: str | Path | Run,
-    checkpoint: str | int | None = None,
-    trust_code: bool = False,
-    device: str = "auto",
-    confident: float = 0.95,
-) -> Classifier:
-    """Return the classifier of a run, a checkpoint or a model file; see `lockstep.load`."""
-    if not 0 < confident < 1:
-        raise LockstepError(
-            f"confident: got {confident}: give a share of right answers between 0 and 1, as in 0.99"
-        )
-    recipe, file = weights_of(source, step_or_best(checkpoint))
-    recipe.require_trust(file.path, trust_code, ["model"])
-    gpus = gpus_here(validated(Placement, {"device": device_for(recipe.arithmetic, device)}))
-    with hardware.memory_named(_END_OTHERS):
-        classifier = Classifier(
-            recipe, file, torch.device("cuda", gpus[0]) if gpus else torch.device("cpu"), confident
-        )
-    here = sources(recipe.model)
-    # The recorded files may include those of a dataset, which a classifier does not need.
-    before = {
-        path: sha256
-        for path, sha256 in file.metadata.get("model_source", {}).items()
-        if path in here
-    }
-    if changed := compare({"model_source": before}, {"model_source": here}):
-        logger.warning(
-            f"the source of model {recipe.model} is not the one it was trained with "
-            f"({'; '.join(map(str, changed))})"
-        )
-    return classifier
 
 
 def run_of(source: str | Path | Run) -> tuple[Run | None, int | None]:

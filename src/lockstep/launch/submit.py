@@ -153,16 +153,21 @@ def _temporary_folder(processes: int) -> Iterator[Path]:
 
 def _inline(spec: Spec, output: Output) -> Outcome:
     numerics.prepare(spec.recipe.threads_per_tower)  # before anything imports torch
+    import torch
+
     from lockstep.jobs.context import Context
-    from lockstep.launch.modes import plain
     from lockstep.launch.worker import run_worker
 
     received: Record = {}
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # the usual one; it belongs to the whole process
     try:
-        with plain():
+        with numerics.without_modes():
             record, code = run_worker(spec, World(), Context(output, send=received.__setitem__))
     except SystemExit as left:
         code = int(left.code or 0)
+    finally:
+        torch.set_default_dtype(dtype)
     if code:
         return stopped(spec, code - SIGNAL_BASE, received.get, output.quiet)
     return Outcome(record, run=begun(spec, received.get))
