@@ -105,7 +105,7 @@ def test_each_column_has_its_own_name_and_each_label_its_place():
     names = next(csv.reader([head]))
     assert len({*names}) == len(names)
     labels, probabilities = ("a|b", "c"), torch.tensor([0.9, 0.8]).double()
-    found = prediction_of("x", probabilities, labels, 1, torch.tensor([0.5, 0.5]).double())
+    found = prediction_of("x", probabilities, labels, 1, [0.5, 0.5])
     assert r"x,a\|b|c,a\|b|c," in prediction_table.row(found, labels, labels)
     found = replace(found, labels=("a|b",))
     assert r"x,a\|b,a\|b," in prediction_table.row(found, labels, ["a|b"])

@@ -28,7 +28,7 @@ from lockstep.files import given, near
 from lockstep.head.activation import class_activation_map
 from lockstep.head.confidence import Confidence
 from lockstep.head.outliers import divided
-from lockstep.pages.prediction import Prediction, judged, prediction_of, with_evidence
+from lockstep.pages.prediction import Prediction, prediction_of, with_evidence
 from lockstep.pictures.decode import Decoding, decode_image
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import StateFile, read, step_of
@@ -216,16 +216,21 @@ class Classifier:
         with self._computing(), self._turn, hardware.memory_named(END_OTHERS):
             inputs = self._inputs(pixels)
             row = self._probabilities(inputs)
-            prediction = prediction_of(name, row[0], self.classes, top, self.thresholds)
-            if prediction.index is None:
-                return prediction
-            if evidence:
+            prediction = prediction_of(
+                name,
+                row[0],
+                self.classes,
+                top,
+                None if self.thresholds is None else self.thresholds.tolist(),
+                self.confidence.confident_from,
+                bool(self.confidence.unfamiliar(inputs)),
+            )
+            if evidence and prediction.explained:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
                 maps = class_activation_map(self._backbone, self._network, image, shown)
                 prediction = with_evidence(prediction, maps)
-        with self._computing():
-            return judged(prediction, self.confidence, inputs, self.classes)
+            return prediction
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the probabilities [n, classes] of images [n, H, W, C] of `image_shape`; NaN if

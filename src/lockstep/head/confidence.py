@@ -12,7 +12,6 @@ With multi-label data, all five folds are classified, and each label that is fou
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import progress
-
-Answer = Literal["confident", "unsure", "unfamiliar"]
 
 # In a model file: float32 [n, 3], for each image that was held out its label, the predicted class,
 # and the probability of this class. With multi-label data there is a row for each label that was
@@ -237,7 +234,7 @@ class Confidence:
         Raises: ValueError if they are not sound.
         """
         self.share = share
-        self.confident_from = None
+        self.confident_from: list[float] | None = None
         self.outliers = None
         _, known = divided(tensors)
         self.found_from = thresholds_of(known, classes)
@@ -247,24 +244,19 @@ class Confidence:
             multi_label = recipe.multi_label
             self.confident_from = least_confident(
                 answers, classes, share, recipe.balanced, multi_label
-            )
+            ).tolist()
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
 
-    def __call__(self, features: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each image and class whether this class is a confident answer, bool [n,
-        classes], and which images are unfamiliar, bool [n]: they have no confident answer. False
-        where the model file cannot tell.
+    def unfamiliar(self, features: Tensor) -> Tensor:
+        """Return which images are unfamiliar, bool [n]: they have no confident answer. False where
+        the model file cannot tell.
 
-        `features` is uint8 [n, 1, views, 4 * D], and `probabilities` float64 [n, classes], both on
-        the CPU.
+        `features` is uint8 [n, 1, views, 4 * D], on the CPU.
         """
-        unfamiliar = torch.zeros(len(features), dtype=torch.bool)
-        if self.outliers is not None:
-            unfamiliar = self.outliers(every_view(features)[:, 0])
-        least = torch.inf if self.confident_from is None else self.confident_from
-        # `least` is the probability of a held-out answer, and these are float32.
-        return (probabilities.float() >= least) & ~unfamiliar[:, None], unfamiliar
+        if self.outliers is None:
+            return torch.zeros(len(features), dtype=torch.bool)
+        return self.outliers(every_view(features)[:, 0])
 
 
 def _fold_of(train_set: Dataset) -> Tensor:

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loss import probabilities_of
 from lockstep.data.dataset import Dataset
@@ -14,7 +11,7 @@ from lockstep.head.confidence import Confidence
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import EvaluateSpec
 from lockstep.pages import prediction_table
-from lockstep.pages.prediction import judged, prediction_of
+from lockstep.pages.prediction import prediction_of
 
 
 def write_predictions(
@@ -53,24 +50,16 @@ def _lines(
     """Yield the lines of the file."""
     assert result.logits is not None
     classes, multi_label = dataset.classes, dataset.multi_label
-    thresholds = used_thresholds(result)
+    thresholds = result.multi_label.thresholds if result.multi_label else None
     yield prediction_table.head(classes, multi_label=multi_label, with_truth=True)
     for row, (name, logits) in enumerate(zip(names, result.logits, strict=True)):
         probabilities = probabilities_of(logits[None], multi_label)[0]
-        prediction = prediction_of(name, probabilities, classes, 1, thresholds)
+        least, unfamiliar = None, False
         if confidence is not None:
-            features = dataset.pixels(slice(row, row + 1)).cpu()
-            prediction = judged(prediction, confidence, features, classes)
+            least = confidence.confident_from
+            unfamiliar = bool(confidence.unfamiliar(dataset.pixels(slice(row, row + 1)).cpu()))
+        prediction = prediction_of(name, probabilities, classes, 1, thresholds, least, unfamiliar)
         yield prediction_table.row(prediction, classes, labels_of(dataset, row))
-
-
-def used_thresholds(result: Evaluation) -> Tensor | None:
-    """Return the least probability of a found label of each class, float64 [classes]; None with one
-    label an image.
-    """
-    return (
-        None if result.multi_label is None else torch.tensor(result.multi_label.thresholds).double()
-    )
 
 
 def labels_of(images: Dataset, row: int) -> list[str]:

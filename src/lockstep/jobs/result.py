@@ -282,7 +282,9 @@ def confident_answers(
     if confidence.confident_from is None:
         return None
     classes, own = len(dataset.classes), dataset.labels.cpu()
-    confident, _ = confidence(dataset.pixels(slice(None)).cpu(), probabilities)
+    least = torch.tensor(confidence.confident_from, dtype=torch.float64)
+    unfamiliar = confidence.unfamiliar(dataset.pixels(slice(None)).cpu())
+    confident = (probabilities.float() >= least) & ~unfamiliar[:, None]
     if dataset.multi_label:
         answers = probabilities >= confidence.found_from
     else:
@@ -295,6 +297,6 @@ def confident_answers(
         "right": right,
         "coverage": count / every if every else None,
         "accuracy": right / count if count else None,
-        "least": sorted({least for least in confidence.confident_from.tolist() if least <= 1}),
-        "never": int((confidence.confident_from > 1).sum()),
+        "least": sorted({each for each in confidence.confident_from if each <= 1}),
+        "never": int((least > 1).sum()),
     }
