@@ -8,7 +8,7 @@ import torch
 from tests.helpers import lockstep_error, recipe_with
 from tests.images import encoded, grey_folder, write
 
-from lockstep.commands.to_spec import labels_spec, train_spec
+from lockstep.commands.plan import labels_spec, train_spec
 from lockstep.config.placement import Placement
 from lockstep.jobs import labels
 from lockstep.jobs.context import Context

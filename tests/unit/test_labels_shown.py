@@ -14,7 +14,7 @@ from tests.runs import fit_here
 
 import lockstep
 from lockstep.classify.export import Graph
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.plan import fields_of_run
 from lockstep.data import arrays
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate

@@ -9,7 +9,7 @@ from tests.images import noise
 from tests.runs import change_state, fit_here
 from torch import nn
 
-from lockstep.commands.to_placement import placed
+from lockstep.commands.named import placed
 from lockstep.config.placement import Placement
 from lockstep.core.build import build_model
 from lockstep.core.multi_label import found_labels

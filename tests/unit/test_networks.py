@@ -18,10 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 import lockstep
+from lockstep.commands.named import placed, subject_of
 from lockstep.commands.network import slow_layers
-from lockstep.commands.subject import subject_of
-from lockstep.commands.to_placement import placed
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.plan import train_spec
 from lockstep.config.placement import Placement
 from lockstep.core.backbone import Backbone
 from lockstep.core.build import build_model, model_with, named_tensors

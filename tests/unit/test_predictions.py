@@ -17,7 +17,7 @@ from tests.runs import fit_here
 
 import lockstep
 from lockstep.commands.evaluate import evaluate_or_watch
-from lockstep.commands.of_run import fields_of_run
+from lockstep.commands.plan import fields_of_run
 from lockstep.commands.shell import present
 from lockstep.config.placement import Placement
 from lockstep.data.readers import load_digits

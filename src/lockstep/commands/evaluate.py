@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from lockstep.commands.of_run import evaluated, fields_of_run
+from lockstep.commands.plan import evaluated, fields_of_run
 from lockstep.commands.shell import record_of, require_writable
 from lockstep.errors import LockstepError, printable
 from lockstep.files import given, near

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lockstep import __version__, numerics
+from lockstep.commands.named import data_of, path_of, placement_of
 from lockstep.commands.predict import load
 from lockstep.commands.shell import in_shell, require_extra, require_writable
-from lockstep.commands.to_placement import data_of, path_of, placement_of
 from lockstep.errors import CRASH, DATA, LockstepError, option, printable
 from lockstep.files import deliver, given
 from lockstep.messages import logger, progress

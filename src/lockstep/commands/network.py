@@ -9,7 +9,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.commands.to_placement import Fields
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
@@ -19,6 +18,7 @@ from lockstep.models import TIMM
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED
 from lockstep.runs.run import Run
+from lockstep.schema import Fields
 
 if TYPE_CHECKING:
     from lockstep.pictures.photos import Survey

@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.recipe import Recipe
 from lockstep.errors import DATA, USAGE, LockstepError, option
 from lockstep.files import near, parse_json, read_bytes
-from lockstep.schema import dotted, validated
+from lockstep.schema import Fields, dotted, validated
 
 _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
@@ -29,9 +29,7 @@ _OF_KINDS = ("augmentation", "optimizer", "schedule")  # groups whose settings f
 _EVERY_MATRIX = "default"  # the key of weight_decay that fits any model
 
 
-def parse(
-    settings: Sequence[str] | Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
+def parse(settings: Sequence[str] | Fields, options: Fields) -> dict[str, Any]:
     """Return `NAME=VALUE` texts, or settings by name, and the options that are not None. Raises:
     LockstepError.
     """
@@ -90,8 +88,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def make(
-    fields: Mapping[str, Any],
-    *sources: Mapping[str, Any],
+    fields: Fields,
+    *sources: Fields,
     note: Callable[[str], None] = lambda text: None,
 ) -> Recipe:
     """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then
@@ -115,7 +113,7 @@ def make(
 
 
 def _drop_settings_of_another_model(
-    fields: dict[str, Any], source: Mapping[str, Any], note: Callable[[str], None]
+    fields: dict[str, Any], source: Fields, note: Callable[[str], None]
 ) -> None:
     """If `source` changes the model, drop the settings in `fields` that name parts of the old one.
 
@@ -148,7 +146,7 @@ def _drop_settings_of_another_model(
         )
 
 
-def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
+def _change(fields: dict[str, Any], source: Fields) -> None:
     before = _tower_batch(fields)
     # The user states the length. A file may state `min_steps` too.
     if "steps" in source or "epochs" in source:
@@ -184,7 +182,7 @@ def _change(fields: dict[str, Any], source: Mapping[str, Any]) -> None:
         fields["batch"] = before * fields.get("towers", 1)
 
 
-def _tower_batch(fields: Mapping[str, Any]) -> int | None:
+def _tower_batch(fields: Fields) -> int | None:
     """Return the tower batch before a change, or None if it is not a whole number."""
     batch, towers = fields.get("batch", 0), fields.get("towers", 1)
     if not _is_count(batch) or not _is_count(towers) or batch % towers:

@@ -19,7 +19,7 @@ from lockstep.core.state import NamedTensors
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.kernels.portable import arithmetic
 from lockstep.models import MODELS, TIMM
-from lockstep.schema import load_object
+from lockstep.schema import Fields, load_object
 
 _CHANNELS = ("in_chans", "in_channels")  # the names of timm, and of most other libraries
 _IMPLIED_CHANNELS = 3  # A function without such a parameter builds a network for RGB images.
@@ -78,7 +78,7 @@ def build_model(recipe: Recipe, shape: Shape, classes: int) -> nn.Module:
 
 
 def call(
-    name: str, function: Callable[..., Any], shape: Shape, classes: int, options: Mapping[str, Any]
+    name: str, function: Callable[..., Any], shape: Shape, classes: int, options: Fields
 ) -> Any:
     """Return what the model's `function` returns for images [C, H, W] of `shape` and this number of
     classes.

@@ -1,7 +1,6 @@
 """The recipe and the settings that fit a folder of images."""
 
 from collections import Counter
-from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +8,7 @@ from lockstep.errors import option
 from lockstep.messages import command
 from lockstep.models import TIMM
 from lockstep.recipes.built_in import FOLDER_STEPS, PACKAGED_NETWORKS
+from lockstep.schema import Fields
 from lockstep.text import listed
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def _equal_shares(survey: "Survey") -> bool:
     return moved / 2 < _MOVED
 
 
-def decay_of_head(
-    stated: Mapping[str, Any], multi_label: bool, classes: int, count: int
-) -> dict[str, Any]:
+def decay_of_head(stated: Fields, multi_label: bool, classes: int, count: int) -> dict[str, Any]:
     """Return the settings of `photos` that choose the weight decay for `count` training images of
     so many `classes`, unless the user has `stated` it. `multi_label` is the recipe's setting.
     """
@@ -108,7 +106,7 @@ class Fit(NamedTuple):
         return f"recipe {recipe}, because {self.why}; choose others with {other}"
 
 
-def fitting(survey: "Survey", stated: Mapping[str, Any], recipe: str | None = None) -> Fit:
+def fitting(survey: "Survey", stated: Fields, recipe: str | None = None) -> Fit:
     """Return what fits the images in `survey`. The user has `stated` settings, which stay, and may
     name the recipe.
 
