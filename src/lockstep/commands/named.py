@@ -15,8 +15,7 @@ from lockstep.config.placement import Placement, device_for
 from lockstep.config.recipe import Recipe
 from lockstep.data import IMAGE_FOLDER
 from lockstep.errors import DATA, LockstepError, option
-from lockstep.jobs.kept import downloaded
-from lockstep.jobs.weights import WeightsFile, known_weights
+from lockstep.jobs.weights import WeightsFile, downloaded, known_weights
 from lockstep.messages import logger
 from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe

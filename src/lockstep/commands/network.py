@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
 from lockstep.errors import LockstepError, option
-from lockstep.jobs.kept import settings_of_timm
-from lockstep.jobs.weights import WeightsFile, load_initial_weights
+from lockstep.jobs.weights import WeightsFile, load_initial_weights, settings_of_timm
 from lockstep.models import TIMM
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED

@@ -26,9 +26,8 @@ from lockstep.config.precision import resolve
 from lockstep.config.recipe import Recipe, plain_name
 from lockstep.data import IMAGE_FOLDER, MEMORY
 from lockstep.errors import LockstepError, called, option, unknown
-from lockstep.jobs.kept import kept
 from lockstep.jobs.specs import LabelsSpec, TrainSpec
-from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, known_weights
+from lockstep.jobs.weights import PACKAGED, WeightsFile, find_weights, kept, known_weights
 from lockstep.launch.world import World
 from lockstep.messages import logger
 from lockstep.recipes import get_recipe
