@@ -17,6 +17,7 @@ from lockstep.errors import LockstepError, option, unknown
 
 S = TypeVar("S", bound="Settings")
 Fields = Mapping[str, Any]  # the values of settings or options, by name
+Changes = dict[str, Any]  # the same, which may still change
 _SHOWN = 9  # errors that a message lists
 _MAX_DEPTH = 20  # of brackets
 _MOST_NUMBER = 1e300
@@ -88,12 +89,12 @@ def registry_of(union: Any) -> dict[str, type[Any]]:
     return {member.model_fields["kind"].default: member for member in get_args(union)}
 
 
-def dotted(fields: Fields, prefix: str = "") -> dict[str, Any]:
+def dotted(fields: Fields, prefix: str = "") -> Changes:
     """Return nested settings as one mapping with dotted names. An option of a model stays whole.
 
     Raises: LockstepError for two of one name.
     """
-    flat: dict[str, Any] = {}
+    flat: Changes = {}
     for key, value in fields.items():
         name = f"{prefix}{key}"
         whole = not isinstance(value, Mapping) or not value or prefix == "model_options."

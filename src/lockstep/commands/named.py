@@ -21,7 +21,7 @@ from lockstep.pictures.scan import require_folder
 from lockstep.recipes import RECIPES, get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS
 from lockstep.runs.run import Run
-from lockstep.schema import Fields, validated
+from lockstep.schema import Changes, Fields, validated
 
 if TYPE_CHECKING:
     from lockstep.pictures.examples import Examples
@@ -81,7 +81,7 @@ def subject_of(
     """
     kind, path = kind_of(what, changes, data)
     base: Recipe | None = None
-    settings: dict[str, Any] = {}  # of a recipe file
+    settings: Changes = {}  # of a recipe file
     source: Path | None = None  # states the recipe, and may be somebody else's
     run, fits = None, False
     match kind:
@@ -171,7 +171,7 @@ def kind_of(what: What, changes: Fields, data: Path | None) -> tuple[Kind, Path]
     return "recipe", path
 
 
-def with_importable(settings: Fields) -> dict[str, Any]:
+def with_importable(settings: Fields) -> Changes:
     """Return `settings` with a model and dataset of the user as package.module:function."""
     own = {name: _importable(name, settings[name]) for name in _OF_USER if name in settings}
     return {**settings, **own}

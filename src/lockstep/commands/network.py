@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.config.overrides import make
 from lockstep.config.recipe import Recipe
@@ -17,7 +17,7 @@ from lockstep.models import TIMM
 from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.recipes.fitting import PHOTOS, PHOTOS_TUNED
 from lockstep.runs.run import Run
-from lockstep.schema import Fields
+from lockstep.schema import Changes, Fields
 
 if TYPE_CHECKING:
     from lockstep.pictures.photos import Survey
@@ -45,7 +45,7 @@ def with_network(
     """
     model = str(changes.get("model"))
     tuned = base.name == PHOTOS_TUNED
-    settings: dict[str, Any] = {}
+    settings: Changes = {}
     notes: list[str] = []
     if base.name not in (PHOTOS, PHOTOS_TUNED):
         if model.startswith(TIMM):
@@ -76,7 +76,7 @@ def with_network(
     return {**settings, **changes}, notes
 
 
-def _of_run(recipe: Recipe) -> dict[str, Any]:
+def _of_run(recipe: Recipe) -> Changes:
     """Return the settings of a run's recipe that go with its network, if it has trained the last
     layer of a pretrained one.
     """
@@ -130,7 +130,7 @@ def _layers(name: str) -> Iterable[str]:
     return accumulate(name.split("."), "{}.{}".format)
 
 
-def scaled(recipe: Recipe, survey: "Survey", path: Path) -> dict[str, Any]:
+def scaled(recipe: Recipe, survey: "Survey", path: Path) -> Changes:
     """Return the settings of `recipe` for features of the size that its network gives some training
     photos, with the weights at `path`.
 

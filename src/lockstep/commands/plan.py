@@ -34,7 +34,7 @@ from lockstep.recipes import get_recipe
 from lockstep.recipes.fitting import FOLDER, PHOTOS, decay_of_head, fitting
 from lockstep.runs.run import Run
 from lockstep.runs.run_folder import fresh_path, is_begun, refuse_existing
-from lockstep.schema import Fields, validated
+from lockstep.schema import Changes, Fields, validated
 from lockstep.text import few, listed
 
 # what the user may state of the steps of a head
@@ -45,7 +45,7 @@ _KEPT = ("timeout", "eval_every", "save_every", "keep")  # of the last session, 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict[str, Any]:
+def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> Changes:
     """Return the changes of the recipe that the options of a command or a function state. A model
     or dataset of your own may be a function.
     """
@@ -68,9 +68,9 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> dict
 def with_stored_data(
     data: Any,
     what: What,
-    changes: dict[str, Any],
+    changes: Changes,
     init: Path | None,
-) -> dict[str, Any]:
+) -> Changes:
     """Write a dataset in memory to its file. Return `changes` with those that name it, and the
     weight decay that fits it in the recipe photos.
     """
@@ -307,7 +307,7 @@ def existing(run: str | Path | Run) -> Run:
     return run if isinstance(run, Run) else Run.open(run)
 
 
-def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> dict[str, Any]:
+def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> Changes:
     """Return what the specs of commands on an existing run have in common; `options` are those of
     the placement.
 
@@ -320,7 +320,7 @@ def fields_of_run(run: str | Path | Run, trust_code: bool, **options: Any) -> di
     return {"recipe": recipe, "placement": placement, "path": run.path}
 
 
-def evaluated(recipe: Recipe, placement: Placement, path: Path) -> dict[str, Any]:
+def evaluated(recipe: Recipe, placement: Placement, path: Path) -> Changes:
     """Return fields of a spec: the `split` to evaluate of the run at `path`, "all" if the user has
     given a folder of other images, and `surveyed`, as a job looks for images only once.
 

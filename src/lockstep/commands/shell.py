@@ -28,7 +28,7 @@ from lockstep.runs.run import Run
 _as_json: ContextVar[bool | None] = ContextVar("_as_json", default=None)
 
 
-def call(function: Callable[..., Any], given: dict[str, Any]) -> None:
+def call(function: Callable[..., Any], given: Record) -> None:
     """Call the `function` of a command for the shell, with what was `given`, and print what it
     returns.
     """
