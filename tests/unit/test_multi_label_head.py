@@ -19,13 +19,15 @@ from lockstep.data.dataset import Dataset
 from lockstep.head.confidence import (
     ANSWERS,
     FOLDS,
+    THRESHOLDS,
     Confidence,
+    best_thresholds,
     confidence_tensors,
     held_out,
     least_confident,
+    thresholds_of,
     with_best_decay,
 )
-from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.jobs.context import Context
 from lockstep.jobs.evaluate import evaluate
 from lockstep.jobs.specs import EvaluateSpec, VerifySpec

@@ -6,8 +6,11 @@ classifies this fold. This is done for as many folds as have 1,000 images togeth
 each class counts as many images as the smallest. A model file holds these answers, so that the
 threshold of confident answers can be derived for any share of right ones.
 
-With multi-label data, all five folds are classified, and each label that is found is an answer
-(`found.py`).
+With multi-label data, all five folds are classified, and each label that is found is an answer. The
+threshold of a class, from which probability on its label is found, is half of the best F1 on these
+images: for calibrated probabilities, no other threshold has a better F1 (Lipton, Elkan and
+Narayanaswamy, 2014, arXiv:1402.1892). The threshold that happens to be the best on these images
+would follow their noise.
 """
 
 from collections.abc import Mapping
@@ -21,14 +24,15 @@ from torch.nn import functional
 from lockstep.config.recipe import BoundRecipe, Recipe
 from lockstep.core.backbone import Backbone
 from lockstep.core.loss import loss_of
+from lockstep.core.multi_label import HALF, counted
 from lockstep.core.state import State
 from lockstep.data.dataset import Dataset
 from lockstep.errors import LockstepError
-from lockstep.head.found import THRESHOLDS, best_thresholds, thresholds_of
 from lockstep.head.outliers import LEAST_IMAGES, Outliers, divided, every_view
 from lockstep.kernels.portable import arithmetic
 from lockstep.messages import progress
 
+THRESHOLDS = "multi_label/thresholds"  # in a model file: float32 [classes]
 # In a model file: float32 [n, 3], for each image that was held out its label, the predicted class,
 # and the probability of this class. With multi-label data there is a row for each label that was
 # found; if the image does not have it, the number of classes stands in place of the label.
@@ -228,7 +232,7 @@ class Confidence:
         classes: int,
         share: float = SHARE,
     ) -> None:
-        """Use the tensors of a model file, from here, head/found.py and head/outliers.py, for
+        """Use the tensors of a model file, from here and head/outliers.py, for
         the features that `backbone` computes. Other tensors do not matter. See `least_confident`.
 
         Raises: ValueError if they are not sound.
@@ -257,6 +261,38 @@ class Confidence:
         if self.outliers is None:
             return torch.zeros(len(features), dtype=torch.bool)
         return self.outliers(every_view(features)[:, 0])
+
+
+def thresholds_of(tensors: Mapping[str, Tensor], classes: int) -> Tensor:
+    """Return the thresholds in the `tensors` of a model file, float32 [classes]; 0.5 without them.
+
+    Raises: ValueError if they are not sound.
+    """
+    thresholds = tensors.get(THRESHOLDS)
+    if thresholds is None:
+        return torch.full([classes], HALF, dtype=torch.float32)
+    sound = thresholds.dtype == torch.float32 and thresholds.shape == (classes,)
+    if not sound or not ((thresholds >= 0) & (thresholds <= 1)).all():
+        raise ValueError(f"its tensor {THRESHOLDS} is not one probability for each class")
+    return thresholds
+
+
+def best_thresholds(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Return the threshold of each class, float32 [classes]; 0.5 for a class without labels.
+
+    `probabilities` is float32 [n, classes], and `labels` uint8 [n, classes].
+    """
+    columns = zip(probabilities.unbind(1), labels.bool().unbind(1), strict=True)
+    return torch.tensor([_half_of_best(*column) for column in columns], dtype=torch.float32)
+
+
+def _half_of_best(probabilities: Tensor, own: Tensor) -> float:
+    """Return half of the best F1 of one class, by `probabilities` [n] and `own`, bool [n]."""
+    total = int(own.sum())
+    if not total:
+        return HALF
+    _, found, right = counted(probabilities.double(), own)
+    return float((2 * right / (found + total).double()).max()) / 2
 
 
 def _fold_of(train_set: Dataset) -> Tensor:

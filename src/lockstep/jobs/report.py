@@ -10,8 +10,7 @@ from lockstep.core.loss import probabilities_of
 from lockstep.files import Record
 from lockstep.head.activation import class_activation_map
 from lockstep.jobs.context import Context
-from lockstep.jobs.evaluate import confidence_of, judge
-from lockstep.jobs.predictions import labels_of
+from lockstep.jobs.evaluate import confidence_of, judge, labels_of
 from lockstep.jobs.result import confident_answers
 from lockstep.jobs.specs import ReportSpec
 from lockstep.pages.page import address

@@ -23,9 +23,8 @@ from lockstep.config.recipe import Recipe
 from lockstep.errors import ENVIRONMENT, SIGNAL_BASE, STOP_SIGNALS, LockstepError, option
 from lockstep.files import NOTED, Record, noted
 from lockstep.jobs.specs import Output, Spec
-from lockstep.launch.relay import Relay
 from lockstep.launch.signals import handled_by
-from lockstep.launch.supervisor import Outcome as Outcome, Supervisor, begun, stopped
+from lockstep.launch.supervisor import Outcome as Outcome, Relay, Supervisor, begun, stopped
 from lockstep.launch.world import RENDEZVOUS, SERVED, World
 from lockstep.messages import LoggedLines, logger
 from lockstep.text import plural, size
