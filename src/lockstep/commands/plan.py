@@ -133,30 +133,30 @@ def with_initial_weights(
     A run to continue, with the recipe `stated`, needs no file. It is an error if the recipe, or the
     run to continue, states other weights.
     """
+    own, given = recipe.init_sha256, weights and weights.sha256
     if stated is not None:
         known = stated.get("init_sha256")
-        if weights is not None and weights.sha256 != known:
+        if weights is not None and given != known:
             raise LockstepError(
                 f"{path} was not started from {weights.path}: leave out {option('init')} to resume "
                 f"it"
             )
-        if weights or recipe.init_sha256 is None:
-            return recipe.replace(init_sha256=known)
+        own = known if weights or own is None else own
     elif weights is not None:
-        if recipe.init_sha256 not in (None, weights.sha256, *PACKAGED):
+        if own not in (None, given, *PACKAGED):
             raise LockstepError(
-                f"{weights.path}: the file has the sha256 {weights.sha256}, but the recipe's "
-                f"init_sha256 is {recipe.init_sha256}: give that file, or "
-                f"{option('settings', 'init_sha256=none')} to start from this one"
+                f"{weights.path}: the file has the sha256 {given}, but the recipe's init_sha256 is "
+                f"{own}: give that file, or {option('settings', 'init_sha256=none')} to start from "
+                f"this one"
             )
-        return recipe.replace(init_sha256=weights.sha256)
-    elif recipe.init_sha256 not in (None, *PACKAGED) and not kept(recipe.init_sha256):
+        own = given
+    elif own not in (None, *PACKAGED) and not kept(own):
         raise LockstepError(
-            f"the recipe starts from weights (init_sha256 {str(recipe.init_sha256)[:12]}...): give "
-            f"their file or run as {option('init')}, or start from random ones with "
+            f"the recipe starts from weights (init_sha256 {str(own)[:12]}...): give their file or "
+            f"run as {option('init')}, or start from random ones with "
             f"{option('settings', 'init_sha256=none')}"
         )
-    return recipe
+    return recipe.replace(init_sha256=own)
 
 
 def folder_for(

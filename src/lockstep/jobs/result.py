@@ -124,17 +124,27 @@ class Result:
         """Return the fields of result.json that recipe and data decide. `lockstep verify` computes
         them again.
         """
-        replica, recipe = self.replica, self.replica.recipe
+        replica, recipe, best = self.replica, self.replica.recipe, self.best
+        every = self.evaluations.items()
+        found = {
+            "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in every},
+            "accuracy_interval": wilson_interval(best.correct, best.examples),
+            "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
+            "confident": self.confident,
+        }
+        if best.multi_label:
+            classes = best.multi_label.by_class(replica.splits["train"].classes)
+            found |= {**best.multi_label.summary(), "classes": classes}
         return {
             "recipe": recipe.name,
             "digest": recipe.digest(),
             "weights_sha256": replica.state.weights_sha256(),
             "steps": replica.state.step,
             "examples": replica.state.step * recipe.batch,
-            **scores(self.evaluations, self.confident, replica.splits["train"].classes),
+            **{name: value for name, value in found.items() if value is not None},
             "warnings": self.warnings(),
             "left_out": [*recipe.left_out],
-            "loss": {kind: result.loss for kind, result in self.evaluations.items()},
+            "loss": {kind: each.loss for kind, each in every},
         }
 
     def record(self, log: Log, run: RunFolder, started: float, mixed: bool) -> Record:
@@ -213,24 +223,6 @@ class Result:
             lines.append(("gpus", gpu_text(record)))
         lines += [("sha256", f"{record['weights_sha256']} ({scope})")]
         return [*lines, ("next", f"{judge}   or   {use}")]
-
-
-def scores(
-    evaluations: Mapping[str, Evaluation], confident: Record | None, classes: tuple[str, ...]
-) -> Record:
-    """Return what result.json has of `evaluations`, and `confident` of them: all that the weights
-    decide.
-    """
-    best = next(iter(evaluations.values()))
-    found = {
-        "accuracy": {"ema": None} | {kind: each.accuracy for kind, each in evaluations.items()},
-        "accuracy_interval": wilson_interval(best.correct, best.examples),
-        "accuracy_without_augmentation": best.summary().get("accuracy_without_augmentation"),
-        "confident": confident,
-    }
-    if best.multi_label:
-        found |= {**best.multi_label.summary(), "classes": best.multi_label.by_class(classes)}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
