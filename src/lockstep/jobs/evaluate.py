@@ -14,9 +14,8 @@ from lockstep.files import Record, deliver
 from lockstep.head.confidence import SHARE, Confidence
 from lockstep.jobs.agreement import require_equal, restore
 from lockstep.jobs.context import Context
-from lockstep.jobs.replica import Replica
+from lockstep.jobs.replica import Replica, read_splits
 from lockstep.jobs.specs import EvaluateSpec
-from lockstep.jobs.splits import read_splits
 from lockstep.messages import logger
 from lockstep.pages import prediction_table
 from lockstep.pages.prediction import prediction_of
