@@ -261,10 +261,7 @@ class Classifier:
         """Compute as an evaluation does, whatever flags, threads and modes of torch the program
         has.
         """
-        with (
-            numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact),
-            torch.no_grad(),
-        ):
+        with numerics.own_flags(self.recipe.threads_per_tower, self.recipe.exact), torch.no_grad():
             yield
 
     def _probabilities(self, inputs: Tensor, counted: Tensor | None = None) -> Tensor:

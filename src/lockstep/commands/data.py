@@ -46,10 +46,7 @@ def fetch(name: str, data: Path | None = None) -> Iterator[str | Record]:
 
 
 def check(
-    photos: Path,
-    labels: bool = False,
-    html: Path | None = None,
-    **options: Any,
+    photos: Path, labels: bool = False, html: Path | None = None, **options: Any
 ) -> Iterator[str | Record]:
     """Read every image of a folder, and report problems before you train on it.
 

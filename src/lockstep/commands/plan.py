@@ -65,12 +65,7 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> Chan
     return with_importable(changes)
 
 
-def with_stored_data(
-    data: Any,
-    what: What,
-    changes: Changes,
-    init: Path | None,
-) -> Changes:
+def with_stored_data(data: Any, what: What, changes: Changes, init: Path | None) -> Changes:
     """Write a dataset in memory to its file. Return `changes` with those that name it, and the
     weight decay that fits it in the recipe photos.
     """

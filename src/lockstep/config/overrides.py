@@ -15,9 +15,7 @@ _MAX_BYTES = 1 << 20  # of a recipe file
 _LITERAL_NAMES = {"true": True, "false": False, "none": None}
 _OF_ONE_MODEL = ("model_options", "weight_decay", "lr_factors")  # these name parts of a model
 # shorthand -> the setting that it switches, and its values without and with it
-_SWITCHES = {
-    "portable": ("arithmetic", "native", "portable"),
-}
+_SWITCHES = {"portable": ("arithmetic", "native", "portable")}
 _ONE_SETTING = (
     ("batch", "tower_batch"),
     ("steps", "epochs"),
@@ -88,9 +86,7 @@ def read_file(path: Path) -> Changes:
 
 
 def make(
-    fields: Fields,
-    *sources: Fields,
-    note: Callable[[str], None] = lambda text: None,
+    fields: Fields, *sources: Fields, note: Callable[[str], None] = lambda text: None
 ) -> Recipe:
     """Return the recipe of `fields`, changed by each of `sources` in order (a file's settings, then
     options).

@@ -200,8 +200,7 @@ def model_with(recipe: Recipe, shape: Shape, classes: int, tensors: NamedTensors
         ):
             names = ", ".join(differing[:5])
             raise LockstepError(
-                f"the weights are of another model than {recipe.model}: {names} differ",
-                DATA,
+                f"the weights are of another model than {recipe.model}: {names} differ", DATA
             )
     # A new tensor has the default dtype of the caller's program. So these tensors take the
     # place of the new ones.

@@ -47,11 +47,7 @@ _FINE = 2.0**30  # parts of a squared error that count, so that a sum of 2^33 er
 _LEAST = 2 / 3
 
 
-def confidence_tensors(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-) -> dict[str, Tensor]:
+def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
     """Return the tensors that a model file needs to tell confident answers; {} if there are too few
     images, or the head is not linear.
 
@@ -117,10 +113,7 @@ def with_best_decay(bound: BoundRecipe, state: State, train_set: Dataset) -> Bou
 
 
 def held_out(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-    folds: int,
+    bound: BoundRecipe, state: State, train_set: Dataset, folds: int
 ) -> tuple[Tensor, Tensor]:
     """Classify the images of `folds` fifths of the `train_set`, each with a head that was trained
     without its fifth.
@@ -148,11 +141,7 @@ def held_out(
 
 
 def least_confident(
-    answers: Tensor,
-    classes: int,
-    share: float,
-    balanced: bool,
-    multi_label: bool = False,
+    answers: Tensor, classes: int, share: float, balanced: bool, multi_label: bool = False
 ) -> Tensor:
     """Return the least probability of a confident answer for each predicted class, float64
     [classes].
@@ -188,13 +177,7 @@ def least_confident(
     return least
 
 
-def _least(
-    answers: Tensor,
-    weights: Tensor,
-    share: float,
-    more: float,
-    enough: int = 1,
-) -> float:
+def _least(answers: Tensor, weights: Tensor, share: float, more: float, enough: int = 1) -> float:
     """Return the least probability, `_LEAST` or more, from which on there are `enough` answers, and
     a `share` of them is right; or infinity.
 
@@ -307,11 +290,7 @@ def _fold_of(train_set: Dataset) -> Tensor:
             content = train_set.pixels(slice(row, row + 1)).cpu().numpy().tobytes()
             numbers.append(number_of.setdefault(content, len(number_of)))
         groups = torch.tensor(numbers)
-    _, first_rows, group_of = np.unique(
-        groups.numpy(),
-        return_index=True,
-        return_inverse=True,
-    )
+    _, first_rows, group_of = np.unique(groups.numpy(), return_index=True, return_inverse=True)
     labels = train_set.labels.cpu().numpy()[first_rows]
     if train_set.multi_label:  # an equal share of the images with the same labels
         labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
@@ -326,11 +305,7 @@ def _fold_of(train_set: Dataset) -> Tensor:
 # in memory. All heads see the batches of the run's plan, and a mask removes each head's held-out
 # fifth from its loss, which a tower cannot do. The update is `State.apply`, as everywhere.
 def _trained(
-    bound: BoundRecipe,
-    state: State,
-    train_set: Dataset,
-    fold_of: Tensor,
-    folds: int,
+    bound: BoundRecipe, state: State, train_set: Dataset, fold_of: Tensor, folds: int
 ) -> State:
     """Return one linear layer with the outputs of `folds` heads one after the other, each trained
     without its fold. All start from zeros.

@@ -152,11 +152,7 @@ def _differences(spec: EvaluateSpec, replica: Replica, checkpoint: StateFile) ->
 
 
 def write_predictions(
-    path: Path,
-    ctx: Context,
-    dataset: Dataset,
-    result: Evaluation,
-    confidence: Confidence | None,
+    path: Path, ctx: Context, dataset: Dataset, result: Evaluation, confidence: Confidence | None
 ) -> None:
     """Write what `result` says of each example of `dataset`, in its order, to the file `path`.
     `confidence` tells which answers are confident; None: this is not known.

@@ -259,9 +259,7 @@ def judged(
 
 
 def confident_answers(
-    confidence: Confidence,
-    dataset: Dataset,
-    probabilities: Tensor,
+    confidence: Confidence, dataset: Dataset, probabilities: Tensor
 ) -> Record | None:
     """Return how many answers on `dataset` are confident and right; None if the model file cannot
     tell. With multi-label data, each label that is found is an answer.
