@@ -103,7 +103,7 @@ def test_the_weight_decay_is_the_best_for_left_out_images():
 
 def test_thresholds_and_sure_labels_hold_for_other_images():
     tensors = tensors_of(*examples(1500, 1))
-    chosen = thresholds_of(tensors, 3)
+    chosen = thresholds_of(tensors[THRESHOLDS], 3)
     assert chosen[2] < 0.45  # the rarest
     values, labels = examples(4000, 2)
     rows, probabilities = of(held_out, values, labels, RECIPE, FOLDS)
@@ -127,9 +127,9 @@ def test_answers_are_the_labels_that_were_found():
     portable = tensors_of(values, labels, RECIPE.replace(arithmetic="portable"))
     assert torch.allclose(portable[THRESHOLDS], tensors[THRESHOLDS], atol=1e-3)
     assert tensors_of(values[:49], labels[:49]) == {}
-    assert thresholds_of({}, 2).tolist() == [0.5, 0.5]
+    assert thresholds_of(None, 2).tolist() == [0.5, 0.5]
     with pytest.raises(ValueError, match="one probability for each class"):
-        thresholds_of(tensors, 4)
+        thresholds_of(tensors[THRESHOLDS], 4)
     with pytest.raises(ValueError, match="has no classes and probabilities"):
         least_confident(tensors[ANSWERS], 3, 0.95, balanced=False)
 

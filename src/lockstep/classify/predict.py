@@ -225,7 +225,7 @@ class Classifier:
                 self.confidence.confident_from,
                 bool(self.confidence.unfamiliar(inputs)),
             )
-            if evidence and prediction.explained:
+            if evidence:
                 image = torch.from_numpy(pixels)[None]
                 shown = [self.classes.index(label) for label in prediction.explained]
                 maps = class_activation_map(self._backbone, self._network, image, shown)

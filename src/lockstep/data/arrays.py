@@ -365,10 +365,8 @@ def _index(where: str, label: Any) -> int:
     try:
         return operator.index(label)
     except TypeError:
-        if isinstance(label, str):
-            remedy = "give the place of its name in classes"
-        else:
-            remedy = "give labels.astype(int)"
+        by_name = "give the place of its name in classes"
+        remedy = by_name if isinstance(label, str) else "give labels.astype(int)"
         _refuse(where, f"the label is a {type(label).__name__}, expected a whole number: {remedy}")
 
 

@@ -56,9 +56,15 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     """
     if len(train_set) < LEAST_IMAGES or not _is_linear(bound.recipe, state):
         return {}
-    if train_set.multi_label:
-        return _of_multi_label(bound, state, train_set)
     classes = len(train_set.classes)
+    if train_set.multi_label:
+        rows, probabilities = held_out(bound, state, train_set, FOLDS)
+        labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
+        thresholds = best_thresholds(probabilities, labels)
+        images, found = (probabilities >= thresholds).nonzero().unbind(1)
+        own = torch.where(labels[images, found] == 1, found, classes)
+        answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
+        return {THRESHOLDS: thresholds, ANSWERS: answers}
     smallest = int(train_set.labels.bincount(minlength=classes).min())
     folds = -(-_ENOUGH * FOLDS // max(1, classes * smallest))
     rows, probabilities = held_out(bound, state, train_set, min(FOLDS, folds))
@@ -66,17 +72,6 @@ def confidence_tensors(bound: BoundRecipe, state: State, train_set: Dataset) -> 
     labels = train_set.labels[rows].float()
     answers = torch.stack([labels, best.indices.float(), best.values], 1)
     return {ANSWERS: answers.cpu()}
-
-
-def _of_multi_label(bound: BoundRecipe, state: State, train_set: Dataset) -> dict[str, Tensor]:
-    """Return the tensors of `confidence_tensors` with multi-label data."""
-    rows, probabilities = held_out(bound, state, train_set, FOLDS)
-    labels, probabilities = train_set.labels[rows].cpu(), probabilities.cpu()
-    thresholds = best_thresholds(probabilities, labels)
-    images, found = (probabilities >= thresholds).nonzero().unbind(1)
-    own = torch.where(labels[images, found] == 1, found, len(train_set.classes))
-    answers = torch.stack([own.float(), found.float(), probabilities[images, found]], 1)
-    return {THRESHOLDS: thresholds, ANSWERS: answers}
 
 
 def _is_linear(recipe: Recipe, state: State) -> bool:
@@ -224,13 +219,11 @@ class Confidence:
         self.confident_from: list[float] | None = None
         self.outliers = None
         _, known = divided(tensors)
-        self.found_from = thresholds_of(known, classes)
-        known.pop(THRESHOLDS, None)
+        self.found_from = thresholds_of(known.pop(THRESHOLDS, None), classes)
         answers = known.pop(ANSWERS, None)
         if answers is not None:
-            multi_label = recipe.multi_label
             self.confident_from = least_confident(
-                answers, classes, share, recipe.balanced, multi_label
+                answers, classes, share, recipe.balanced, recipe.multi_label
             ).tolist()
         if known:
             self.outliers = Outliers(known, backbone.output[0] if backbone else 0)
@@ -246,12 +239,11 @@ class Confidence:
         return self.outliers(every_view(features)[:, 0])
 
 
-def thresholds_of(tensors: Mapping[str, Tensor], classes: int) -> Tensor:
-    """Return the thresholds in the `tensors` of a model file, float32 [classes]; 0.5 without them.
+def thresholds_of(thresholds: Tensor | None, classes: int) -> Tensor:
+    """Return the `thresholds` of a model file, float32 [classes]; 0.5 if it has none.
 
     Raises: ValueError if they are not sound.
     """
-    thresholds = tensors.get(THRESHOLDS)
     if thresholds is None:
         return torch.full([classes], HALF, dtype=torch.float32)
     sound = thresholds.dtype == torch.float32 and thresholds.shape == (classes,)

@@ -239,23 +239,25 @@ def _scope_of_bits(recipe: Recipe, mixed_arithmetic: bool, device: str) -> str:
 
 
 def judged(
-    replica: Replica, evaluations: dict[str, Evaluation], model: Mapping[str, Tensor]
-) -> tuple[dict[str, Evaluation], Record | None]:
-    """Return `evaluations` as the file of the classifier answers, whose tensors `model` has, and
-    what `confident_answers` returns.
+    replica: Replica,
+    evaluations: dict[str, Evaluation],
+    model: Mapping[str, Tensor],
+    memory: list[int],
+) -> Result:
+    """Return the result of the `evaluations` as the file of the classifier answers, whose tensors
+    `model` has.
 
     With multi-label data, the file has its own least probability of a label that is found.
     """
     recipe, test_set = replica.recipe, replica.test_set
     kind, best = next(iter(evaluations.items()))
-    confidence = Confidence(model, recipe, replica.backbone, len(test_set.classes))
+    confidence, confident = Confidence(model, recipe, replica.backbone, len(test_set.classes)), None
     if best.multi_label:
-        found = best.at(confidence.found_from, test_set.labels)
-        evaluations = evaluations | {kind: found}
-    if best.logits is None:
-        return evaluations, None
-    probabilities = probabilities_of(best.logits, test_set.multi_label)
-    return evaluations, confident_answers(confidence, test_set, probabilities)
+        evaluations = evaluations | {kind: best.at(confidence.found_from, test_set.labels)}
+    if best.logits is not None:
+        probabilities = probabilities_of(best.logits, test_set.multi_label)
+        confident = confident_answers(confidence, test_set, probabilities)
+    return Result(replica, evaluations, confident, memory)
 
 
 def confident_answers(

@@ -18,7 +18,7 @@ from lockstep.files import Record, open_to_write
 from lockstep.jobs.agreement import require_equal_states
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
-from lockstep.jobs.result import Result, judged
+from lockstep.jobs.result import judged
 from lockstep.jobs.specs import TrainSpec
 from lockstep.jobs.startup import detail_lines, host_lines, placement_lines, startup_lines
 from lockstep.listeners import console
@@ -253,9 +253,8 @@ class RunWriter:
         # To find out which answers are confident may take as long as the training.
         with self.ctx.signals_end_at_once(True):
             tensors, metadata = replica.model_file()
-            evaluations, confident = judged(replica, evaluations, tensors)
             mixed = is_mixed(folder.earlier, self.identity)
-            result = Result(replica, evaluations, confident, memory)
+            result = judged(replica, evaluations, tensors, memory)
             record = result.record(self.log, folder, self.spec.started, mixed)
         folder.finish(record, tensors, metadata)
         self.log.note(*console.block(result.lines(record, folder.model)))
