@@ -57,7 +57,7 @@ def exported(
         "decoding": classifier.decoding._asdict(),
         "multi_label": classifier.recipe.multi_label,
         "thresholds": None if thresholds is None else thresholds.tolist(),
-        "confident_from": None if least is None else finite(least),
+        "confident_from": finite(least),
         "familiar_from": outliers and float(outliers.threshold),
     }
     outputs = ["probabilities", "similarity"] if outliers else ["probabilities"]

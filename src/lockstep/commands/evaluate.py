@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -334,7 +334,7 @@ def watched(
     warn(f"{run.path}: all is evaluated, see {log.path}")
 
 
-def table_lines(classes: Sequence[Mapping[str, Any]], confusion: list[list[int]]) -> list[str]:
+def table_lines(classes: Sequence[ClassRecord], confusion: list[list[int]]) -> list[str]:
     """Return a table with a line per class: its examples, its accuracy, and its row of the
     confusion matrix.
 
@@ -350,7 +350,7 @@ def table_lines(classes: Sequence[Mapping[str, Any]], confusion: list[list[int]]
     return _aligned(rows)
 
 
-def labels_table(classes: Sequence[Mapping[str, Any]]) -> list[str]:
+def labels_table(classes: Sequence[ClassRecord]) -> list[str]:
     """Return a table with a line per class, where an image has any number of labels."""
     return _aligned([[printable(name), *cells] for name, *cells in label_rows(classes)])
 

@@ -59,10 +59,8 @@ def changes_of(settings: Sequence[str] | Fields | None, options: Fields) -> Chan
                 f"{setting} is a setting of the recipe: give settings={{{setting!r}: ...}}"
             )
         raise LockstepError(unknown("option", name, allowed))
-    changes = parse(
-        settings or (), {name: options[name] for name in options if name in Recipe.options}
-    )
-    return with_importable(changes)
+    own = {name: options[name] for name in options if name in Recipe.options}
+    return with_importable(parse(settings or (), own))
 
 
 def with_stored_data(data: Any, what: What, changes: Changes, init: Path | None) -> Changes:
@@ -74,8 +72,7 @@ def with_stored_data(data: Any, what: What, changes: Changes, init: Path | None)
     if "dataset" in changes:
         raise LockstepError("data= is a dataset, and dataset= names another one: give one of them")
     named = changes | {"dataset": MEMORY, "dataset_sha256": "0" * 64}
-    weights = find_weights(init) if init else None
-    subject = subject_of(what, named, None, True, weights)
+    subject = subject_of(what, named, None, True, find_weights(init) if init else None)
     sha256 = store(data, subject.recipe.image_px)
     if what == PHOTOS:
         train = load_stored(sha256)["train"]

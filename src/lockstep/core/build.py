@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ class _Allowance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._left = self._most = 4 * sum(map(_cost, stored.values())) + _SPARE_BYTES
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Any = (), kwargs: Fields | None = None
     ) -> Any:
         """Return what an operation returns, if the allowance has room for it."""
         given = dict(kwargs or {})

@@ -38,17 +38,15 @@ from lockstep.pictures.decode import Decoding, UnreadableImageError, decode_imag
 from lockstep.pictures.pixels import Bytes, RowCache, folder
 from lockstep.schema import load_object
 
-Label = (
-    int | list[int]
-)  # the number of a class, or with multi-label data those of all classes, in order
+# the number of a class, or with multi-label data those of all classes, in order
+Label = int | list[int]
 Widths = dict[int, str]  # of arrays of labels -> the first example with such an array
 
 _CLASSES = "classes"
 _GIVEN = "given"  # begins the names of the files of labels, and is the key of the images
 _CHUNK_BYTES = 64 << 20  # of images that are written at a time
-_MAX_UNNAMED = (
-    1_000_000  # classes; a label such as a timestamp would otherwise fill the memory with names
-)
+# classes; a label such as a timestamp would otherwise fill the memory with names
+_MAX_UNNAMED = 1_000_000
 _SPLIT_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 

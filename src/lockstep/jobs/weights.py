@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep import files, models
 from lockstep.config.recipe import Recipe
@@ -29,6 +29,7 @@ from lockstep.recipes.built_in import PACKAGED_NETWORKS
 from lockstep.runs import statefile
 from lockstep.runs.run import Run
 from lockstep.runs.statefile import SUFFIX
+from lockstep.schema import Changes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,8 +40,6 @@ _SHOWN = 6  # names or tensors of each kind in a message
 _COUNTER = "num_batches_tracked"  # counts the batches of this run, so it is not loaded
 # folder, file and SHA-256
 _URL = re.compile(r"(https://[^\s#]+/)([^/\s#]+(?<!\.tar\.gz))#sha256=([0-9a-f]{64})")
-
-_SUFFIX = ".pt"  # of a kept file whose URL has none: `kept` looks for one
 
 
 class WeightsFile(NamedTuple):
@@ -123,7 +122,7 @@ def downloaded(url: str) -> Path:
     base, name, sha256 = parts.groups()
     if found := kept(sha256):
         return found
-    suffix = Path(name.partition("?")[0]).suffix or _SUFFIX
+    suffix = Path(name.partition("?")[0]).suffix or ".pt"  # `kept` looks for a suffix
     path = folder() / f"{sha256}{suffix}"
     fetch_file(Archive(name, (base,), 0, sha256), path)
     return path
@@ -138,7 +137,7 @@ def settings_key(name: str, image_px: int | None) -> str:
     return files.cache_key("timm", name=name, image_px=image_px, timm=release, source=source)
 
 
-def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dict[str, Any]:
+def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> Changes:
     """Return the settings that go with timm's network `name`: what its configuration says, and with
     `with_weights` the SHA-256 of its trained weights, which are then kept.
 
@@ -149,7 +148,7 @@ def settings_of_timm(name: str, image_px: int | None, with_weights: bool) -> dic
     if with_weights:
         # One that is damaged is written again.
         with suppress(OSError, ValueError, KeyError, TypeError):
-            known: dict[str, Any] = files.read_json(index)
+            known: Changes = files.read_json(index)
             if kept(known["init_sha256"]):
                 return known
     from safetensors.torch import save
