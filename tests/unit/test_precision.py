@@ -10,7 +10,7 @@ from tests.helpers import recipe_with
 from tests.runs import fit_here
 
 from lockstep import hardware
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.plan import train_spec
 from lockstep.config import precision
 from lockstep.config.placement import Placement
 from lockstep.launch import submit
