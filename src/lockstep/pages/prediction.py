@@ -72,7 +72,7 @@ class Prediction:
     probabilities: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return the prediction as a JSON object, without arrays, which do not compare. Its keys
         are always the same.
         """
