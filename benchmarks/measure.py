@@ -353,7 +353,7 @@ def unfamiliar(call: Call) -> Figures:
     )
     figures = {}
     for each in sorted(call.data.iterdir()):
-        found = [one.answer == "unfamiliar" for one in classifier.predict([each])]
+        found = [one.mark == "unfamiliar" for one in classifier.predict([each])]
         figures[
             f"trained on {Path(call.what).name}: marked of {len(found)} images of {each.name}"
         ] = statistics.mean(found)

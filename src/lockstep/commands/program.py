@@ -74,8 +74,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
 
-The recipe decides the weights, to the last bit. The placement (devices, processes, intervals)
-decides only the speed. In native arithmetic, each kind of device has bits of its own.
+The recipe decides the weights, to the last bit. The placement (number of processes, intervals)
+decides only the speed. In native arithmetic, each kind of CPU or GPU has bits of its own.
 
 \b
 Examples:
