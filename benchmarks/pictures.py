@@ -317,7 +317,7 @@ def badges() -> str:
     parts, x = [STYLE], 0
     for name, value in (
         ("Python", project["requires-python"].removeprefix(">=") + "+"),
-        ("license", project["license"]),
+        ("licence", project["license"]),
         ("digits sha256", digits[:8]),
     ):
         first, second = round(6.5 * len(name)) + 14, 8 * len(value) + 14

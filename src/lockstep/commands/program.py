@@ -79,7 +79,7 @@ decides only the speed. In native arithmetic, each kind of CPU or GPU has bits o
 
 \b
 Examples:
-  lockstep train                        train on handwritten digits, in seconds
+  lockstep train                        train on handwritten digits, in 10 to 40 s
   lockstep eval runs/digits-1           evaluate that run
   lockstep predict runs/digits-1 a.png  classify images
   lockstep serve runs/digits-1          classify pictures on a web page
