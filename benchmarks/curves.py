@@ -183,7 +183,10 @@ def _loss(measured: Measured) -> list[str]:
         label(16, 46, f"Training loss of lockstep train digits, mean of {MEAN} steps"),
         *_axes(TOP, HEIGHT, -3, 1, 1, steps),
     ]
-    for at, what in ((measured.killed, "kill -9 of a process"), (measured.resumed, "resumed from here")):
+    for at, what in (
+        (measured.killed, "kill -9 of a process"),
+        (measured.resumed, "resumed from here"),
+    ):
         x = LEFT + (RIGHT - LEFT) * at / (steps - 1)
         left = at == min(measured.killed, measured.resumed)
         parts += [
