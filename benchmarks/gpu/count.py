@@ -19,9 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
 from benchmarks.gpu.trial import Facts, Table, replica
+from lockstep.core import loop
 from lockstep.core.loop import Observer
 from lockstep.core.tower import Tower
-from lockstep.data import dataset, transforms
+from lockstep.data import transforms
 
 # A launch does not depend on the number of images, but a batch must have one for each tower.
 CASES = (
@@ -73,7 +74,7 @@ def counted(case: str, as_graph: bool = True) -> Facts:
     with (
         operators_of_a_gpu(),
         graphs_of_a_gpu(),
-        mock.patch.object(dataset, "to_device", wraps=transforms.to_device) as to_device,
+        mock.patch.object(loop, "to_device", wraps=transforms.to_device) as to_device,
     ):
         changes = {"arithmetic": "native", "steps": _BEFORE + 1}
         trained = replica(case, torch.device("cpu"), 300, changes)

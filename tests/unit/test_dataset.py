@@ -107,6 +107,19 @@ def test_a_large_file_stays_on_the_cpu(monkeypatch, train_set):
         )
 
 
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_towers_and_steps_that_are_drawn_together_have_the_values_of_each_alone(name):
+    dataset = invented.load("cifar10", 300)["train"]
+    plans = [plan(step, augmentation=AUGMENTATIONS[name]()) for step in range(4)]
+    together = dataset.draw(plans, range(1, 4))
+    for step, tower in itertools.product(range(4), range(1, 4)):
+        alone = dataset.draw([plans[step]], [tower])
+        assert together.keys() == alone.keys()
+        for key, values in alone.items():
+            assert np.array_equal(together[key][step, tower - 1], values[0, 0])
+            assert together[key].dtype == values.dtype
+
+
 class Copies(TorchDispatchMode):
     """Counts the copies from the CPU to another device."""
 
