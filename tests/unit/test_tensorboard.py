@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tests.helpers import SHAPES, parts, read_rows, recipe_with, summaries
 from tests.runs import fit_here
 from torch import nn
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lockstep.config.placement import Placement
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.monitor import ACTIVITIES
+from lockstep.listeners import tensorboard
 from lockstep.listeners.tensorboard import EventFile, TensorBoard, histogram, image, scalar
 from lockstep.models import MODELS
 from lockstep.schema import load_object
@@ -155,14 +156,14 @@ def a_board(folder, module, shape=(1, 1, 2), dtype=torch.float32):
 def test_a_folder_that_cannot_be_written_costs_only_summaries(
     tmp_path, monkeypatch, caplog, is_file, reason
 ):
-    def full(self, record):
+    def full(content):
         raise OSError(28, "No space left on device")
 
     folder = tmp_path / "tb"
     if is_file:
         folder.touch()
     board = a_board(folder, nn.Linear(2, 2))
-    monkeypatch.setattr(RecordWriter, "write", full)
+    monkeypatch.setattr(tensorboard, "checksum", full)
     event = SimpleNamespace(step=1, time=0.0, split="test", results={"raw": Evaluation(2, 1, 0.5)})
     for _ in range(2):
         board.evaluation(event)
@@ -170,6 +171,12 @@ def test_a_folder_that_cannot_be_written_costs_only_summaries(
     assert caplog.messages == [
         f"no TensorBoard summaries: cannot write in {folder}: {reason}. The run continues"
     ]
+
+
+@pytest.mark.parametrize("length", [4, 8, 255, 256, 257, 512, 5000])
+def test_a_records_checksum_is_tensorboards(length):
+    content = np.random.default_rng(length).bytes(length)
+    assert tensorboard.checksum(content) == masked_crc32c(content).to_bytes(4, "little")
 
 
 def test_event_files_of_the_same_second_sort_in_order(tmp_path, monkeypatch):

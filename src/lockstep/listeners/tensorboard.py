@@ -4,9 +4,9 @@ TensorFlow's tutorial ran its towers a second time for its summaries, on example
 trained on. Here the summaries use no other example and need no other pass. Tags do not name a
 tower.
 
-The format and the classes that write it are TensorBoard's. torch's SummaryWriter is not used: it
-writes in a thread of its own, which would take time from the core that trains, and a full disk ends
-it with a traceback.
+The format is TensorBoard's. torch's SummaryWriter is not used: it writes in a thread of its own,
+which would take time from the core that trains, and a full disk ends it with a traceback. Nor is
+TensorBoard's RecordWriter, whose checksum takes 0.1 to 0.8 us for each byte.
 """
 
 import contextlib
@@ -14,17 +14,19 @@ import io
 import itertools
 import os
 import socket
+import struct
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
@@ -39,6 +41,7 @@ from lockstep.messages import logger
 _VALUES = 2**20
 _IMAGES = 3
 _BINS = 64
+_BLOCK = 256  # bytes of which a checksum is looked up together
 # numbers this process's files, so that files of the same second sort in order
 _NUMBERS = itertools.count()
 
@@ -64,7 +67,10 @@ class EventFile:
         if self._file is not None:
             with self._errors_logged():
                 event.wall_time = time.time()
-                RecordWriter(self._file).write(event.SerializeToString())
+                content = event.SerializeToString()
+                length = struct.pack("<Q", len(content))
+                record = (length, checksum(length), content, checksum(content))
+                self._file.write(b"".join(record))
                 self._file.flush()
 
     def add(self, step: int, summaries: list[Summary]) -> None:
@@ -87,6 +93,41 @@ class EventFile:
             self.close()
             problem = f"cannot write in {self._folder}: {error.strerror}"
             logger.warning(f"no TensorBoard summaries: {problem}. The run continues")
+
+
+def checksum(content: bytes) -> bytes:
+    """Return the masked CRC-32C of `content`, of at least 4 bytes, as a record states it.
+
+    A checksum is linear, so that of a block is the exclusive or of one entry of a table for each
+    byte. The checksum so far is added to the first four bytes of the next block.
+    """
+    table = _checksums()
+    message = np.zeros(-(-len(content) // _BLOCK) * _BLOCK, np.uint8)
+    own = message[len(message) - len(content) :]  # Zeros before it change nothing.
+    own[:] = np.frombuffer(content, np.uint8)
+    own[:4] ^= 0xFF
+    blocks = table[np.arange(_BLOCK), message.reshape(-1, _BLOCK)]
+    first, second, third, fourth = table[:4].tolist()
+    crc = 0
+    for of_block in np.bitwise_xor.reduce(blocks, axis=1).tolist():
+        before = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255]
+        crc = of_block ^ before ^ fourth[crc >> 24]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
+
+
+@cache
+def _checksums() -> NDArray[np.uint32]:
+    """Return the CRC-32C of each value of each byte of a block, without its first and last
+    complement: [bytes, 256].
+    """
+    of_last: NDArray[Any] = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        of_last = of_last >> 1 ^ (of_last & 1) * np.uint32(0x82F63B78)
+    table = [of_last]
+    while len(table) < _BLOCK:
+        table.insert(0, of_last[table[0] & 255] ^ table[0] >> 8)
+    return np.stack(table)
 
 
 def scalar(tag: str, value: float) -> Summary:
