@@ -109,6 +109,27 @@ class Stream:
 Stream.current = Stream()
 
 
+class Event:
+    """A stand-in for torch.cuda.Event, of a GPU that has computed all at once."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        pass
+
+    def record(self) -> None:
+        """Note nothing."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def query(self) -> bool:
+        """Return that it is computed."""
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Return the milliseconds until `end`."""
+        return 0.0
+
+
 def _current_stream() -> Stream:
     return Stream.current
 
@@ -137,6 +158,7 @@ def graphs_of_a_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.cuda, "graph", _capture))
         stack.enter_context(mock.patch.object(Graph, "replays", 0))
         stack.enter_context(mock.patch.object(torch.cuda, "Stream", Stream))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event", Event))
         stack.enter_context(mock.patch.object(torch.cuda, "stream", Stream.entered))
         stack.enter_context(mock.patch.object(torch.cuda, "current_stream", _current_stream))
         yield
