@@ -3,7 +3,7 @@ tests.gpu.simulated LIBRARY`.
 
 The values are real, and the host may not touch the GPU's memory. It prints one line of JSON for
 each case: its name, whether the last checkpoint is that of the CPU, what made the host wait for the
-GPU in a step that nobody reads, and the error, if there is one.
+GPU in a step, and the error, if there is one.
 """
 
 import contextlib
@@ -55,14 +55,16 @@ from lockstep.jobs.verify import verify
 from lockstep.kernels import fused
 from lockstep.recipes import RECIPES, get_recipe
 
-STEPS, UNREAD = 3, 1  # no listener wants the step UNREAD
+STEPS, WATCHED = 3, 1  # the step WATCHED is neither the first nor the last one
 PORTABLE = ", portable"  # ends the names of cases in portable arithmetic
+SUMMARIES = "summaries of every step"
 SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
     "untrained": {"lr_factors.conv1": 0.0},
     "several labels": {"dataset": invented.MULTI_LABEL, "multi_label": True},
     "float16": {"precision": "float16"},
+    SUMMARIES: {},
     **{
         f"a model that is {flaw}": {"model": f"tests.gpu.simulated:{flaw}"}
         for flaw in ("waiting", "copying", "divided")
@@ -137,15 +139,13 @@ class Waits(TorchDispatchMode):
             for values in ((args, kwargs), result)
         )
         copies = func.name().startswith(("aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"))
-        queued = (kwargs or {}).get("non_blocking") or any(
-            argument is True for argument in args[2:3]
+        queued = copies and (
+            (kwargs or {}).get("non_blocking") or any(argument is True for argument in args[2:3])
         )
         read = func.name() == "aten::_local_scalar_dense" and args[0].is_cuda
-        if (
-            read
-            or ("cuda" in given and "cpu" in made)
-            or (copies and "cpu" in given and "cuda" in made and not queued)
-        ):
+        down = "cuda" in given and "cpu" in made
+        up = copies and "cpu" in given and "cuda" in made
+        if read or ((down or up) and not queued):
             own = [f for f in traceback.extract_stack() if "/src/lockstep/" in f.filename]
             self.found.append(
                 f"{Path(own[-1].filename).name}: {own[-1].name}" if own else func.name()
@@ -154,10 +154,10 @@ class Waits(TorchDispatchMode):
 
 
 def watched(waits: Waits, *args: object, **options: object) -> Generator[Requests]:
-    """Train as the loop does, and record the waits of the step that nobody reads."""
+    """Train as the loop does, and record the waits of the step WATCHED."""
     updates = loop.updates(*args, **options)
     for step in itertools.count():
-        with waits if step == UNREAD else contextlib.nullcontext():
+        with waits if step == WATCHED else contextlib.nullcontext():
             requested = next(updates, None)
         if requested is None:
             return
@@ -228,10 +228,10 @@ def case(name: str, weights: Path) -> tuple[Recipe, Path | None]:
 
 
 def trained(
-    recipe: Recipe, init: Path | None, device: torch.device, path: Path
+    recipe: Recipe, init: Path | None, device: torch.device, path: Path, summary_every: int = 100
 ) -> dict[str, Tensor]:
     """Return the tensors of the last checkpoint of a run on `device`."""
-    placement = Placement(device=device.type, init=init)
+    placement = Placement(device=device.type, init=init, log_every=1, summary_every=summary_every)
     spec = TrainSpec(recipe=recipe, placement=placement, path=path, started=0.0)
     train(spec, Context(device=device))
     return load_file(next(path.glob(f"checkpoints/*{recipe.steps}.safetensors")))
@@ -322,7 +322,9 @@ def main() -> None:
                         confirmed(recipe, Path(folder) / "gpu", one) for one in ("cpu", "cuda:0")
                     ]
                 else:
-                    gpu = trained(recipe, init, torch.device("cuda", 0), Path(folder) / "gpu")
+                    every = 1 if name == SUMMARIES else 100
+                    device = torch.device("cuda", 0)
+                    gpu = trained(recipe, init, device, Path(folder) / "gpu", every)
                 line["differ"] = [key for key in gpu | cpu if not torch.equal(gpu[key], cpu[key])]
                 line["equal"] = not line["differ"]
                 line |= {

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu
+from benchmarks.gpu.stand_ins import Graph, Stream, graphs_of_a_gpu
 from tests.helpers import cifar_like, parts, plan, tutorial_recipe
 
 from lockstep.core import captured
@@ -46,11 +46,9 @@ def called(compute, inputs=INPUTS, **options):
         calls.append(x)
         return compute(x)
 
-    once_captured = Captured(counted, **{"exact": True, **options})
-    results = [once_captured(seed, None, x) for x in inputs]
-    assert (
-        once_captured._output.numel() == 0
-    ) == once_captured._refused  # What is refused holds no memory.
+    captured = Captured("towers", counted, **{"exact": True, **options})
+    results = [captured(seed, None, x) for x in inputs]
+    assert captured._refused != bool(captured._graphs)  # What is refused holds no memory.
     return results, calls
 
 
@@ -101,14 +99,55 @@ def test_what_cuda_cannot_capture_runs_kernels_and_is_said_once(told):
     assert "\n" not in told[0]
 
 
-def test_another_size_is_captured_and_compared_again(told):
-    sizes = [x[:, :2] for x in INPUTS[:3]]
-    results, _ = called(lambda x: x.square(), [*INPUTS[:3], *sizes])
-    assert all(
-        torch.equal(result, x.square())
-        for result, x in zip(results, [*INPUTS[:3], *sizes], strict=True)
-    )
-    assert (Graph.replays, told) == (4, [])
+def test_each_size_is_captured_and_compared_once_in_the_same_memory(told):
+    inputs = [*INPUTS[:3], *(x[:, :2] for x in INPUTS[:3]), *INPUTS[3:]]
+    with mock.patch.object(Graph, "pool", autospec=True, side_effect=Graph.pool) as pool:
+        results, calls = called(lambda x: x.square(), inputs)
+    assert all(torch.equal(one, x.square()) for one, x in zip(results, inputs, strict=True))
+    assert (len(calls), Graph.replays, pool.call_count, told) == (6, 6, 1, [])
+
+
+def test_what_precedes_a_graph_runs_in_its_stream(told):
+    """Else the backward pass would wait for a stream that is not captured, and libraries would make
+    their handles during the capture.
+    """
+    main, used = Stream.current, []
+    Stream.waits.clear()
+    called(lambda x: used.append(Stream.current) or x * 2)
+    (stream,) = {*used}
+    assert len(used) == 3
+    assert stream is not main
+    assert Stream.waits == [(stream, main), (main, stream)] * 2  # of the two calls by kernels
+    assert Stream.current is main
+
+
+class Generator:
+    """A stand-in for a GPU's generator. While it is `capturing`, it draws in a capture only."""
+
+    def __init__(self):
+        self.capturing = False
+
+    def clone_state(self):
+        return Generator()
+
+    def graphsafe_set_state(self, other):
+        self.capturing = other.capturing
+
+
+def test_after_a_failed_capture_stream_and_generator_are_as_before(told):
+    main, generator = Stream.current, Generator()
+
+    def drawing(x):
+        generator.capturing |= Graph.capturing is not None
+        assert generator.capturing == (Graph.capturing is not None)
+        if Graph.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return x * 2
+
+    with mock.patch.object(torch.cuda, "default_generators", (generator,)):
+        called(drawing)
+    assert Stream.current is main
+    assert len(told) == 1
 
 
 def test_without_exactness_nothing_is_compared():

@@ -42,15 +42,15 @@ def sums(cross_entropy=256.0, last=80.0, correct=64.0):
     return Metrics(*one, torch.zeros(len(Requests().flags())), torch.zeros(4))
 
 
-def a_log(listeners, steps=25):
+def a_log(listeners, steps=25, device=torch.device("cpu")):  # noqa: B008  a constant
     recipe = recipe_with("digits", {"steps": steps})
-    return Log(recipe.bind(1442), listeners)
+    return Log(recipe.bind(1442), listeners, device=device)
 
 
 def step_of(log, step, metrics=None, **state):
-    log.step(
-        step, metrics or sums(), SimpleNamespace(**vars(STATE) | state), 0.1, torch.zeros(0), []
-    )
+    state = SimpleNamespace(**vars(STATE) | state)
+    log.step(step, metrics or sums(), state, 0.1, torch.zeros(0), [])
+    log.updated(step, state)
 
 
 class Recorder(Listener):
@@ -59,7 +59,7 @@ class Recorder(Listener):
     def __init__(self, every):
         self.every, self.events = every, []
 
-    def step(self, event, tensors):
+    def step(self, event):
         self.events.append(event)
 
 
@@ -69,10 +69,29 @@ def run(listeners, steps=25):
     for step in range(steps):
         log.begin(step)
         step_of(log, step)
-        log.updated(step, STATE)
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.note("  accuracy  90%")
+
+
+def test_a_gpu_sends_an_event_with_the_next_step_or_before_anything_else(monkeypatch):
+    monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 0)
+    recorder = Recorder(2)
+    log = a_log([recorder], 6, torch.device("cuda"))
+    sent = []
+    for step in range(6):
+        log.begin(step)
+        step_of(log, step, sums(float(step)))
+        if step == 2:
+            log.note("")
+        sent.append([event.step for event in recorder.events])
+    # The last step has nothing after it.
+    assert sent == [[], [0], [0, 2], [0, 2], [0, 2], [0, 2, 4, 5]]
+    assert [event.cross_entropy * 128 for event in recorder.events] == [0.0, 2.0, 4.0, 5.0]
+    late = a_log([recorder], 6, torch.device("cuda"))
+    step_of(late, 0)
+    late.close()
+    assert len(recorder.events) == 5
 
 
 def test_plain_lines_have_the_tutorials_shape_and_cadence():
@@ -276,14 +295,14 @@ def a_step(step, steps, **changes):
 )
 def test_the_eta_is_in_minutes_or_hours(seconds, text):
     stream = Terminal()
-    live(stream).step(a_step(0, 2, s_per_step=seconds), None)
+    live(stream).step(a_step(0, 2, s_per_step=seconds))
     assert f"ETA {text} " in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_the_line_fits_and_its_end_is_cut(width):
     stream = Terminal()
-    live(stream, width).step(a_step(99_998, 100_000), None)
+    live(stream, width).step(a_step(99_998, 100_000))
     (frame,) = frames(stream.getvalue())
     assert len(frame.rstrip()) <= width
     shown = [
@@ -320,7 +339,7 @@ def test_listeners_get_the_coefficients_of_decay_in_the_loss(terms, passed):
     """AdamW's is not: its state has coefficients, but no terms of the loss."""
     seen = []
     recorder = Recorder(1)
-    recorder.step = lambda event, tensors: seen.append(tensors.decay)
+    recorder.computed = lambda step, tensors: seen.append(tensors.decay)
     step_of(a_log([recorder]), 0, decay={"w": 0.1}, decay_losses=lambda: terms)
     assert seen == [passed]
 
@@ -352,6 +371,7 @@ def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
     log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])
+    log.updated(0, STATE)
     row = read_json(tmp_path / "metrics.jsonl")
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}

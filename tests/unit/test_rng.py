@@ -19,6 +19,11 @@ def test_words_never_change_and_an_arrays_are_its_elements():
     ]
 
 
+@given(st.integers(0, 2**63 - 1), st.lists(st.integers(0, 2**63 - 1), max_size=3))
+def test_a_seed_is_the_upper_part_of_the_word(seed, keys):
+    assert rng.seed_for(seed, "s", *keys) == int(rng.bits(seed, "s", *keys)) >> 1
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(0, 1000))
 def test_seed_and_epoch_are_not_interchangeable(seed, a, b):
     if a != b:

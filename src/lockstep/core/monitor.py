@@ -8,6 +8,7 @@ seconds within it to an activity. Needs no torch at import time.
 import mmap
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -68,20 +69,42 @@ class HeartbeatFile:
         return Beat(*self._fields)
 
 
+class Interval(NamedTuple):
+    """What a GPU computed between two events in its stream."""
+
+    activity: Activity
+    start: "torch.cuda.Event"
+    end: "torch.cuda.Event"
+
+    def seconds(self) -> float:
+        """Return how long it took. Waits for its end."""
+        self.end.synchronize()
+        return self.start.elapsed_time(self.end) / 1000  # type: ignore[no-any-return]
+
+
 class Mark(NamedTuple):
     """A reading of the clock."""
 
     seconds: float = 0.0  # time trained
     steps: int = 0  # steps done
     spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)  # seconds on each of ACTIVITIES
-    measured: int = 0  # steps that `spent` covers
+    measured: int = 0  # steps that `spent` and `queued` cover
+    queued: tuple[Interval, ...] = ()  # of a GPU, not read yet and not in `spent`
+
+    def spent_on(self) -> dict[Activity, float]:
+        """Return the seconds on each activity. Waits for the GPU."""
+        spent = dict(zip(ACTIVITIES, self.spent, strict=True))
+        for interval in self.queued:
+            spent[interval.activity] += interval.seconds()
+        return spent
 
 
 class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
-    A GPU computes asynchronously. There the activities are measured only if `begin_step` asks
-    for it, as each measurement waits for the device. The training time itself is right in any case.
+    A GPU computes asynchronously. There the activities are measured only if `begin_step` asks for
+    it, by events in the GPU's own stream, for which nobody waits before they are read. The training
+    time itself is right in any case.
 
     Attributes:
         warming_up: True while a step may take long, because it is the first one.
@@ -92,8 +115,9 @@ class Monitor(HeartbeatFile):
         self._activity: Activity | None = None  # what the present seconds count as
         # whether the present work has no time limit; this is so unless stated otherwise
         self._endless = True
-        self._measuring = True
-        self._gpu: torch.device | None = None
+        self._on_gpu = False
+        self._edge: torch.cuda.Event | None = None  # the last one of a step that is measured
+        self._queued: deque[Interval] = deque()
         self._last = time.perf_counter()
         self._seconds, self._steps, self._measured = 0.0, 0, 0
         self._spent: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
@@ -103,7 +127,7 @@ class Monitor(HeartbeatFile):
 
     def use(self, device: "torch.device") -> None:
         """Measure steps that are computed on `device`."""
-        self._gpu = device if device.type == "cuda" else None
+        self._on_gpu = device.type == "cuda"
 
     def training(self) -> AbstractContextManager[None]:
         """Count the seconds within the context as training time: those of no other
@@ -141,16 +165,16 @@ class Monitor(HeartbeatFile):
 
     def _count(self) -> None:
         """Count the seconds since the last call."""
-        if self._gpu is not None and self._measuring and self._activity is not None:
-            import torch
-
-            torch.cuda.synchronize(self._gpu)
         now = time.perf_counter()
         if self._activity is not None:
             self._seconds += now - self._last
-            if self._measuring:
+            if not self._on_gpu:
                 self._spent[self._activity] += now - self._last
         self._last = now
+        if self._edge is not None:
+            before, self._edge = self._edge, _event()
+            if self._activity is not None:
+                self._queued.append(Interval(self._activity, before, self._edge))
 
     def _move(self) -> None:
         self._fields[_MOVES] += 1
@@ -167,8 +191,11 @@ class Monitor(HeartbeatFile):
     def begin_step(self, measure: bool) -> None:
         """Begin a step. On a GPU, measure its activities only if `measure` is true."""
         self._count()
-        self._measuring = measure or self._gpu is None
-        self._measured += self._measuring
+        self._measured += measure or not self._on_gpu
+        self._edge = _event() if measure and self._on_gpu else None
+        while self._queued and self._queued[0].end.query():  # type: ignore[no-untyped-call]
+            interval = self._queued.popleft()
+            self._spent[interval.activity] += interval.seconds()
 
     def end_step(self) -> None:
         """Count a computed step."""
@@ -180,7 +207,8 @@ class Monitor(HeartbeatFile):
     @property
     def mark(self) -> Mark:
         """The reading at the last change."""
-        return Mark(self._seconds, self._steps, tuple(self._spent.values()), self._measured)
+        spent, queued = tuple(self._spent.values()), tuple(self._queued)
+        return Mark(self._seconds, self._steps, spent, self._measured, queued)
 
     def steps_per_s(self) -> float:
         """Return the mean over this session, without its first five steps unless there are no
@@ -193,14 +221,17 @@ class Monitor(HeartbeatFile):
 
 def mean_seconds(since: Mark, now: Mark) -> dict[str, float]:
     """Return the mean seconds per step of each activity between two readings, or nothing if no
-    step was measured.
+    step was measured. Waits for the GPU.
     """
     steps = now.measured - since.measured
-    return (
-        {
-            activity: (after - before) / steps
-            for activity, before, after in zip(ACTIVITIES, since.spent, now.spent, strict=True)
-        }
-        if steps
-        else {}
-    )
+    before = since.spent_on()
+    return {a: (s - before[a]) / steps for a, s in now.spent_on().items()} if steps else {}
+
+
+def _event() -> "torch.cuda.Event":
+    """Return the present end of what the GPU is to compute."""
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -36,7 +36,8 @@ class Tower:
         }
         self._loaded: State | None = None
         self._loaded_step = 0
-        self._captured = Captured(self._compute, exact=bound.recipe.exact) if as_graph else None
+        exact = bound.recipe.exact
+        self._captured = Captured("towers", self._compute, exact=exact) if as_graph else None
         self._flags_and_tower: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.captured import obstacle
-from lockstep.core.evaluation import Evaluation, Progress, evaluate
+from lockstep.core.captured import Captured, obstacle
+from lockstep.core.evaluation import Evaluation, Progress, classify_both, evaluate
 from lockstep.core.loop import Observer, updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
@@ -158,12 +158,21 @@ class Replica:
     @cached_property
     def tower(self) -> Tower:
         """What computes the towers of this process, one by one."""
-        on_gpu = self.device.type == "cuda"
-        return Tower(self.bound, self.network, as_graph=on_gpu and self.without_graphs is None)
+        return Tower(self.bound, self.network, as_graph=self._as_graphs)
+
+    @cached_property
+    def _chunks(self) -> Captured | None:
+        """What classifies the chunks of an evaluation as CUDA graphs, or None."""
+        exact = self.recipe.exact
+        return Captured("evaluations", classify_both, exact=exact) if self._as_graphs else None
+
+    @property
+    def _as_graphs(self) -> bool:
+        return self.device.type == "cuda" and self.without_graphs is None
 
     @property
     def without_graphs(self) -> str | None:
-        """Why towers on a GPU are computed kernel by kernel, in words; None if as CUDA graphs."""
+        """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
         return obstacle(self.recipe, self.network.module)
@@ -220,7 +229,14 @@ class Replica:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
         return evaluate(
-            self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits
+            self.network,
+            parameters,
+            self.state.buffers,
+            dataset,
+            self.group,
+            progress,
+            keep_logits,
+            self._chunks,
         )
 
     def evaluate_all(self, progress: Progress = lambda share: None) -> dict[str, Evaluation]:

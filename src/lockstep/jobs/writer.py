@@ -126,6 +126,7 @@ class RunWriter:
             raise NonFiniteError(f"a weight is not finite after {state.step} steps")
         require_equal_states(state, replica.group)
         if self.folder is not None:
+            self.log.deliver()  # No checkpoint is on the disk before the metrics of its steps.
             self.folder.saver.save(
                 state.state_dict(),
                 {**replica.metadata(), **self.policy.state_dict()},
@@ -216,8 +217,7 @@ def open_run(
             if folder:
                 stack.callback(folder.close)
             writer = RunWriter(spec, ctx, replica, identity, folder)
-            for listener in writer.log.listeners:
-                stack.callback(listener.close)
+            stack.callback(writer.log.close)
             yield writer
     except OSError as error:
         if not ctx.first:

@@ -1,7 +1,8 @@
 """Log: turns what the loop does into events, and sends them to every listener."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from lockstep.config.recipe import BoundRecipe
 from lockstep.core.evaluation import Evaluation
 from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_seconds
+from lockstep.core.readback import ReadBack
 from lockstep.core.state import State
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
@@ -49,6 +51,7 @@ class Log(Observer):
         # average of the loss and its terms, before the correction for its start
         self._running: Tensor | None = None
         self._averaged_steps = 0
+        self._pending: list[Callable[[], None]] = []  # each sends an event
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
@@ -69,12 +72,14 @@ class Log(Observer):
         """Report `step` before its update with the mean `gradients`. It is skipped if towers are
         `non_finite`.
 
-        Metrics are read from the device only if a listener is due. The running averages stay on it,
-        so that a step that no listener wants waits for nothing.
+        Nothing waits for the device. The running averages stay on it, and if a listener is due, its
+        event is sent when the numbers have been read: on a CPU after the update, on a GPU with the
+        next step.
         """
         self.monitor.end_step()
         if not self.listeners:
             return
+        self.deliver()
         recipe, decay = self._recipe, state.decay_losses()
         cross_entropy = metrics.cross_entropy / recipe.batch
         terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
@@ -92,27 +97,16 @@ class Log(Observer):
         due = self._due(step, now)
         if not due:
             return
-        loss, _, *decay_terms = terms.tolist()
-        # NaN before the first step that is not skipped.
-        loss_average, cross_entropy_average, *decay_averages = (
-            self._running / (1 - _KEPT**self._averaged_steps)
-        ).tolist()
+        last = sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)
+        # The averages are NaN before the first step that is not skipped.
+        averages = self._running / (1 - _KEPT**self._averaged_steps)
+        numbers = ReadBack([terms, averages, torch.stack([last, metrics.correct])])
         event_with = partial(
             StepEvent,
             time=time.time(),
             step=step,
             steps=self.bound.steps,
             epoch=self.bound.epoch(step),
-            loss=loss,
-            loss_average=loss_average,
-            last_tower_loss=float(
-                sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)
-            ),
-            cross_entropy=float(cross_entropy),
-            cross_entropy_average=cross_entropy_average,
-            decay=dict(zip(decay, decay_terms, strict=True)),
-            decay_average=dict(zip(decay, decay_averages, strict=True)),
-            accuracy=float(metrics.correct) / recipe.batch,
             learning_rate=learning_rate,
             memory_bytes=memory_bytes(self._device),
             gpus=self.gpus.read(now.seconds),
@@ -121,26 +115,75 @@ class Log(Observer):
             multi_label=recipe.multi_label,
         )
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
+        since = {listener: self._marks.get(listener, Mark()) for listener in due}
+        self._marks |= dict.fromkeys(due, now)
         for listener in due:
-            since, self._marks[listener] = self._marks.get(listener, Mark()), now
+            listener.computed(step, tensors)
+        self._pending.append(partial(self._send, since, now, [*decay], numbers, event_with))
+
+    def _send(
+        self,
+        due: Mapping[Listener, Mark],
+        now: Mark,
+        decay: Sequence[str],
+        numbers: ReadBack,
+        event_with: Callable[..., StepEvent],
+    ) -> None:
+        """Send the event of a step to the listeners that are `due`, each with the times since its
+        last one.
+        """
+        terms, averages, (last_tower_loss, correct) = (t.tolist() for t in numbers.tensors())
+        loss, cross_entropy, *decay_terms = terms
+        loss_average, cross_entropy_average, *decay_averages = averages
+        recipe = self._recipe
+        for listener, since in due.items():
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
             images_per_s = None
             if not recipe.head:
                 images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
-            event = event_with(
-                s_per_step=s_per_step, images_per_s=images_per_s, split=mean_seconds(since, now)
+            listener.step(
+                event_with(
+                    loss=loss,
+                    loss_average=loss_average,
+                    last_tower_loss=last_tower_loss,
+                    cross_entropy=cross_entropy,
+                    cross_entropy_average=cross_entropy_average,
+                    decay=dict(zip(decay, decay_terms, strict=True)),
+                    decay_average=dict(zip(decay, decay_averages, strict=True)),
+                    accuracy=correct / recipe.batch,
+                    s_per_step=s_per_step,
+                    images_per_s=images_per_s,
+                    split=mean_seconds(since, now),
+                )
             )
-            listener.step(event, tensors)
 
     def updated(self, step: int, state: State) -> None:
         """Report the weights after `step`."""
         for listener in self._due(step):
             listener.updated(step, state.parameters)
+        if self._device.type == "cpu" or step == self.bound.steps - 1:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Send all events whose numbers were not read yet. Waits for the device, which has usually
+        computed them by now.
+        """
+        pending, self._pending = self._pending, []
+        for send in pending:
+            send()
+
+    def close(self) -> None:
+        """Send all events, and close the listeners."""
+        with ExitStack() as stack:
+            for listener in self.listeners:
+                stack.callback(listener.close)
+            self.deliver()
 
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is
         done.
         """
+        self.deliver()
         for listener in self.listeners:
             listener.evaluating(step, split, share)
 
@@ -148,12 +191,14 @@ class Log(Observer):
         """Report the results of an evaluation on `split` after `step` updates, by kind of
         weights.
         """
+        self.deliver()
         event = EvaluationEvent(time.time(), step, split, dict(results))
         for listener in self.listeners:
             listener.evaluation(event)
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Report a message for the user; a `detail` for one who looks for it."""
+        self.deliver()
         for listener in self.listeners:
             listener.note(*lines, detail=detail)
 
