@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
 from benchmarks.gpu.trial import Facts, Table, replica
 from lockstep.core import loop
-from lockstep.core.loop import Observer
-from lockstep.core.tower import Tower
+from lockstep.core.steps import Observer
 from lockstep.data import transforms
 
 # A launch does not depend on the number of images, but a batch must have one for each tower.
@@ -44,7 +43,7 @@ _EMPTY = {
     "lift_fresh",
     "_local_scalar_dense",
 }
-_BEFORE = 2  # steps that are not counted: of one tower, the second one compares its graph
+_BEFORE = 3  # steps that are not counted: the third one compares the graph of the second
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -78,8 +77,16 @@ def counted(case: str, as_graph: bool = True) -> Facts:
     ):
         changes = {"arithmetic": "native", "steps": _BEFORE + 1}
         trained = replica(case, torch.device("cpu"), 300, changes)
-        trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
-        updates = trained.updates(Observer())
+        updates = loop.updates(
+            trained.train_set,
+            trained.tower,
+            trained.reduction,
+            trained.state,
+            Observer(),
+            boundary=lambda updates: False,
+            ahead=True,
+            as_graph=as_graph,
+        )
         for _ in range(_BEFORE):
             next(updates)
         to_device.reset_mock()

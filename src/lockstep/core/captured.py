@@ -2,7 +2,7 @@
 kernel by kernel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.vector import copy_each
 from lockstep.messages import logger
 
 
@@ -19,63 +20,81 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    output: Tensor
+    outputs: Sequence[Tensor]
     checked: bool  # whether its bits are known to be those of kernels
 
-    def replayed(self, seed: Callable[[], None], inputs: tuple[Tensor, ...]) -> Tensor:
-        seed()
-        torch._foreach_copy_(self.inputs, list(inputs))
+    def replayed(self, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        copy_each(inputs, self.inputs)
         self.graph.replay()
-        return self.output.clone()
+        return self.outputs
 
 
 class Captured:
-    """Computes `compute(source, *inputs)`: from its third call for a shape of the first input on,
-    by a CUDA graph. `source` holds all other tensors that are read, always at the same places.
+    """Computes `compute(source, *inputs)`: from its third call for a key and the shapes of the
+    inputs on, by a CUDA graph. `source` holds all other tensors that are read, always at the same
+    places.
 
     A graph repeats the kernels of one call in the memory of that call. It does not repeat work of
     the host: a number that the host drew or read keeps its value. So the first call is captured,
-    and the second one, of another tower or step, is computed both ways and must have the same bits.
-    Otherwise all further calls run kernel by kernel.
+    and the second one is computed both ways and must have the same bits. Otherwise all further
+    calls run kernel by kernel.
 
     All graphs share the memory of intermediate values: they never run at the same time, and results
-    are copied out of it. What runs before a capture uses the stream of the capture, because torch's
-    libraries and its backward pass keep handles and events of the stream that they used first.
+    are valid until the next call. What runs before a capture uses the stream of the capture,
+    because torch's libraries and its backward pass keep handles and events of the stream that they
+    used first.
     """
 
-    def __init__(self, what: str, compute: Callable[..., Tensor], *, exact: bool) -> None:
+    def __init__(
+        self,
+        what: str,
+        compute: Callable[..., Sequence[Tensor]],
+        *,
+        exact: bool,
+        as_graph: bool = True,
+        changes: Callable[[], Sequence[Tensor]] = list,
+    ) -> None:
         """Compare bits if the recipe is `exact`. If it is not, they may differ from call to call
-        anyway. `what` is computed, in words.
+        anyway. `what` is computed, in words; kernel by kernel, unless `as_graph`. It changes the
+        tensors that `changes` returns.
         """
         self._what, self._compute, self._exact = what, compute, exact
+        self._changes = changes
         self._source: object = None
-        self._graphs: dict[torch.Size, _Captured] = {}
-        self._refused = False
+        self._graphs: dict[Hashable, _Captured] = {}
+        self._refused = not as_graph
         self._stream: torch.cuda.Stream | None = None
 
-    def __call__(self, seed: Callable[[], None], source: object, *inputs: Tensor) -> Tensor:
-        """Return a new tensor, the result for `inputs`. `seed` seeds torch's generators before the
-        computation.
-        """
+    def __call__(
+        self, source: object, *inputs: Tensor, key: Hashable = None, capture: bool = True
+    ) -> Sequence[Tensor]:
+        """Return the results for `inputs`. Without `capture`, compute kernel by kernel."""
         if source is not self._source:
             self._source = source
             self._graphs.clear()
-        known = self._graphs.get(inputs[0].shape)
+        key = key, *(tensor.shape for tensor in inputs)
+        known = self._graphs.get(key) if capture else None
         if known and known.checked:
-            return known.replayed(seed, inputs)
+            return known.replayed(inputs)
         if self._refused:
-            seed()
             return self._compute(source, *inputs)
         with self._on_stream() as stream:
-            seed()
+            before = _copies(self._changes()) if known else []
             result = self._compute(source, *inputs)
-            if known is None:
-                self._capture(stream, inputs)
+            if not capture:
                 return result
-            replayed = known.replayed(seed, inputs)
-            known.checked = torch.equal(replayed.view(torch.int32), result.view(torch.int32))
-        if not known.checked:
-            self._refuse("it has other bits, so the host draws or reads numbers in between")
+            after = _copies(self._changes())
+            if known is None:
+                self._capture(key, stream, inputs)
+                copy_each(after, self._changes())  # A stand-in for a GPU computes what it captures.
+                return result
+            copy_each(before, self._changes())
+            pairs = zip(known.replayed(inputs), result, strict=True)
+            changed = zip(self._changes(), after, strict=True)
+            known.checked = all(_same(*pair) for pair in (*pairs, *changed))
+            if not known.checked:
+                copy_each(after, self._changes())
+                self._refuse("it has other bits, so the host draws or reads numbers in between")
         return result
 
     @contextmanager
@@ -92,15 +111,17 @@ class Captured:
             yield stream
         main.wait_stream(stream)
 
-    def _capture(self, stream: torch.cuda.Stream, inputs: tuple[Tensor, ...]) -> None:
+    def _capture(
+        self, key: Hashable, stream: torch.cuda.Stream, inputs: tuple[Tensor, ...]
+    ) -> None:
         memory = next((known.graph.pool() for known in self._graphs.values()), None)
-        copies = [tensor.clone() for tensor in inputs]
+        copies = _copies(inputs)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may use the GPU meanwhile: torch's own that computes the backward pass,
             # and NCCL's.
             with torch.cuda.graph(graph, memory, stream, capture_error_mode="thread_local"):
-                output = self._compute(self._source, *copies)
+                outputs = self._compute(self._source, *copies)
         except RuntimeError as error:
             # The end of the capture raises an error of its own, before it tells the generators that
             # nothing is captured any more. As they are, the next dropout would fail.
@@ -108,7 +129,7 @@ class Captured:
                 generator.graphsafe_set_state(generator.clone_state())
             self._refuse(f"CUDA cannot capture it: {error.__context__ or error}".splitlines()[0])
         else:
-            self._graphs[inputs[0].shape] = _Captured(graph, copies, output, not self._exact)
+            self._graphs[key] = _Captured(graph, copies, outputs, not self._exact)
 
     def _refuse(self, why: str) -> None:
         self._refused = True
@@ -116,13 +137,23 @@ class Captured:
         logger.warning(f"{self._what} are computed kernel by kernel, not as a CUDA graph: {why}")
 
 
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether all bits are equal."""
+    return torch.equal(*(tensor.flatten().view(torch.uint8) for tensor in (one, other)))
+
+
 def obstacle(recipe: Recipe, module: nn.Module) -> str | None:
-    """Return why towers of the model `module` cannot be CUDA graphs, in words; None if they can."""
+    """Return why steps of the model `module` cannot be CUDA graphs, in words; None if they can."""
     if "model" in recipe.custom_code:
         return "the model is your own, and its code may do more than launch kernels"
     if recipe.precision == "float16":
         return "float16 changes the scale of its loss"
-    dropout = (m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    if recipe.arithmetic == "portable" and any(dropout):
-        return "the host draws the random numbers of portable dropout"
+    if recipe.arithmetic == "portable" and recipe.optimizer.kind in ("adam", "adamw"):
+        return "the host computes the rates of portable Adam"
+    if any(m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)):
+        return "the host seeds the random numbers of dropout"
     return None

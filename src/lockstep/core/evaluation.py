@@ -101,8 +101,8 @@ def evaluate(
     captured: Captured | None = None,
 ) -> Evaluation:
     """Classify `dataset`, with the recipe's test-time augmentation. The result is
-    equal in every process, and process 0 alone has the logits. `captured` computes `classify_both`
-    as a CUDA graph.
+    equal in every process, and process 0 alone has the logits. `captured` classifies a
+    chunk as a CUDA graph.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -139,7 +139,7 @@ def evaluate(
         if captured is None:
             logits, unaugmented = classify(recipe, network, images, counted)
         else:
-            logits, unaugmented = captured(lambda: None, network, images, counted)
+            logits, unaugmented = captured(network, images, counted)
         if keep_logits:
             kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):
@@ -220,11 +220,6 @@ def classify(
         unsure = _unsure(unmoved, counted, recipe.multi_label)
         logits = (unmoved[unsure] + _moved(network, images[unsure])) / 2
         return unmoved.index_copy(0, unsure, logits), unaugmented
-
-
-def classify_both(network: Network, images: Tensor, counted: Tensor) -> Tensor:
-    """Return both results of `classify` as one tensor, [2, b, classes]."""
-    return torch.stack(classify(network.recipe, network, images, counted))
 
 
 def _moved(network: Forward, images: Tensor) -> Tensor:

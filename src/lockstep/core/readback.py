@@ -9,13 +9,13 @@ from torch import Tensor
 class ReadBack:
     """Copies of tensors in the memory of the host, for which nobody waits before they are read.
 
-    On a GPU a copy is queued, to pinned memory, which torch keeps for further copies. On a CPU the
-    tensors themselves are read, so they must not change.
+    On a GPU a copy is queued, to pinned memory, which torch keeps for further copies. On a CPU they
+    are copied at once.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._ready: torch.cuda.Event | None = None
-        self._tensors = [*tensors]
+        self._tensors = [tensor.clone() for tensor in tensors]
         if any(tensor.is_cuda for tensor in tensors):
             pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
             for copy, tensor in zip(pinned, tensors, strict=True):

@@ -1,14 +1,12 @@
 """Tower: one logical replica of the model, the unit of numerics."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from lockstep import rng
 from lockstep.config.recipe import BoundRecipe
-from lockstep.core.captured import Captured
 from lockstep.core.loss import is_correct, loss_of
 from lockstep.core.network import Network
 from lockstep.core.state import State
@@ -27,8 +25,7 @@ class Tower:
     same weights and buffers.
     """
 
-    def __init__(self, bound: BoundRecipe, network: Network, *, as_graph: bool = False) -> None:
-        """Compute each tower as one CUDA graph if `as_graph`, where that keeps all bits."""
+    def __init__(self, bound: BoundRecipe, network: Network) -> None:
         self.bound = bound
         self._network = network
         self._float_buffers = {
@@ -36,8 +33,6 @@ class Tower:
         }
         self._loaded: State | None = None
         self._loaded_step = 0
-        exact = bound.recipe.exact
-        self._captured = Captured("towers", self._compute, exact=exact) if as_graph else None
         self._flags_and_tower: dict[tuple[int, Requests], Tensor] = {}
         self.layout = Layout(network.parameters, self._float_buffers, bound.recipe.towers)
 
@@ -60,7 +55,7 @@ class Tower:
         device = shard.images.device
         # Later towers of the step use the same weights.
         if self._loaded is not state or self._loaded_step != step:
-            self._network.load_parameters(state.parameters)
+            self.load(state)
             self._loaded = state
             self._loaded_step = step
         key = shard.tower, requests
@@ -69,28 +64,22 @@ class Tower:
             self._flags_and_tower[key] = torch.tensor(
                 [*requests.flags(), *towers], dtype=torch.bool, device=device
             )
-        inputs = [shard.images, shard.labels, self._flags_and_tower[key]]
-        if shard.priors is not None:
-            inputs.append(shard.priors)
-        seed = partial(
-            _seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device
-        )
-        if self._captured is not None and on_part is None and not self._network.is_observed:
-            return self._captured(seed, state, *inputs)
-        seed()
-        return self._compute(state, *inputs, on_part=on_part)
+        _seed_generators(rng.seed_for(recipe.seed, "dropout", step, shard.tower), device)
+        return self.vector(state, shard, self._flags_and_tower[key], on_part)
 
-    def _compute(
+    def load(self, state: State) -> None:
+        """Copy the parameters of `state` into the network, before the towers of a step."""
+        self._network.load_parameters(state.parameters)
+
+    def vector(
         self,
         state: State,
-        images: Tensor,
-        labels: Tensor,
+        shard: Shard,
         flags_and_tower: Tensor,
-        *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
-        """Return the vector. It may depend on no number of the host that differs between towers,
-        because a CUDA graph repeats such a number.
+        """Return the vector, with the parameters that are loaded. It may depend on no number of the
+        host that differs between steps, because a CUDA graph repeats such a number.
 
         `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
         """
@@ -99,10 +88,10 @@ class Tower:
         with arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
-            logits = network(images)
+            logits = network(shard.images)
             loss = loss_of(
-                logits + priors[0] if priors else logits,
-                labels,
+                logits if shard.priors is None else logits + shard.priors,
+                shard.labels,
                 label_smoothing=recipe.label_smoothing,
             )
             vector = VectorBuilder(self.layout, loss.device, on_part)
@@ -120,7 +109,7 @@ class Tower:
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
                 metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
-                metrics.correct.copy_(is_correct(logits, labels).sum())
+                metrics.correct.copy_(is_correct(logits, shard.labels).sum())
                 metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)
         return vector.values

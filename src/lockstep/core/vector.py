@@ -35,6 +35,10 @@ class Requests:
         """Return one flag for each of STOP_SIGNALS, then one for `save`."""
         return [*(float(self.stop == one) for one in STOP_SIGNALS), float(self.save)]
 
+    def joined(self, later: "Requests") -> "Requests":
+        """Return these requests and `later` ones."""
+        return Requests(self.stop or later.stop, self.save or later.save)
+
     @staticmethod
     def of(counts: Sequence[float]) -> "Requests":
         """Return the requests that at least one process made, from the sums of `flags` over
@@ -51,9 +55,7 @@ _SUMS = 3  # values of metrics before the flags
 
 @dataclass(frozen=True)
 class Metrics:
-    """Sums over the batch, as tensors on the device. Reading one on the host waits for the
-    device.
-    """
+    """Sums over the batch, as tensors."""
 
     cross_entropy: Tensor  # [], summed over the examples
     last_cross_entropy: Tensor  # [], the last tower's part of it
@@ -75,15 +77,12 @@ class Metrics:
         flags = values[_SUMS:]
         return Metrics(loss, last, correct, flags[:_FLAGS], flags[_FLAGS:])
 
-    def read(self, *vectors: Tensor) -> tuple[Requests, list[int], list[bool]]:
-        """Return what any process requests, the towers whose vector is not finite, and whether each
-        of `vectors` is finite. Waits for the device once.
+    def read(self) -> tuple[Requests, list[int]]:
+        """Return what any process requests, and the towers whose vector is not finite. Waits for
+        the device.
         """
-        finite = [is_finite(vector)[None].to(self.requests.dtype) for vector in vectors]
-        read = torch.cat([self.requests, self.non_finite, *finite]).tolist()
-        end = len(read) - len(vectors)
-        towers = [tower for tower, flag in enumerate(read[_FLAGS:end]) if flag]
-        return Requests.of(read[:_FLAGS]), towers, [*map(bool, read[end:])]
+        towers = [tower for tower, flag in enumerate(self.non_finite.tolist()) if flag]
+        return Requests.of(self.requests.tolist()), towers
 
 
 class Part(NamedTuple):
@@ -207,6 +206,18 @@ def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
     if tensors:
         torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
+
+
+@torch.no_grad()
+def copy_each(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy each of `values` to one of `tensors`, those of one dtype together.
+
+    On a GPU, torch 2.11 writes wrong numbers if one operation has destinations of several dtypes:
+    https://github.com/pytorch/pytorch/issues/173383.
+    """
+    for dtype in {tensor.dtype: None for tensor in tensors}:
+        those = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        torch._foreach_copy_([tensors[n] for n in those], [values[n] for n in those])
 
 
 def is_finite(vector: Tensor) -> Tensor:

@@ -307,15 +307,18 @@ class Dataset:
     def shard(self, plan: Plan, tower: int, values: Tensors | None = None) -> Shard:
         """Return the examples of `tower` under `plan`, augmented.
 
-        `values` are this tower's of `draw`, on the device of the labels; without them, they are
-        drawn. The result depends only on (plan, tower), so every process gets the same bits.
+        `values` are this tower's of `draw`, on the device of the labels, and `pixels`, if they are
+        gathered already; without `values`, they are drawn. The result depends only on (plan,
+        tower), so every process gets the same bits.
         """
         if values is None:
             drawn = {name: of[0, 0] for name, of in self.draw([plan], [tower]).items()}
             values = to_device(drawn, self.labels.device)
         pipeline, examples = plan.pipeline, values["examples"]
-        on_device = self.images.device == examples.device
-        images = self.pixels(examples if on_device else torch.from_numpy(plan.examples[tower]))
+        images = values.get("pixels")
+        if images is None:
+            on_device = self.images.device == examples.device
+            images = self.pixels(examples if on_device else torch.from_numpy(plan.examples[tower]))
         with arithmetic(pipeline.arithmetic):
             images = pipeline.augmentation.train(images, values)
             if plan.size_px:

@@ -57,6 +57,39 @@ class Keys(NamedTuple):
         return (phases + self.epochs) % 2
 
 
+class Packing:
+    """Where arrays lie in a row of `bytes`, so that a GPU gets all of them by one copy."""
+
+    def __init__(self, values: Values) -> None:
+        """Lay out a row of each of `values`, [rows, ...]."""
+        self._parts: dict[str, tuple[slice, torch.dtype, tuple[int, ...]]] = {}
+        start = 0
+        # The largest items come first, so that each array starts at a multiple of its items' size,
+        # as `view` demands.
+        for name in sorted(values, key=lambda name: -values[name].itemsize):
+            row = values[name][:1]
+            dtype = torch.from_numpy(row).dtype
+            self._parts[name] = slice(start, start + row.nbytes), dtype, row.shape[1:]
+            start += row.nbytes
+        self.bytes = start + -start % 8
+
+    def packed(self, values: Values, device: torch.device) -> Tensor:
+        """Return all rows, uint8 [rows, bytes] on the host: pinned, if `device` is a GPU."""
+        count = len(next(iter(values.values())))
+        rows = torch.empty(count, self.bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        for name, (part, _, _) in self._parts.items():
+            own = np.ascontiguousarray(values[name]).reshape(count, -1)
+            rows.numpy()[:, part] = own.view(np.uint8)
+        return rows
+
+    def views(self, row: Tensor) -> dict[str, Tensor]:
+        """Return the arrays of a row of bytes, in its memory."""
+        return {
+            name: row[part].view(dtype).view(shape)
+            for name, (part, dtype, shape) in self._parts.items()
+        }
+
+
 def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
     """Return `values` as tensors on `device`. On a CPU both share their memory; a GPU gets all of
     them by one copy.
@@ -65,20 +98,11 @@ def to_device(values: Values, device: torch.device) -> dict[str, Tensor]:
     so that it idles while the next step is prepared. A copy from pinned memory is queued like any
     other work.
     """
-    tensors = {name: torch.from_numpy(array) for name, array in values.items()}
     if device.type == "cpu":
-        return tensors
-    # The largest items come first, so that each array starts at a multiple of its items' size, as
-    # `view` demands.
-    names = sorted(values, key=lambda name: -values[name].itemsize)
-    sizes = [values[name].nbytes for name in names]
-    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    np.concatenate([values[name].ravel().view(np.uint8) for name in names], out=packed.numpy())
-    parts = torch.split(packed.to(device, non_blocking=True), sizes)
-    return {
-        name: part.view(tensors[name].dtype).view(tensors[name].shape)
-        for name, part in zip(names, parts, strict=True)
-    }
+        return {name: torch.from_numpy(array) for name, array in values.items()}
+    row = {name: array[None] for name, array in values.items()}
+    packing = Packing(row)
+    return packing.views(packing.packed(row, device)[0].to(device, non_blocking=True))
 
 
 def to_unit_range(images: Tensor) -> Tensor:

@@ -1,20 +1,22 @@
 """Replica: one process's data, model and state. All processes of a run hold the same."""
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.captured import Captured, obstacle
-from lockstep.core.evaluation import Evaluation, Progress, classify_both, evaluate
-from lockstep.core.loop import Observer, updates
+from lockstep.core.evaluation import Evaluation, Progress, classify, evaluate
+from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, classifier_weights
+from lockstep.core.steps import Observer
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import IMAGE_FOLDER
@@ -158,17 +160,14 @@ class Replica:
     @cached_property
     def tower(self) -> Tower:
         """What computes the towers of this process, one by one."""
-        return Tower(self.bound, self.network, as_graph=self._as_graphs)
+        return Tower(self.bound, self.network)
 
     @cached_property
     def _chunks(self) -> Captured | None:
         """What classifies the chunks of an evaluation as CUDA graphs, or None."""
-        exact = self.recipe.exact
-        return Captured("evaluations", classify_both, exact=exact) if self._as_graphs else None
-
-    @property
-    def _as_graphs(self) -> bool:
-        return self.device.type == "cuda" and self.without_graphs is None
+        if self.device.type == "cpu" or self.without_graphs:
+            return None
+        return Captured("evaluations", partial(classify, self.recipe), exact=self.recipe.exact)
 
     @property
     def without_graphs(self) -> str | None:
@@ -212,11 +211,26 @@ class Replica:
         return dataset.to(self.device)
 
     def updates(
-        self, log: Observer, *, poll_requests: Callable[[], Requests] = Requests
+        self,
+        log: Observer,
+        *,
+        poll_requests: Callable[[], Requests] = Requests,
+        boundary: Callable[[int], bool] = lambda updates: True,
     ) -> Generator[Requests]:
-        """Train the state to the last step, as `core.loop.updates`."""
+        """Train the state to the last step, as `core.loop.updates`. All processes call this
+        together.
+        """
+        obstacles = self.device.type == "cpu" or obstacle(self.recipe, self.network.module)
         return updates(
-            self.train_set, self.tower, self.reduction, self.state, log, poll_requests=poll_requests
+            self.train_set,
+            self.tower,
+            self.reduction,
+            self.state,
+            log,
+            poll_requests=poll_requests,
+            boundary=boundary,
+            ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
+            as_graph=self.placement.graphs,
         )
 
     def evaluate(

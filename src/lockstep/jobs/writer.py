@@ -126,7 +126,6 @@ class RunWriter:
             raise NonFiniteError(f"a weight is not finite after {state.step} steps")
         require_equal_states(state, replica.group)
         if self.folder is not None:
-            self.log.deliver()  # No checkpoint is on the disk before the metrics of its steps.
             self.folder.saver.save(
                 state.state_dict(),
                 {**replica.metadata(), **self.policy.state_dict()},
@@ -217,7 +216,8 @@ def open_run(
             if folder:
                 stack.callback(folder.close)
             writer = RunWriter(spec, ctx, replica, identity, folder)
-            stack.callback(writer.log.close)
+            for listener in writer.log.listeners:
+                stack.callback(listener.close)
             yield writer
     except OSError as error:
         if not ctx.first:

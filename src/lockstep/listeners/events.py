@@ -77,10 +77,13 @@ class Listener:
     """A report that receives the events of a run. Every method is a no-op: a subclass overrides
     what it needs.
 
+    observes: whether `computed` and `updated` take the tensors of a step that is due. On a GPU such
+        a step runs kernel by kernel, because a CUDA graph hides its tensors.
     every: steps between two step events. None is for a display that shows what is new every
     `every_s` seconds of training, and the first and the last step.
     """
 
+    observes = False
     every: int | None = None
     every_s: float = 0.0
 

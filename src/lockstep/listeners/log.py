@@ -1,8 +1,8 @@
 """Log: turns what the loop does into events, and sends them to every listener."""
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from lockstep.config.recipe import BoundRecipe
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.loop import Observer
 from lockstep.core.monitor import Mark, Monitor, mean_seconds
-from lockstep.core.readback import ReadBack
 from lockstep.core.state import State
+from lockstep.core.steps import Observer
 from lockstep.core.tower import named_towers
 from lockstep.core.vector import Metrics
 from lockstep.hardware import memory_bytes
@@ -22,6 +21,7 @@ from lockstep.listeners.gpus import Gpus
 
 # share of the running average of the loss that each step keeps. Source: TensorFlow's tutorial.
 _KEPT = 0.9
+_LOSS, _ENTROPY = "loss", "cross-entropy"
 
 
 class Log(Observer):
@@ -48,10 +48,11 @@ class Log(Observer):
         self.gpus = Gpus(gpus or {})
         # the reading of the clock at each listener's last event
         self._marks: dict[Listener, Mark] = {}
-        # average of the loss and its terms, before the correction for its start
-        self._running: Tensor | None = None
+        # average of the loss, the cross-entropy and the decay terms, before the correction for
+        # its start
+        self._running: dict[str, float] = {}
         self._averaged_steps = 0
-        self._pending: list[Callable[[], None]] = []  # each sends an event
+        self.reports = bool(self.listeners)
 
     def begin(self, step: int) -> None:
         """Announce that `step` is about to be computed."""
@@ -60,130 +61,92 @@ class Log(Observer):
         for listener in due:
             listener.begin(step)
 
+    def observes(self, step: int) -> bool:
+        """Return whether a listener takes the tensors of `step`."""
+        return any(listener.observes for listener in self._due(step))
+
+    def computed(self, step: int, state: State, gradients: Tensor) -> None:
+        """Report the mean `gradients` of `step`, before its update."""
+        if self.observes(step):
+            in_loss = state.decay if self._recipe.optimizer.decays_in_loss else {}
+            tensors = Tensors(state.parameters, state.by_name(gradients), in_loss)
+            for listener in self._due(step):
+                listener.computed(step, tensors)
+
+    def updated(self, step: int, state: State) -> None:
+        """Report the weights after `step`."""
+        for listener in self._due(step):
+            listener.updated(step, state.parameters)
+
     def step(
         self,
         step: int,
         metrics: Metrics,
-        state: State,
+        decay: Mapping[str, float],
         learning_rate: float,
-        gradients: Tensor,
+        loss_scale: float,
         non_finite: list[int],
     ) -> None:
-        """Report `step` before its update with the mean `gradients`. It is skipped if towers are
-        `non_finite`.
-
-        Nothing waits for the device. The running averages stay on it, and if a listener is due, its
-        event is sent when the numbers have been read: on a CPU after the update, on a GPU with the
-        next step.
+        """Send the numbers of `step` to the listeners that are due. Its update is skipped if towers
+        are `non_finite`.
         """
         self.monitor.end_step()
         if not self.listeners:
             return
-        self.deliver()
-        recipe, decay = self._recipe, state.decay_losses()
-        cross_entropy = metrics.cross_entropy / recipe.batch
-        terms = torch.stack([sum(decay.values(), cross_entropy), cross_entropy, *decay.values()])
-        if self._running is None:
-            self._running = torch.zeros_like(terms)
+        recipe = self._recipe
+        cross_entropy = float(metrics.cross_entropy) / recipe.batch
+        terms = {_LOSS: cross_entropy + sum(decay.values()), _ENTROPY: cross_entropy, **decay}
         if non_finite:
-            scale = (
-                f"the loss scale {state.loss_scale:g} is too large for {named_towers(non_finite)}"
-            )
+            scale = f"the loss scale {loss_scale:g} is too large for {named_towers(non_finite)}"
             self.note(f"step {step}: skipped, {scale}")
         else:
-            self._running.mul_(_KEPT).add_(terms, alpha=1 - _KEPT)
+            for name, term in terms.items():
+                self._running[name] = _KEPT * self._running.get(name, 0.0) + (1 - _KEPT) * term
             self._averaged_steps += 1
         now = self.monitor.mark
         due = self._due(step, now)
         if not due:
             return
-        last = sum(decay.values(), metrics.last_cross_entropy / recipe.tower_batch)
-        # The averages are NaN before the first step that is not skipped.
-        averages = self._running / (1 - _KEPT**self._averaged_steps)
-        numbers = ReadBack([terms, averages, torch.stack([last, metrics.correct])])
+        # NaN before the first step that is not skipped
+        kept = 1 - _KEPT**self._averaged_steps
+        averages = {name: self._running[name] / kept if kept else math.nan for name in terms}
         event_with = partial(
             StepEvent,
             time=time.time(),
             step=step,
             steps=self.bound.steps,
             epoch=self.bound.epoch(step),
+            loss=terms[_LOSS],
+            loss_average=averages.pop(_LOSS),
+            last_tower_loss=float(metrics.last_cross_entropy) / recipe.tower_batch
+            + sum(decay.values()),
+            cross_entropy=cross_entropy,
+            cross_entropy_average=averages.pop(_ENTROPY),
+            decay=dict(decay),
+            decay_average=averages,
+            accuracy=float(metrics.correct) / recipe.batch,
             learning_rate=learning_rate,
             memory_bytes=memory_bytes(self._device),
             gpus=self.gpus.read(now.seconds),
-            loss_scale=state.loss_scale if recipe.precision == "float16" else None,
+            loss_scale=loss_scale if recipe.precision == "float16" else None,
             skipped=bool(non_finite),
             multi_label=recipe.multi_label,
         )
-        tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
-        since = {listener: self._marks.get(listener, Mark()) for listener in due}
-        self._marks |= dict.fromkeys(due, now)
         for listener in due:
-            listener.computed(step, tensors)
-        self._pending.append(partial(self._send, since, now, [*decay], numbers, event_with))
-
-    def _send(
-        self,
-        due: Mapping[Listener, Mark],
-        now: Mark,
-        decay: Sequence[str],
-        numbers: ReadBack,
-        event_with: Callable[..., StepEvent],
-    ) -> None:
-        """Send the event of a step to the listeners that are `due`, each with the times since its
-        last one.
-        """
-        terms, averages, (last_tower_loss, correct) = (t.tolist() for t in numbers.tensors())
-        loss, cross_entropy, *decay_terms = terms
-        loss_average, cross_entropy_average, *decay_averages = averages
-        recipe = self._recipe
-        for listener, since in due.items():
+            since, self._marks[listener] = self._marks.get(listener, Mark()), now
             s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
             images_per_s = None
             if not recipe.head:
                 images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
-            listener.step(
-                event_with(
-                    loss=loss,
-                    loss_average=loss_average,
-                    last_tower_loss=last_tower_loss,
-                    cross_entropy=cross_entropy,
-                    cross_entropy_average=cross_entropy_average,
-                    decay=dict(zip(decay, decay_terms, strict=True)),
-                    decay_average=dict(zip(decay, decay_averages, strict=True)),
-                    accuracy=correct / recipe.batch,
-                    s_per_step=s_per_step,
-                    images_per_s=images_per_s,
-                    split=mean_seconds(since, now),
-                )
+            event = event_with(
+                s_per_step=s_per_step, images_per_s=images_per_s, split=mean_seconds(since, now)
             )
-
-    def updated(self, step: int, state: State) -> None:
-        """Report the weights after `step`."""
-        for listener in self._due(step):
-            listener.updated(step, state.parameters)
-        if self._device.type == "cpu" or step == self.bound.steps - 1:
-            self.deliver()
-
-    def deliver(self) -> None:
-        """Send all events whose numbers were not read yet. Waits for the device, which has usually
-        computed them by now.
-        """
-        pending, self._pending = self._pending, []
-        for send in pending:
-            send()
-
-    def close(self) -> None:
-        """Send all events, and close the listeners."""
-        with ExitStack() as stack:
-            for listener in self.listeners:
-                stack.callback(listener.close)
-            self.deliver()
+            listener.step(event)
 
     def evaluating(self, step: int, split: str, share: float) -> None:
         """Report that `share` (in [0, 1]) of an evaluation on `split`, after `step` updates, is
         done.
         """
-        self.deliver()
         for listener in self.listeners:
             listener.evaluating(step, split, share)
 
@@ -191,14 +154,12 @@ class Log(Observer):
         """Report the results of an evaluation on `split` after `step` updates, by kind of
         weights.
         """
-        self.deliver()
         event = EvaluationEvent(time.time(), step, split, dict(results))
         for listener in self.listeners:
             listener.evaluation(event)
 
     def note(self, *lines: str, detail: bool = False) -> None:
         """Report a message for the user; a `detail` for one who looks for it."""
-        self.deliver()
         for listener in self.listeners:
             listener.note(*lines, detail=detail)
 

@@ -220,6 +220,8 @@ class TensorBoard(Listener):
     are hooks during that pass only, because fused layers compute activations only for hooks.
     """
 
+    observes = True
+
     def __init__(
         self, folder: Path, every: int, network: Network, *, resumed: int | None = None
     ) -> None:
