@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.messages import logger
@@ -116,13 +116,10 @@ class Captured:
         logger.warning(f"{self._what} are computed kernel by kernel, not as a CUDA graph: {why}")
 
 
-def obstacle(recipe: Recipe, module: nn.Module) -> str | None:
-    """Return why towers of the model `module` cannot be CUDA graphs, in words; None if they can."""
+def obstacle(recipe: Recipe) -> str | None:
+    """Return why towers cannot be CUDA graphs, in words; None if they can."""
     if "model" in recipe.custom_code:
         return "the model is your own, and its code may do more than launch kernels"
     if recipe.precision == "float16":
         return "float16 changes the scale of its loss"
-    dropout = (m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-    if recipe.arithmetic == "portable" and any(dropout):
-        return "the host draws the random numbers of portable dropout"
     return None

@@ -14,8 +14,13 @@ from lockstep.core.network import Network
 from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
+from lockstep.data.transforms import to_device
 from lockstep.errors import CRASH, LockstepError, option
-from lockstep.kernels.portable import arithmetic
+from lockstep.kernels.portable import arithmetic, draws
+
+# of a tower that a CUDA graph can have; a network with more is computed kernel by kernel
+_DRAWS = 64
+_NO_KEYS = torch.empty(0)
 
 
 class Tower:
@@ -70,15 +75,26 @@ class Tower:
                 [*requests.flags(), *towers], dtype=torch.bool, device=device
             )
         inputs = [shard.images, shard.labels, self._flags_and_tower[key]]
-        if shard.priors is not None:
-            inputs.append(shard.priors)
-        seed = partial(
-            _seed_generators, rng.seed_for(recipe.seed, "dropout", step, shard.tower), device
-        )
+        priors = [] if shard.priors is None else [shard.priors]
+        seed = self._seed(step, shard.tower, device)
         if self._captured is not None and on_part is None and not self._network.is_observed:
-            return self._captured(seed, state, *inputs)
+            return self._captured(seed, state, *inputs, self._keys(seed, device), *priors)
         seed()
-        return self._compute(state, *inputs, on_part=on_part)
+        return self._compute(state, *inputs, _NO_KEYS, *priors, on_part=on_part)
+
+    def _seed(self, step: int, tower: int, device: torch.device) -> Callable[[], None]:
+        """Return what seeds torch's generators for a tower."""
+        if not self._network.draws:
+            return lambda: None
+        seed = rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)
+        return partial(_seed_generators, seed, device)
+
+    def _keys(self, seed: Callable[[], None], device: torch.device) -> Tensor:
+        """Return the keys of a tower's draws on `device`, int64 [n]."""
+        if not self._network.draws:
+            return torch.empty(0, device=device)
+        seed()
+        return to_device({"keys": draws.keys(_DRAWS)}, device)["keys"]
 
     def _compute(
         self,
@@ -86,6 +102,7 @@ class Tower:
         images: Tensor,
         labels: Tensor,
         flags_and_tower: Tensor,
+        keys: Tensor,
         *priors: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
@@ -93,10 +110,11 @@ class Tower:
         because a CUDA graph repeats such a number.
 
         `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
+        `keys` are those of the first draws, int64 [n].
         """
         network = self._network
         recipe = self.bound.recipe
-        with arithmetic(recipe.arithmetic):
+        with draws.keyed(keys), arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
             logits = network(images)

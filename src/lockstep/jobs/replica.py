@@ -175,7 +175,7 @@ class Replica:
         """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
-        return obstacle(self.recipe, self.network.module)
+        return obstacle(self.recipe)
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with
