@@ -59,7 +59,7 @@ class Metrics:
     last_cross_entropy: Tensor  # [], the last tower's part of it
     correct: Tensor  # [], how many examples are classified correctly
     requests: Tensor  # [4], for each flag of `Requests` the number of towers whose process set it
-    non_finite: Tensor  # [towers], 1 if the tower's loss or gradient is not finite
+    non_finite: Tensor  # [towers], NaN if the tower's loss or gradient is not finite, else 0
 
     @staticmethod
     def length(towers: int) -> int:
@@ -79,11 +79,11 @@ class Metrics:
         """Return what any process requests, the towers whose vector is not finite, and whether each
         of `vectors` is finite. Waits for the device once.
         """
-        finite = [is_finite(vector)[None].to(self.requests.dtype) for vector in vectors]
-        read = torch.cat([self.requests, self.non_finite, *finite]).tolist()
+        excesses = [excess(vector)[None] for vector in vectors]
+        read = torch.cat([self.requests, self.non_finite, *excesses]).tolist()
         end = len(read) - len(vectors)
         towers = [tower for tower, flag in enumerate(read[_FLAGS:end]) if flag]
-        return Requests.of(read[:_FLAGS]), towers, [*map(bool, read[end:])]
+        return Requests.of(read[:_FLAGS]), towers, [not flag for flag in read[end:]]
 
 
 class Part(NamedTuple):
@@ -159,7 +159,7 @@ class VectorBuilder:
         self._on_part = on_part
         self._unfilled = [*layout.parts] if on_part else [layout.whole]
         self._gradients: dict[int, Tensor] = {}
-        self._finite: list[Tensor] = []  # of each part that is filled, bool []
+        self._excess: Tensor | None = None  # of the parts that are filled
         _, self._buffer_deltas, self.metrics = layout.unpack(self.values)
         self.values[: layout.metric_length].zero_()
 
@@ -196,9 +196,10 @@ class VectorBuilder:
         count = sum(gradient.numel() for gradient in gradients)
         values = self.values[part.values]
         copy(gradients, values[-count:])
-        self._finite.append(is_finite(values))
+        of_part = excess(values)
+        self._excess = of_part if self._excess is None else self._excess + of_part
         if tower is not None:
-            self.metrics.non_finite.copy_(tower & ~torch.stack(self._finite).all())
+            self.metrics.non_finite.masked_fill_(tower, self._excess)
         if self._on_part:
             self._on_part(self.values, part.values)
 
@@ -209,13 +210,14 @@ def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
         torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
 
 
-def is_finite(vector: Tensor) -> Tensor:
-    """Return whether every element of `vector` is finite, bool [], without waiting for the
+def excess(vector: Tensor) -> Tensor:
+    """Return 0 if every element of `vector` is finite, else NaN: [], without waiting for the
     device.
     """
     # The minimum and maximum are finite exactly if all elements are. isfinite() of each costs 16
     # times as much.
-    return torch.stack(vector.aminmax()).isfinite().all()
+    low, high = vector.aminmax()
+    return (low - low) + (high - high)
 
 
 def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
