@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from lockstep.kernels import fused, reference
+from lockstep.kernels import fused, portable, reference
 from lockstep.kernels.portable import sums
 from lockstep.models import modules, whitened
 
@@ -23,9 +23,14 @@ def operators_of_a_gpu() -> Iterator[None]:
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
         stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
         stack.enter_context(mock.patch.object(modules, "linear", functional.linear))
+        stack.enter_context(mock.patch.object(modules, "is_native_on_gpu", _is_native))
         for module in (fused, whitened):
             stack.enter_context(mock.patch.object(module, "conv", reference.conv))
         yield
+
+
+def _is_native(x: Tensor) -> bool:
+    return not portable.is_active()
 
 
 class Graph(TorchDispatchMode):  # type: ignore[no-untyped-call]

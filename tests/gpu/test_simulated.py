@@ -47,7 +47,7 @@ def test_every_recipe_has_the_cpus_bits_and_waits_only_for_flags(
     elsewhere = {*simulated.MULTI_LABEL, simulated.RESUMED} - simulated.BY_NAME
     assert elsewhere < {*found}
     assert {name for name, one in found.items() if one["threads"] != 2} == elsewhere
-    by_kernels = {"float16", *(f"{name}{simulated.PORTABLE}" for name in ("digits", "mnist"))}
+    by_kernels = {"float16"}
     assert {name for name, one in found.items() if not one["replays"]} == by_kernels | elsewhere
     assert [
         one

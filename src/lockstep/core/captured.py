@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config.recipe import Recipe
 from lockstep.core.vector import copy_each
 from lockstep.messages import logger
+from lockstep.models import MODELS
 
 
 @dataclass
@@ -146,14 +147,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(tensor.flatten().view(torch.uint8) for tensor in (one, other)))
 
 
-def obstacle(recipe: Recipe, module: nn.Module) -> str | None:
-    """Return why steps of the model `module` cannot be CUDA graphs, in words; None if they can."""
+def obstacle(recipe: Recipe) -> str | None:
+    """Return why steps cannot be CUDA graphs, in words; None if they can."""
     if "model" in recipe.custom_code:
         return "the model is your own, and its code may do more than launch kernels"
     if recipe.precision == "float16":
         return "float16 changes the scale of its loss"
+    if recipe.model not in MODELS:
+        return "the network is not built in, and the host seeds the random numbers of its layers"
     if recipe.arithmetic == "portable" and recipe.optimizer.kind in ("adam", "adamw"):
         return "the host computes the rates of portable Adam"
-    if any(m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)):
-        return "the host seeds the random numbers of dropout"
     return None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lockstep.config.recipe import Recipe
 from lockstep.core.vector import copy_each
 from lockstep.errors import LockstepError, unknown
+from lockstep.models import MODELS
 
 Shape = tuple[int, int, int]
 
@@ -35,6 +36,7 @@ class Network:
         dtype: what it computes in.
         parameters, buffers: its tensors, by name; buffers that are not part of the module's state
             are left out.
+        draws: whether training may draw random numbers in it.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Network:
             norms[name] for name in untrained_layers(recipe, norms, self.parameters)
         ]
         self.buffers = persistent_buffers(self.module)
+        drops = (m.p for m in self.module.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        self.draws = recipe.model not in MODELS or any(drops)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:

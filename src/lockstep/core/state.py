@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.config.recipe import Recipe
 from lockstep.core.digest import digest
 from lockstep.core.network import lr_factors, untrained_layers
-from lockstep.core.vector import is_finite, named_views
+from lockstep.core.vector import excess, named_views
 from lockstep.errors import DATA, LockstepError
 from lockstep.kernels.portable import arithmetic
 from lockstep.optim.optimizers import DEFAULT, decay_by_name, parameter_groups
@@ -205,7 +205,7 @@ class State:
 
     def is_finite(self) -> bool:
         """Return whether every parameter is finite. Waits for the device."""
-        return bool(is_finite(self._flat))
+        return not excess(self._flat)
 
     def decay_losses(self) -> dict[str, Tensor]:
         """Return each weight-decay term of the loss, coefficient / 2 * ||w||^2, by parameter, on

@@ -17,7 +17,7 @@ from lockstep.core.readback import ReadBack
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower, named_towers
-from lockstep.core.vector import Metrics, Requests, copy_each, is_finite
+from lockstep.core.vector import Metrics, Requests, copy_each, excess
 from lockstep.data.dataset import Dataset, Plan
 from lockstep.data.transforms import Packing, Tensors, Values, to_device
 from lockstep.kernels.portable import arithmetic
@@ -116,27 +116,26 @@ class Steps:
         raise NotImplementedError
 
     def _numbers(self, total: Tensor) -> Tensor:
-        """Return what the host reads of a step: its metrics, whether all weights and sums are
-        finite, and the terms of weight decay in the loss.
+        """Return what the host reads of a step: its metrics, the excess of the weights and of the
+        sums, and the terms of weight decay in the loss.
         """
         state = self._state
-        finite = torch.stack([is_finite(state.weights), is_finite(total)])
         decay = state.decay_losses() if self._log.reports else {}
         self._decay = [*decay]
-        metrics = total[: self._tower.layout.metric_length]
-        return torch.cat([metrics, finite.to(metrics.dtype), *(d[None] for d in decay.values())])
+        numbers = excess(state.weights), excess(total), *decay.values()
+        return torch.cat([total[: self._tower.layout.metric_length], torch.stack(numbers)])
 
     def _read(self, step: int, numbers: Tensor) -> tuple[Metrics, Requests, list[int]]:
         """Return metrics, requests and the towers that are not finite, if these may be skipped."""
         end = self._tower.layout.metric_length
         metrics = Metrics.views(numbers[:end])
         requested, non_finite = metrics.read()
-        weights_are_finite, sum_is_finite = numbers[end : end + 2].tolist()
-        if not weights_are_finite:
+        of_weights, of_sum = numbers[end : end + 2].tolist()
+        if of_weights:
             # The last update made them so, although its gradients were finite.
             raise NonFiniteError(f"a weight is not finite after {step} steps")
         what = "the loss or a gradient of"
-        if not (sum_is_finite or non_finite):
+        if of_sum and not non_finite:
             non_finite = [*range(self._recipe.towers)]
             what = "the sum of the losses or gradients of"
         if non_finite and not self._state.may_skip:
@@ -251,7 +250,7 @@ class Ahead(Steps):
         self._before: Sequence[Sequence[Tensor]] = ()
 
     def _draw(self, steps: range, values: Values) -> None:
-        bound, average = self._bound, self._recipe.ema
+        bound, average, owned = self._bound, self._recipe.ema, self._reduction.owned
         groups = self._state.optimizer.param_groups
         rates = [[bound.learning_rate(step) * one["scale"] for one in groups] for step in steps]
         weights = [1.0 - average.decay_after(step + 1) if average else 0.0 for step in steps]
@@ -261,6 +260,12 @@ class Ahead(Steps):
             "weight": np.array(weights, np.float32),
             "updates": np.arange(steps.start + 1, steps.stop + 1),
             "flags": np.stack([self._flags] * len(steps)),
+            "keys": np.stack(
+                [
+                    [self._tower.keys(step, tower) for tower in self._reduction.owned]
+                    for step in steps
+                ]
+            ),
         }
         device = self._state.device
         if self._packing is None:
@@ -328,7 +333,8 @@ class Ahead(Steps):
             if self._pixels is not None:
                 own["pixels"] = self._pixels[place]
             shard = self._dataset.shard(self._plan, number, own)
-            vectors.append(self._tower.vector(state, shard, self._values["flags"][place]))
+            flags, keys = (self._values[name][place] for name in ("flags", "keys"))
+            vectors.append(self._tower.vector(state, shard, flags, keys))
         return vectors
 
     def _sum(self, vectors: Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep import rng
@@ -13,7 +15,11 @@ from lockstep.core.state import State
 from lockstep.core.vector import Layout, Requests, VectorBuilder
 from lockstep.data.dataset import Shard
 from lockstep.errors import CRASH, LockstepError, option
-from lockstep.kernels.portable import arithmetic
+from lockstep.kernels.portable import arithmetic, draws
+
+# of a tower that a CUDA graph can have; a network with more is computed kernel by kernel
+_DRAWS = 64
+_NO_KEYS = torch.empty(0)
 
 
 class Tower:
@@ -64,8 +70,19 @@ class Tower:
             self._flags_and_tower[key] = torch.tensor(
                 [*requests.flags(), *towers], dtype=torch.bool, device=device
             )
-        _seed_generators(rng.seed_for(recipe.seed, "dropout", step, shard.tower), device)
-        return self.vector(state, shard, self._flags_and_tower[key], on_part)
+        if self._network.draws:
+            _seed_generators(self._seed(step, shard.tower), device)
+        return self.vector(state, shard, self._flags_and_tower[key], _NO_KEYS, on_part)
+
+    def keys(self, step: int, tower: int) -> NDArray[np.int64]:
+        """Return the keys of the random numbers that a tower draws, for `vector`: int64 [n]."""
+        if not self._network.draws:
+            return np.empty(0, np.int64)
+        generator = torch.Generator().manual_seed(self._seed(step, tower))
+        return draws.keys(_DRAWS, generator)
+
+    def _seed(self, step: int, tower: int) -> int:
+        return rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)
 
     def load(self, state: State) -> None:
         """Copy the parameters of `state` into the network, before the towers of a step."""
@@ -76,16 +93,18 @@ class Tower:
         state: State,
         shard: Shard,
         flags_and_tower: Tensor,
+        keys: Tensor,
         on_part: Callable[[Tensor, slice], None] | None = None,
     ) -> Tensor:
         """Return the vector, with the parameters that are loaded. It may depend on no number of the
         host that differs between steps, because a CUDA graph repeats such a number.
 
         `flags_and_tower` is bool [flags of the requests + towers], of which one tower is marked.
+        `keys` are those of the first draws, int64 [n].
         """
         network = self._network
         recipe = self.bound.recipe
-        with arithmetic(recipe.arithmetic):
+        with draws.keyed(keys), arithmetic(recipe.arithmetic):
             network.load_buffers(state.buffers)  # The tower before this one changed them.
             network.train()
             logits = network(shard.images)

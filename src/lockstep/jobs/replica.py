@@ -174,7 +174,7 @@ class Replica:
         """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
-        return obstacle(self.recipe, self.network.module)
+        return obstacle(self.recipe)
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with
@@ -220,7 +220,7 @@ class Replica:
         """Train the state to the last step, as `core.loop.updates`. All processes call this
         together.
         """
-        obstacles = self.device.type == "cpu" or obstacle(self.recipe, self.network.module)
+        obstacles = self.device.type == "cpu" or obstacle(self.recipe)
         return updates(
             self.train_set,
             self.tower,

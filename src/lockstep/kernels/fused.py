@@ -72,7 +72,8 @@ def conv(
     )
 
 
-def _is_native_on_gpu(x: Tensor) -> bool:
+def is_native_on_gpu(x: Tensor) -> bool:
+    """Return whether a GPU computes with `x` in native arithmetic."""
     return x.device.type != "cpu" and not portable.is_active()
 
 
@@ -89,7 +90,7 @@ def _computed(
     Here the device decides, for the forward and the backward pass: a kernel for GPUs is one more
     branch.
     """
-    if reference.is_used() or (epilogue.is_plain_on_gpu and _is_native_on_gpu(x)):
+    if reference.is_used() or (epilogue.is_plain_on_gpu and is_native_on_gpu(x)):
         return plain()
     if torch.is_grad_enabled():
         return _Chunks.apply(x, weight, bias, padding, epilogue)  # type: ignore[no-untyped-call, no-any-return]
@@ -332,7 +333,7 @@ class _Convolution:
         self._winograd = Winograd(x.shape, weight, padding) if applies(x, weight) else None
         if self._winograd:
             self.images = self._winograd.images
-        elif _is_native_on_gpu(x):
+        elif is_native_on_gpu(x):
             self.images = len(x)
         else:
             self.images = max(1, _CHUNK_BYTES // (2 * prod(self.shape)))
