@@ -260,12 +260,7 @@ class Ahead(Steps):
             "weight": np.array(weights, np.float32),
             "updates": np.arange(steps.start + 1, steps.stop + 1),
             "flags": np.stack([self._flags] * len(steps)),
-            "keys": np.stack(
-                [
-                    [self._tower.keys(step, tower) for tower in self._reduction.owned]
-                    for step in steps
-                ]
-            ),
+            "keys": np.stack([[self._tower.keys(s, t) for t in owned] for s in steps]),
         }
         device = self._state.device
         if self._packing is None:
