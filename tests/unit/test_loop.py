@@ -63,7 +63,7 @@ def test_how_many_steps_are_drawn_together_changes_no_bit(monkeypatch):
         4,
         32,
     ):  # A block of 4 has examples of two epochs, and the last one is shorter.
-        monkeypatch.setattr("lockstep.core.loop._STEPS", steps)
+        monkeypatch.setattr("lockstep.core.steps._STEPS", steps)
         state, items = loop(RECIPE.replace(augmentation="shift", steps=10))
         assert len([*items]) == 10
         weights.add(state.weights_sha256())

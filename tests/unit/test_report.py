@@ -27,14 +27,6 @@ LINE = (
     + r": step (\d+), loss = \d+\.\d\d \(\d+\.\d examples/sec; \d+\.\d{3} sec/batch\), accuracy = "
     r"(\d+\.\d) %, epoch = \d+\.\d, lr = \S+, ETA \d:\d\d$"
 )
-STATE = SimpleNamespace(
-    step=0,
-    decay={},
-    decay_losses=lambda: {"w": torch.tensor(0.5)},
-    loss_scale=1.0,
-    parameters={},
-    by_name=lambda flat: {},
-)
 
 
 def sums(cross_entropy=256.0, last=80.0, correct=64.0):
@@ -42,15 +34,13 @@ def sums(cross_entropy=256.0, last=80.0, correct=64.0):
     return Metrics(*one, torch.zeros(len(Requests().flags())), torch.zeros(4))
 
 
-def a_log(listeners, steps=25, device=torch.device("cpu")):  # noqa: B008  a constant
+def a_log(listeners, steps=25):
     recipe = recipe_with("digits", {"steps": steps})
-    return Log(recipe.bind(1442), listeners, device=device)
+    return Log(recipe.bind(1442), listeners)
 
 
-def step_of(log, step, metrics=None, **state):
-    state = SimpleNamespace(**vars(STATE) | state)
-    log.step(step, metrics or sums(), state, 0.1, torch.zeros(0), [])
-    log.updated(step, state)
+def step_of(log, step, metrics=None, decay=None):
+    log.step(step, metrics or sums(), {"w": 0.5} if decay is None else decay, 0.1, 1.0, [])
 
 
 class Recorder(Listener):
@@ -72,26 +62,6 @@ def run(listeners, steps=25):
     log.evaluation(steps, "test", {"ema": Evaluation(10, 9, 0.1), "raw": Evaluation(10, 8, 0.2)})
     log.note("a note")
     log.note("  accuracy  90%")
-
-
-def test_a_gpu_sends_an_event_with_the_next_step_or_before_anything_else(monkeypatch):
-    monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 0)
-    recorder = Recorder(2)
-    log = a_log([recorder], 6, torch.device("cuda"))
-    sent = []
-    for step in range(6):
-        log.begin(step)
-        step_of(log, step, sums(float(step)))
-        if step == 2:
-            log.note("")
-        sent.append([event.step for event in recorder.events])
-    # The last step has nothing after it.
-    assert sent == [[], [0], [0, 2], [0, 2], [0, 2], [0, 2, 4, 5]]
-    assert [event.cross_entropy * 128 for event in recorder.events] == [0.0, 2.0, 4.0, 5.0]
-    late = a_log([recorder], 6, torch.device("cuda"))
-    step_of(late, 0)
-    late.close()
-    assert len(recorder.events) == 5
 
 
 def test_plain_lines_have_the_tutorials_shape_and_cadence():
@@ -334,14 +304,19 @@ def test_without_listeners_no_metric_is_read_from_the_device():
     step_of(a_log([]), 0, Metrics(*[SimpleNamespace()] * 5))
 
 
-@pytest.mark.parametrize(("terms", "passed"), [({"w": torch.tensor(0.5)}, {"w": 0.1}), ({}, {})])
-def test_listeners_get_the_coefficients_of_decay_in_the_loss(terms, passed):
+@pytest.mark.parametrize(("optimizer", "passed"), [("sgd", {"w": 0.1}), ("adamw", {})])
+def test_observers_get_the_coefficients_of_decay_in_the_loss(optimizer, passed):
     """AdamW's is not: its state has coefficients, but no terms of the loss."""
-    seen = []
-    recorder = Recorder(1)
-    recorder.computed = lambda step, tensors: seen.append(tensors.decay)
-    step_of(a_log([recorder]), 0, decay={"w": 0.1}, decay_losses=lambda: terms)
-    assert seen == [passed]
+    seen, recorder = [], Recorder(2)
+    recorder.computed = lambda step, tensors: seen.append((step, tensors.decay))
+    state = SimpleNamespace(parameters={}, by_name=lambda flat: {}, decay={"w": 0.1})
+    log = Log(recipe_with("digits", {"optimizer": optimizer}).bind(1442), [recorder])
+    log.computed(0, state, torch.zeros(0))
+    recorder.observes = True
+    assert [log.observes(step) for step in range(3)] == [True, False, True]
+    for step in range(3):
+        log.computed(step, state, torch.zeros(0))
+    assert seen == [(0, passed), (2, passed)]
 
 
 def test_running_averages_cover_every_step_and_each_term():
@@ -350,10 +325,8 @@ def test_running_averages_cover_every_step_and_each_term():
     expected, weight = np.zeros(4), 0.0
     for step in range(41):
         terms = np.array([3.0 / (1 + step), 0.5 + step % 3, 0.25])
-        decay = {"a": torch.tensor(terms[1]), "b": torch.tensor(terms[2])}
-        step_of(
-            log, step, sums(cross_entropy=terms[0] * 128), decay_losses=lambda decay=decay: decay
-        )
+        decay = {"a": terms[1], "b": terms[2]}
+        step_of(log, step, sums(cross_entropy=terms[0] * 128), decay)
         expected, weight = (
             0.9 * expected + 0.1 * np.array([terms.sum(), *terms]),
             0.9 * weight + 0.1,
@@ -370,8 +343,7 @@ def test_running_averages_cover_every_step_and_each_term():
 def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
     log = a_log([MetricsFile(tmp_path / "metrics.jsonl", 1)])
     broken = sums(cross_entropy=float("inf"))
-    log.step(0, broken, STATE, 0.1, torch.zeros(0), [0])
-    log.updated(0, STATE)
+    log.step(0, broken, {"w": 0.5}, 0.1, 1.0, [0])
     row = read_json(tmp_path / "metrics.jsonl")
     assert row["loss"] is row["loss_average"] is row["cross_entropy_average"] is None
     assert row["decay_average"] == {"w": None}
@@ -380,7 +352,7 @@ def test_a_skipped_first_step_has_no_averages_and_a_row_of_json(tmp_path):
 def test_an_event_has_the_memory_of_process_0(monkeypatch):
     monkeypatch.setattr("lockstep.listeners.log.memory_bytes", lambda device: 100)
     recorder = Recorder(1)
-    step_of(Log(get_recipe("digits").bind(1442), [recorder], device=torch.device("cpu")), 0)
+    step_of(Log(get_recipe("digits").bind(1442), [recorder]), 0)
     assert recorder.events[0].memory_bytes == 100
 
 

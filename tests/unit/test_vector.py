@@ -40,7 +40,7 @@ def test_a_vector_returns_what_was_packed_metrics_in_one_piece():
     expected = torch.cat([gradients[0].flatten(), gradients[1].float()])
     require_close(of_gradients, expected, 0, 0)
     assert torch.equal(of_buffer_deltas, buffer_deltas[0])
-    assert metrics.read() == (Requests(SIGTERM, save=True), [2], [])
+    assert metrics.read() == (Requests(SIGTERM, save=True), [2])
     assert layout.length == 9 + 4 + layout.metric_length
 
 

@@ -54,8 +54,8 @@ def updates(
             waiting = None if is_last or requested != Requests() else told
             if waiting is None:
                 requested = requested.joined(told())
-                monitor.warming_up = False
                 with monitor.pausing():  # The caller may save, which has no time limit.
                     yield requested
                 if requested.stop is not None:
                     return
+            monitor.warming_up = False

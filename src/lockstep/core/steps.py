@@ -236,7 +236,8 @@ class Ahead(Steps):
         device, recipe, owned = state.device, self._recipe, reduction.owned
         captured = partial(Captured, "steps", exact=recipe.exact, as_graph=as_graph)
         self._whole = captured(self._compute_all, changes=self._changes)
-        self._parts = captured(self._vectors), captured(self._update, changes=self._changes)
+        update = captured(self._update, changes=self._changes_and_total)
+        self._parts = captured(self._vectors), update
         self._is_whole = len(owned) == recipe.towers
         flags = torch.zeros(len(owned), len(Requests().flags()), dtype=torch.bool)
         marks = torch.eye(recipe.towers, dtype=torch.bool)[owned.start : owned.stop]
@@ -359,3 +360,6 @@ class Ahead(Steps):
 
     def _changes(self) -> list[Tensor]:
         return [*self._state.tensors(), *(one for copies in self._before for one in copies)]
+
+    def _changes_and_total(self) -> list[Tensor]:
+        return [*self._changes(), self._total]  # The means are computed in the memory of the total.
