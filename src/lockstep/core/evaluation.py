@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.captured import Captured
 from lockstep.core.group import Group
 from lockstep.core.loss import loss_of
 from lockstep.core.multi_label import Found, found_labels
@@ -89,6 +88,11 @@ class Evaluation:
         return results | (self.multi_label.summary() if self.multi_label else {})
 
 
+def classify_both(network: Network, images: Tensor, counted: Tensor) -> Tensor:
+    """Return both results of `classify` as one tensor, [2, b, classes]."""
+    return torch.stack(classify(network.recipe, network, images, counted))
+
+
 @torch.no_grad()
 def evaluate(
     network: Network,
@@ -98,11 +102,11 @@ def evaluate(
     group: Group,
     progress: Progress = lambda share: None,
     keep_logits: bool = False,
-    captured: Captured | None = None,
+    compute: Callable[..., Tensor] = classify_both,
 ) -> Evaluation:
     """Classify `dataset`, with the recipe's test-time augmentation. The result is
-    equal in every process, and process 0 alone has the logits. `captured` computes `classify_both`
-    as a CUDA graph.
+    equal in every process, and process 0 alone has the logits. `compute` stands for
+    `classify_both`, as CUDA graphs.
 
     The processes share chunks of `eval_batch` examples. The last chunk is padded with repeats that
     do not count, because the bits of a kernel's result may depend on the batch size. Every process
@@ -135,11 +139,8 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        images = dataset.pixels(index)
-        if captured is None:
-            logits, unaugmented = classify(recipe, network, images, counted)
-        else:
-            logits, unaugmented = captured(lambda: None, network, images, counted)
+        pixels = dataset.pixels(index)
+        logits, unaugmented = compute(network, pixels, counted)
         if keep_logits:
             kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):
@@ -220,11 +221,6 @@ def classify(
         unsure = _unsure(unmoved, counted, recipe.multi_label)
         logits = (unmoved[unsure] + _moved(network, images[unsure])) / 2
         return unmoved.index_copy(0, unsure, logits), unaugmented
-
-
-def classify_both(network: Network, images: Tensor, counted: Tensor) -> Tensor:
-    """Return both results of `classify` as one tensor, [2, b, classes]."""
-    return torch.stack(classify(network.recipe, network, images, counted))
 
 
 def _moved(network: Forward, images: Tensor) -> Tensor:

@@ -76,25 +76,15 @@ class Tower:
             )
         inputs = [shard.images, shard.labels, self._flags_and_tower[key]]
         priors = [] if shard.priors is None else [shard.priors]
-        seed = self._seed(step, shard.tower, device)
-        if self._captured is not None and on_part is None and not self._network.is_observed:
-            return self._captured(seed, state, *inputs, self._keys(seed, device), *priors)
+        seed: Callable[[], None] = lambda: None  # noqa: E731  a default
+        if self._network.draws:
+            number = rng.seed_for(recipe.seed, "dropout", step, shard.tower)
+            seed = partial(_seed_generators, number, device)
         seed()
-        return self._compute(state, *inputs, _NO_KEYS, *priors, on_part=on_part)
-
-    def _seed(self, step: int, tower: int, device: torch.device) -> Callable[[], None]:
-        """Return what seeds torch's generators for a tower."""
-        if not self._network.draws:
-            return lambda: None
-        seed = rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)
-        return partial(_seed_generators, seed, device)
-
-    def _keys(self, seed: Callable[[], None], device: torch.device) -> Tensor:
-        """Return the keys of a tower's draws on `device`, int64 [n]."""
-        if not self._network.draws:
-            return torch.empty(0, device=device)
-        seed()
-        return to_device({"keys": draws.keys(_DRAWS)}, device)["keys"]
+        if self._captured is None or on_part is not None or self._network.is_observed:
+            return self._compute(state, *inputs, _NO_KEYS, *priors, on_part=on_part)
+        keys = to_device({"keys": draws.keys(_DRAWS * self._network.draws)}, device)["keys"]
+        return self._captured(seed, state, *inputs, keys, *priors)
 
     def _compute(
         self,

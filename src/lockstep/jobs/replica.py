@@ -1,7 +1,7 @@
 """Replica: one process's data, model and state. All processes of a run hold the same."""
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -161,10 +161,10 @@ class Replica:
         return Tower(self.bound, self.network, as_graph=self._as_graphs)
 
     @cached_property
-    def _chunks(self) -> Captured | None:
-        """What classifies the chunks of an evaluation as CUDA graphs, or None."""
-        exact = self.recipe.exact
-        return Captured("evaluations", classify_both, exact=exact) if self._as_graphs else None
+    def _chunks(self) -> Callable[..., Tensor]:
+        """What classifies the chunks of an evaluation."""
+        captured = Captured("evaluations", classify_both, exact=self.recipe.exact)
+        return partial(captured, lambda: None) if self._as_graphs else classify_both
 
     @property
     def _as_graphs(self) -> bool:

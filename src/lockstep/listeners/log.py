@@ -119,30 +119,17 @@ class Log(Observer):
         self._marks |= dict.fromkeys(due, now)
         for listener in due:
             listener.computed(step, tensors)
-        self._pending.append(partial(self._send, since, now, [*decay], numbers, event_with))
 
-    def _send(
-        self,
-        due: Mapping[Listener, Mark],
-        now: Mark,
-        decay: Sequence[str],
-        numbers: ReadBack,
-        event_with: Callable[..., StepEvent],
-    ) -> None:
-        """Send the event of a step to the listeners that are `due`, each with the times since its
-        last one.
-        """
-        terms, averages, (last_tower_loss, correct) = (t.tolist() for t in numbers.tensors())
-        loss, cross_entropy, *decay_terms = terms
-        loss_average, cross_entropy_average, *decay_averages = averages
-        recipe = self._recipe
-        for listener, since in due.items():
-            s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
-            images_per_s = None
-            if not recipe.head:
-                images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
-            listener.step(
-                event_with(
+        def send() -> None:
+            terms, averages, (last_tower_loss, correct) = (t.tolist() for t in numbers.tensors())
+            loss, cross_entropy, *decay_terms = terms
+            loss_average, cross_entropy_average, *decay_averages = averages
+            for listener, before in since.items():
+                s_per_step = (now.seconds - before.seconds) / (now.steps - before.steps)
+                images_per_s = None
+                if not recipe.head:
+                    images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
+                event = event_with(
                     loss=loss,
                     loss_average=loss_average,
                     last_tower_loss=last_tower_loss,
@@ -153,9 +140,11 @@ class Log(Observer):
                     accuracy=correct / recipe.batch,
                     s_per_step=s_per_step,
                     images_per_s=images_per_s,
-                    split=mean_seconds(since, now),
+                    split=mean_seconds(before, now),
                 )
-            )
+                listener.step(event)
+
+        self._pending.append(send)
 
     def updated(self, step: int, state: State) -> None:
         """Report the weights after `step`."""
