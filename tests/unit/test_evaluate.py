@@ -3,6 +3,7 @@ views.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -94,16 +95,16 @@ def test_graphs_of_a_gpu_count_the_same():
     )
     dataset, buffers = data(53), persistent_buffers(model)
 
-    def evaluated(captured):
+    def evaluated(compute):
         return evaluate(
-            network, parameters, buffers, dataset, Group(), keep_logits=True, captured=captured
+            network, parameters, buffers, dataset, Group(), keep_logits=True, compute=compute
         )
 
-    plain = evaluated(None)
+    plain = evaluated(classify_both)
     with graphs_of_a_gpu():
         captured = Captured("evaluations", classify_both, exact=True)
         for replays in (5, 11):  # of six chunks, all but the first; then all
-            result = evaluated(captured)
+            result = evaluated(partial(captured, lambda: None))
             assert result == plain
             assert torch.equal(result.logits, plain.logits)
             assert Graph.replays == replays

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,11 +136,8 @@ def evaluate(
         counted = index < len(dataset)
         index.clamp_(max=len(dataset) - 1)
         labels = dataset.labels[index]
-        images = dataset.pixels(index)
-        if captured is None:
-            logits, unaugmented = classify(recipe, network, images, counted)
-        else:
-            logits, unaugmented = captured(network, images, counted)
+        classified = captured or partial(classify, recipe)
+        logits, unaugmented = classified(network, dataset.pixels(index), counted)
         if keep_logits:
             kept[done * size : (done + 1) * size] = logits
         with arithmetic(recipe.arithmetic):

@@ -193,9 +193,6 @@ class Monitor(HeartbeatFile):
         self._count()
         self._measured += measure or not self._on_gpu
         self._edge = _event() if measure and self._on_gpu else None
-        while self._queued and self._queued[0].end.query():  # type: ignore[no-untyped-call]
-            interval = self._queued.popleft()
-            self._spent[interval.activity] += interval.seconds()
 
     def end_step(self) -> None:
         """Count a computed step."""
@@ -207,6 +204,9 @@ class Monitor(HeartbeatFile):
     @property
     def mark(self) -> Mark:
         """The reading at the last change."""
+        while self._queued and self._queued[0].end.query():  # type: ignore[no-untyped-call]
+            interval = self._queued.popleft()
+            self._spent[interval.activity] += interval.seconds()
         spent, queued = tuple(self._spent.values()), tuple(self._queued)
         return Mark(self._seconds, self._steps, spent, self._measured, queued)
 

@@ -76,10 +76,8 @@ class Tower:
 
     def keys(self, step: int, tower: int) -> NDArray[np.int64]:
         """Return the keys of the random numbers that a tower draws, for `vector`: int64 [n]."""
-        if not self._network.draws:
-            return np.empty(0, np.int64)
         generator = torch.Generator().manual_seed(self._seed(step, tower))
-        return draws.keys(_DRAWS, generator)
+        return draws.keys(_DRAWS * self._network.draws, generator)
 
     def _seed(self, step: int, tower: int) -> int:
         return rng.seed_for(self.bound.recipe.seed, "dropout", step, tower)

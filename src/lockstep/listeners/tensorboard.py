@@ -20,13 +20,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import CRC_TABLE
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.tensorboard import summary
@@ -42,7 +43,7 @@ from lockstep.messages import logger
 _VALUES = 2**20
 _IMAGES = 3
 _BINS = 64
-_BLOCK = 256  # bytes of which a checksum is looked up together
+_BLOCK = 512  # bytes of which a checksum is looked up together
 # numbers this process's files, so that files of the same second sort in order
 _NUMBERS = itertools.count()
 
@@ -97,34 +98,26 @@ class EventFile:
 
 
 def checksum(content: bytes) -> bytes:
-    """Return the masked CRC-32C of `content`, of at least 4 bytes, as a record states it.
+    """Return the masked CRC-32C of `content`, as a record states it.
 
-    A checksum is linear, so that of a block is the exclusive or of one entry of a table for each
-    byte. The checksum so far is added to the first four bytes of the next block.
+    A checksum is linear: that of a block is the exclusive or of an entry of a table for each byte,
+    where the checksum before the block is added to its first four bytes.
     """
-    table = _checksums()
-    message = np.zeros(-(-len(content) // _BLOCK) * _BLOCK, np.uint8)
-    own = message[len(message) - len(content) :]  # Zeros before it change nothing.
-    own[:] = np.frombuffer(content, np.uint8)
-    own[:4] ^= 0xFF
-    blocks = table[np.arange(_BLOCK), message.reshape(-1, _BLOCK)]
-    first, second, third, fourth = table[:4].tolist()
-    crc = 0
-    for of_block in np.bitwise_xor.reduce(blocks, axis=1).tolist():
-        before = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255]
-        crc = of_block ^ before ^ fourth[crc >> 24]
+    crc = 0xFFFFFFFF
+    for start in range(0, len(content), _BLOCK):
+        block = np.frombuffer(content[start : start + _BLOCK], np.uint8).copy()
+        size = len(block)
+        block[:4] ^= np.frombuffer(struct.pack("<I", crc), np.uint8)[:size]
+        entries = _checksums()[_BLOCK - size + np.arange(size), block]
+        crc = int(np.bitwise_xor.reduce(entries)) ^ crc >> 8 * size
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
 
 
 @cache
 def _checksums() -> NDArray[np.uint32]:
-    """Return the CRC-32C of each value of each byte of a block, without its first and last
-    complement: [bytes, 256].
-    """
-    of_last: NDArray[Any] = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        of_last = of_last >> 1 ^ (of_last & 1) * np.uint32(0x82F63B78)
+    """Return what each value of each byte of a block adds to its checksum: [bytes, 256]."""
+    of_last = np.array(CRC_TABLE, np.uint32)
     table = [of_last]
     while len(table) < _BLOCK:
         table.insert(0, of_last[table[0] & 255] ^ table[0] >> 8)
