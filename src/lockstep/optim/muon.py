@@ -48,8 +48,8 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 def _move(parameters: list[Tensor], directions: list[Tensor], lr: float | Tensor) -> None:
     """Subtract `directions` times `lr`, a number or a tensor on the device."""
     if isinstance(lr, Tensor):
-        torch._foreach_mul_(directions, lr)
-        torch._foreach_sub_(parameters, directions)
+        torch._foreach_mul_(directions, -lr)
+        torch._foreach_add_(parameters, directions)
     else:
         torch._foreach_add_(parameters, directions, alpha=-lr)
 
