@@ -20,6 +20,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -47,6 +48,7 @@ from lockstep.core.build import build_model
 from lockstep.core.group import connect
 from lockstep.core.monitor import Monitor
 from lockstep.core.vector import Requests
+from lockstep.data import dataset
 from lockstep.jobs import replica
 from lockstep.jobs.context import Context
 from lockstep.jobs.specs import TrainSpec, VerifySpec
@@ -58,6 +60,7 @@ from lockstep.recipes import RECIPES, get_recipe
 STEPS, WATCHED = 3, 1  # the step WATCHED is neither the first nor the last one
 PORTABLE = ", portable"  # ends the names of cases in portable arithmetic
 SUMMARIES = "summaries of every step"
+ON_HOST = "images that stay in the memory of the host"
 SETTINGS = {
     "adam": {"optimizer": "adam"},
     "adamw": {"optimizer": "adamw"},
@@ -65,6 +68,7 @@ SETTINGS = {
     "several labels": {"dataset": invented.MULTI_LABEL, "multi_label": True},
     "float16": {"precision": "float16"},
     SUMMARIES: {},
+    ON_HOST: {},
     **{
         f"a model that is {flaw}": {"model": f"tests.gpu.simulated:{flaw}"}
         for flaw in ("waiting", "copying", "divided")
@@ -165,9 +169,9 @@ def watched(waits: Waits, *args: object, **options: object) -> Generator[Request
 
 
 @contextlib.contextmanager
-def simulating(*, native: bool) -> Iterator[Waits]:
+def simulating(*, native: bool, on_host: bool = False) -> Iterator[Waits]:
     """Answer what torch asks the driver itself. If `native`, also let the CPU compute by the
-    operators of a GPU.
+    operators of a GPU. The images stay `on_host`.
     """
     waits = Waits()
     with contextlib.ExitStack() as stack:
@@ -180,9 +184,11 @@ def simulating(*, native: bool) -> Iterator[Waits]:
         stack.enter_context(graphs_of_a_gpu())
 
         def read(recipe, placement, **_):
-            return invented.load(recipe.dataset, 64, recipe.image_px)
+            splits = invented.load(recipe.dataset, 64, recipe.image_px)
+            return {name: replace(split, mapped=on_host) for name, split in splits.items()}
 
         stack.enter_context(mock.patch.object(replica, "read_splits", read))
+        stack.enter_context(mock.patch.object(dataset, "_MAX_COPIED_BYTES", 0))
         stack.enter_context(
             mock.patch.object(
                 replica, "updates", lambda *args, **options: watched(waits, *args, **options)
@@ -309,7 +315,7 @@ def main() -> None:
         line = {"case": name, "equal": False, "waits": [], "error": ""}
         try:
             with (
-                simulating(native=PORTABLE not in name) as waits,
+                simulating(native=PORTABLE not in name, on_host=name == ON_HOST) as waits,
                 tempfile.TemporaryDirectory() as folder,
             ):
                 recipe, init = case(name, Path(folder) / "weights.pt")
