@@ -6,6 +6,7 @@ and the flags of a step are read while the next one is computed. Both make the s
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,13 +71,7 @@ class Observer:
 
 
 class Steps:
-    """The steps of this process for the tower's bound recipe. `state` is trained in place.
-
-    Attributes:
-        late: whether a step may be computed before the one before it is read.
-    """
-
-    late = False
+    """The steps of this process for the tower's bound recipe. `state` is trained in place."""
 
     def __init__(
         self,
@@ -108,10 +103,10 @@ class Steps:
             count = max(1, min(_STEPS, _EXAMPLES // self._recipe.batch))
             steps = range(step, min(step + count, self._bound.steps))
             self._plans, self._first = self._bound.plans(steps), step
-            self._draw(steps, self._dataset.draw(self._plans, self._reduction.owned))
+            self._take(steps, self._dataset.draw(self._plans, self._reduction.owned))
         return step - self._first
 
-    def _draw(self, steps: range, values: Values) -> None:
+    def _take(self, steps: range, values: Values) -> None:
         """Take the values of this process's towers in `steps`, each [steps, towers, b, ...]."""
         raise NotImplementedError
 
@@ -165,7 +160,7 @@ class AtOnce(Steps):
     takes part in a step.
     """
 
-    def _draw(self, steps: range, values: Values) -> None:
+    def _take(self, steps: range, values: Values) -> None:
         self._values = to_device(values, self._dataset.labels.device)
 
     def compute(self, step: int) -> Callable[[], Requests]:
@@ -218,22 +213,10 @@ class Ahead(Steps):
     computed.
     """
 
-    late = True
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        tower: Tower,
-        reduction: Reduction,
-        state: State,
-        log: Observer,
-        poll_requests: Callable[[], Requests],
-        *,
-        as_graph: bool,
-    ) -> None:
+    def __init__(self, *args: Any, as_graph: bool) -> None:
         """Compute kernel by kernel, with the same bits, unless `as_graph`."""
-        super().__init__(dataset, tower, reduction, state, log, poll_requests)
-        device, recipe, owned = state.device, self._recipe, reduction.owned
+        super().__init__(*args)
+        recipe, owned = self._recipe, self._reduction.owned
         captured = partial(Captured, "steps", exact=recipe.exact, as_graph=as_graph)
         self._whole = captured(self._compute_all, changes=self._changes)
         update = captured(self._update, changes=self._changes_and_total)
@@ -245,12 +228,12 @@ class Ahead(Steps):
         self._packing: Packing | None = None
         self._values: Tensors = {}  # of the present step, on the device
         self._pixels: Tensor | None = None  # of its examples, if the dataset is not on the device
-        self._total = torch.empty(0, device=device)
+        self._total = torch.empty(0)
         self._observed = False
         # the state before the newest step, and before the one that is a step older
         self._before: Sequence[Sequence[Tensor]] = ()
 
-    def _draw(self, steps: range, values: Values) -> None:
+    def _take(self, steps: range, values: Values) -> None:
         bound, average, owned = self._bound, self._recipe.ema, self._reduction.owned
         groups = self._state.optimizer.param_groups
         rates = [[bound.learning_rate(step) * one["scale"] for one in groups] for step in steps]
