@@ -213,7 +213,7 @@ def table(cases: dict[str, Any]) -> dict[str, Any]:
             [case, *rates, f"{ranged(ratio, '.2f')} times", *sent, *waits, hidden, str(ratio["n"])]
         )
     head = [
-        "hosts x processes, link",
+        "hosts x processes, connection",
         "images/s",
         "images/s, DDP",
         "ratio",

@@ -201,7 +201,7 @@ def networks(call: Call) -> Figures:
 
 
 def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None = None) -> Figures:
-    """Return accuracy, calibration and time of a run of `photos`."""
+    """Return accuracy, calibration, confident answers and time of a run of `photos`."""
     with patch.dict(os.environ, {"XDG_CACHE_HOME": cache} if cache else {}):
         html = lockstep.report(result["run"], quiet=True).html
     error = float(html.split("calibration error: ")[1].split("%")[0]) / 100
@@ -210,6 +210,10 @@ def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None =
         f"{name}: test accuracy": result["best"],
         f"{name}: expected calibration error": error,
     }
+    confident = result["confident"]
+    found[f"{name}: coverage"] = confident["coverage"]
+    if confident["accuracy"] is not None:
+        found[f"{name}: accuracy of confident answers"] = confident["accuracy"]
     return {**found, f"{name}: total time {start}": result["total_s"]}
 
 

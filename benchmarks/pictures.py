@@ -248,7 +248,7 @@ def terminal(name: str, commands: Sequence[tuple[str, list[str]]]) -> str:
         for command, lines in commands:
             console.print(Text(f"$ {command}", "bold"))
             for line in [*lines, ""]:
-                console.print(Text.from_ansi(line), soft_wrap=True)
+                console.print(Text.from_ansi(line))
         return (
             console.export_svg(title="", theme=DIMMED_MONOKAI, code_format=TERMINAL, unique_id=name)
             + "\n"

@@ -77,15 +77,15 @@ def test_an_unknown_kind_is_refused_and_a_known_one_described():
 
 
 @pytest.mark.parametrize("hosts", [[], [0, 1, 0, 2]], ids=["one host", "three hosts"])
-def test_the_start_says_what_a_link_between_hosts_costs(hosts):
+def test_the_start_says_what_an_exchange_between_hosts_costs(hosts):
     layout = SimpleNamespace(length=LENGTH * 1000)
 
     def lines(group):
-        return startup.link_lines(
+        return startup.host_lines(
             SimpleNamespace(group=group, tower=SimpleNamespace(layout=layout))
         )
 
-    said = r"3 hosts; 3\.8 MiB, .* go from process 0 to all others in [\d.]+ ms"
+    said = r"3; each step exchanges 3\.8 MiB .* they take [\d.]+ ms"
     for process in on_replicas(4, lines, hosts):
         assert len(process) == bool(hosts)
         assert all(re.fullmatch(said, text) for _, text in process)

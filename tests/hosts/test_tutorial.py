@@ -39,5 +39,5 @@ def test_the_tutorial_on_two_hosts_runs_as_printed(hosts, tmp_path):
         out, err = programs[0].communicate(timeout=240)
         ended.append((programs[0].returncode, sha256 in out, "lost the other processes" in err))
         assert "Traceback" not in err
-        assert "  link     2 hosts; 0.2 MiB" in out or "--name two" not in block.text
+        assert "  hosts    2; each step exchanges 0.2 MiB" in out or "--name two" not in block.text
     assert ended == [(0, True, False), (0, True, False), (4, False, True), (0, True, False)]

@@ -11,7 +11,7 @@ from tests.runs import fit_here
 from torch import nn
 
 from lockstep import hardware
-from lockstep.commands.to_spec import train_spec
+from lockstep.commands.plan import train_spec
 from lockstep.config import precision
 from lockstep.config.placement import Placement
 from lockstep.core.network import Network

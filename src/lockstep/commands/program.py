@@ -100,7 +100,7 @@ Exit codes:
 )
 
 COMMANDS = {
-    "eval": shell("evaluate", "evaluate"),
+    "eval": shell("evaluate", "evaluate", within="evaluate_or_watch"),
     "predict": shell("predict", "predict"),
     "serve": shell("serve", "serve", json=False),
     "report": shell("report", "report", json=False),
@@ -139,7 +139,11 @@ class _Command(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:  # Of an unknown option it has these attributes.
             from lockstep.config.recipe import Recipe  # --help does not wait for it
+            from lockstep.schema import problem_of
 
+            if cause := getattr(error.__cause__, "errors", None):  # pydantic's, of a value
+                item = cause()[0]
+                vars(error)["message"] = f"got {item['input']!r}: {problem_of(item)}"
             other, own = called(getattr(error, "option_name", "")), {p.name for p in self.params}
             if other in own:
                 vars(error)["possibilities"] = [option(other)]

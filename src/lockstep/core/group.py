@@ -331,7 +331,7 @@ class Processes(Group):
     def exchange(self, sends: Sequence[Pair], receives: Sequence[Pair]) -> None:
         """Send and receive."""
         # Receives first: gloo asks the sender for each, and the question would wait behind the data
-        # of a send. So both directions of a link are busy at once.
+        # of a send. So both directions of a connection are busy at once.
         pairs = [(dist.irecv, *pair) for pair in receives] + [(dist.isend, *pair) for pair in sends]
         operations = [
             dist.P2POp(do, tensor, peer, self._backend)

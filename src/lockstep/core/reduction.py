@@ -23,10 +23,10 @@ class Reduction:
     tree: The processes of a host add their nodes, then hosts add the sums of theirs
         (`transports.levels`). On either level each member owns a slice of the vector: it collects
         this slice of all other members' nodes, adds them, and in the end gives the sum back to all
-        of them. So a value crosses a link once for each host, not once for each process, if the
-        towers of a host are one node. Between hosts the vector goes in parts, while the last tower
-        still computes. The processes of a host share memory, if the vectors are on the CPU; all
-        others send messages.
+        of them. So a value leaves a host once, not once for each process, if the towers of a host
+        are one node. Between hosts the vector goes in parts, while the last tower still computes.
+        The processes of a host share memory, if the vectors are on the CPU; all others send
+        messages.
     allreduce: The backend's own sum, in another order of additions.
 
     In each step, `add` the vector of each of the `owned` towers, in order. Then all processes call

@@ -93,8 +93,8 @@ def detail_lines(replica: Replica) -> list[Line]:
     ]
 
 
-def link_lines(replica: Replica) -> list[Line]:
-    """Return what the link between hosts costs; nothing on one host. All processes call this
+def host_lines(replica: Replica) -> list[Line]:
+    """Return what an exchange between hosts costs; nothing on one host. All processes call this
     together.
     """
     group, hosts = replica.group, len({*replica.group.hosts()})
@@ -107,10 +107,10 @@ def link_lines(replica: Replica) -> list[Line]:
         group.gather(vector[:1]).tolist()  # All have it.
         milliseconds = (time.perf_counter() - began) * 1000
     text = (
-        f"{hosts} hosts; {vector.nbytes / 2**20:.1f} MiB, which each step exchanges once or twice, "
-        f"go from process 0 to all others in {milliseconds:.1f} ms"
+        f"{hosts}; each step exchanges {vector.nbytes / 2**20:.1f} MiB once or twice, and from "
+        f"process 0 to all others they take {milliseconds:.1f} ms"
     )
-    return [("link", text)]
+    return [("hosts", text)]
 
 
 def placement_lines(replica: Replica) -> list[Line]:
