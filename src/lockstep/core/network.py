@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
+from lockstep.core.vector import copy_all
 from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 
@@ -76,12 +77,12 @@ class Network:
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy float32 parameters, by name, into the network, rounded to its dtype."""
-        _copy_by_name(parameters, self.parameters)
+        copy_all([*self.parameters.values()], [parameters[name] for name in self.parameters])
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy buffers, by name, into the network."""
-        _copy_by_name(buffers, self.buffers)
+        copy_all([*self.buffers.values()], [buffers[name] for name in self.buffers])
 
     def train(self) -> None:
         """Set all layers to training mode, except norm layers that are not trained: they use their
@@ -192,17 +193,6 @@ def failure(error: Exception) -> str:
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     first = str(error).strip().splitlines()[:1]
     return f"{first[0] if first else type(error).__name__}{where}"
-
-
-def _copy_by_name(values: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy `values` into the `tensors` of the same names, those of one dtype together.
-
-    On a GPU, torch 2.11 writes wrong numbers if one operation has destinations of several dtypes:
-    https://github.com/pytorch/pytorch/issues/173383.
-    """
-    for dtype in {tensor.dtype: None for tensor in tensors.values()}:
-        names = [name for name, tensor in tensors.items() if tensor.dtype == dtype]
-        torch._foreach_copy_([tensors[name] for name in names], [values[name] for name in names])
 
 
 def _cast(layer: nn.Module, dtype: torch.dtype) -> None:

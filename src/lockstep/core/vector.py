@@ -8,6 +8,7 @@ computes the last gradients first, so a vector is filled from its end to its sta
 exchanged in parts.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
@@ -206,8 +207,27 @@ class VectorBuilder:
 
 def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
-    if tensors:
-        torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
+    copy_all(views(flat, [tensor.shape for tensor in tensors]), tensors)
+
+
+def copy_all(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each of `sources` to its destination.
+
+    A GPU copies tensors together if they have one dtype and equal strides. Torch 2.11 writes wrong
+    numbers if only the dtypes differ (https://github.com/pytorch/pytorch/issues/173383).
+    """
+    if not destinations:
+        return
+    if not destinations[0].is_cuda:
+        torch._foreach_copy_([*destinations], [*sources])
+        return
+    alike = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    for to, source in zip(destinations, sources, strict=True):
+        group = alike[to.dtype, source.dtype, to.stride() == source.stride()]
+        group[0].append(to)
+        group[1].append(source)
+    for group in alike.values():
+        torch._foreach_copy_(*group)
 
 
 def excess(vector: Tensor) -> Tensor:
