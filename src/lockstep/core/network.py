@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.recipe import Recipe
-from lockstep.core.vector import copy_all
+from lockstep.core.vector import copy_each
 from lockstep.errors import LockstepError, unknown
 from lockstep.models import MODELS
 
@@ -77,12 +77,12 @@ class Network:
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Copy float32 parameters, by name, into the network, rounded to its dtype."""
-        copy_all([*self.parameters.values()], [parameters[name] for name in self.parameters])
+        copy_each([parameters[name] for name in self.parameters], [*self.parameters.values()])
 
     @torch.no_grad()
     def load_buffers(self, buffers: Mapping[str, Tensor]) -> None:
         """Copy buffers, by name, into the network."""
-        copy_all([*self.buffers.values()], [buffers[name] for name in self.buffers])
+        copy_each([buffers[name] for name in self.buffers], [*self.buffers.values()])
 
     def train(self) -> None:
         """Set all layers to training mode, except norm layers that are not trained: they use their

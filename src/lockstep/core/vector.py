@@ -207,25 +207,24 @@ class VectorBuilder:
 
 def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
-    copy_all(views(flat, [tensor.shape for tensor in tensors]), tensors)
+    copy_each(tensors, views(flat, [tensor.shape for tensor in tensors]))
 
 
-def copy_all(destinations: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each of `sources` to its destination.
+@torch.no_grad()
+def copy_each(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy each of `values` to one of `tensors`.
 
-    A GPU copies tensors together if they have one dtype and equal strides. Torch 2.11 writes wrong
-    numbers if only the dtypes differ (https://github.com/pytorch/pytorch/issues/173383).
+    A GPU copies those of one dtype and equal strides together. Torch 2.11 writes wrong numbers
+    there if only dtypes differ: https://github.com/pytorch/pytorch/issues/173383.
     """
-    if not destinations:
-        return
-    if not destinations[0].is_cuda:
-        torch._foreach_copy_([*destinations], [*sources])
-        return
     alike = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
-    for to, source in zip(destinations, sources, strict=True):
-        group = alike[to.dtype, source.dtype, to.stride() == source.stride()]
-        group[0].append(to)
-        group[1].append(source)
+    if tensors and not tensors[0].is_cuda:
+        alike[None] = [*tensors], [*values]
+        values = tensors = ()
+    for value, tensor in zip(values, tensors, strict=True):
+        group = alike[tensor.dtype, value.dtype, tensor.stride() == value.stride()]
+        group[0].append(tensor)
+        group[1].append(value)
     for group in alike.values():
         torch._foreach_copy_(*group)
 

@@ -115,6 +115,8 @@ class Log(Observer):
             multi_label=recipe.multi_label,
         )
         tensors = Tensors(state.parameters, state.by_name(gradients), state.decay if decay else {})
+        since = {listener: self._marks.get(listener, Mark()) for listener in due}
+        self._marks |= dict.fromkeys(due, now)
         for listener in due:
             listener.computed(step, tensors)
 
@@ -122,12 +124,8 @@ class Log(Observer):
             terms, averages, (last_tower_loss, correct) = (t.tolist() for t in numbers.tensors())
             loss, cross_entropy, *decay_terms = terms
             loss_average, cross_entropy_average, *decay_averages = averages
-            # By now, a GPU has measured the activities of the step.
-            spent = self.monitor.mark.spent if self._device.type == "cuda" else now.spent
-            for listener in due:
-                since = self._marks.get(listener, Mark())
-                self._marks[listener] = now._replace(spent=spent)
-                s_per_step = (now.seconds - since.seconds) / (now.steps - since.steps)
+            for listener, before in since.items():
+                s_per_step = (now.seconds - before.seconds) / (now.steps - before.steps)
                 images_per_s = None
                 if not recipe.head:
                     images_per_s = recipe.batch / s_per_step if s_per_step else 0.0
@@ -142,7 +140,7 @@ class Log(Observer):
                     accuracy=correct / recipe.batch,
                     s_per_step=s_per_step,
                     images_per_s=images_per_s,
-                    split=mean_seconds(since, self._marks[listener]),
+                    split=mean_seconds(before, now),
                 )
                 listener.step(event)
 

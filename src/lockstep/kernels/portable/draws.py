@@ -24,9 +24,9 @@ _CHUNK = 1 << 15  # values at a time on a CPU, which stay in a core's cache
 _given: ContextVar[Iterator[Tensor]] = ContextVar("keys of draws")
 
 
-def keys(count: int) -> NDArray[np.int64]:
+def keys(count: int, generator: torch.Generator | None = None) -> NDArray[np.int64]:
     """Return the keys of the next `count` draws, from torch's CPU generator."""
-    seeds = torch.empty(count, dtype=torch.int64).random_()
+    seeds = torch.empty(count, dtype=torch.int64).random_(generator=generator)
     return rng.bits(seeds.numpy(), "portable").view(np.int64)
 
 
