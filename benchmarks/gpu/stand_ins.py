@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from lockstep.kernels import fused, portable, reference
+from lockstep.kernels import fused, portable
 from lockstep.kernels.portable import sums
-from lockstep.models import modules, whitened
+from lockstep.models import modules
 
 
 @contextlib.contextmanager
@@ -21,11 +21,9 @@ def operators_of_a_gpu() -> Iterator[None]:
     """Compute without the kernels and chunks that are made for CPUs."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(fused, "applies", return_value=False))
-        stack.enter_context(mock.patch.object(fused, "_CHUNK_BYTES", 1 << 60))
         stack.enter_context(mock.patch.object(modules, "linear", functional.linear))
-        stack.enter_context(mock.patch.object(modules, "is_native_on_gpu", _is_native))
-        for module in (fused, whitened):
-            stack.enter_context(mock.patch.object(module, "conv", reference.conv))
+        for module in (fused, modules):
+            stack.enter_context(mock.patch.object(module, "is_native_on_gpu", _is_native))
         yield
 
 

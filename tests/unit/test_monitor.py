@@ -80,8 +80,8 @@ def test_seconds_count_for_the_innermost_part_not_in_evaluations(monkeypatch):
 
 
 class Event:
-    """A stand-in for an event in the stream of a GPU that computes `queued` seconds of work later
-    than the host. Nobody but `synchronize` may wait.
+    """A stand-in for an event in the stream of a GPU to which work of `queued` seconds was given,
+    of which it has computed `done`.
     """
 
     queued = done = 0.0
@@ -95,9 +95,6 @@ class Event:
     def query(self):
         return self.at <= Event.done
 
-    def synchronize(self):
-        Event.done = max(Event.done, self.at)
-
     def elapsed_time(self, end):
         assert end.query()
         return 1000 * (end.at - self.at)
@@ -109,7 +106,7 @@ def test_a_gpus_steps_are_measured_by_its_own_events_without_a_wait(monkeypatch)
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
     monitor = Monitor()
     monitor.use(torch.device("cuda"))
-    marks = [Mark()]
+    marks, queued = [Mark()], 0.0
     with monitor.training():
         for step in range(4):
             monitor.begin_step(measure=step % 2 == 0)
@@ -119,13 +116,11 @@ def test_a_gpus_steps_are_measured_by_its_own_events_without_a_wait(monkeypatch)
                 Event.queued += 100
             Event.queued += 0.5
             monitor.end_step()
+            Event.done, queued = queued, Event.queued  # It is a step behind the host.
             marks.append(monitor.mark)
-            assert Event.done == 0
     assert [mark.measured for mark in marks] == [0, 1, 1, 2, 2]
+    assert marks[1].spent == Mark().spent
     assert mean_seconds(marks[1], marks[2]) == {}
-    (first, second) = (mean_seconds(*pair) for pair in ((marks[0], marks[2]), (marks[2], marks[3])))
-    assert (first["compute"], first["update"]) == (1, 0.5)
-    assert (second["compute"], second["update"]) == (3, 0.5)
-    monitor.begin_step(measure=True)  # What is computed by now is not kept one by one.
-    assert monitor.mark.queued == ()
-    assert mean_seconds(marks[1], monitor.mark._replace(measured=2))["compute"] == 3
+    for pair, (compute, update) in (((0, 2), (1, 0.5)), ((2, 4), (3, 0.5))):
+        split = mean_seconds(*(marks[number] for number in pair))
+        assert (split["compute"], split["update"]) == (compute, update)

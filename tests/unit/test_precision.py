@@ -124,12 +124,15 @@ def test_weights_of_several_dtypes_are_loaded_on_a_gpu_of_torch_2_11(monkeypatch
     """There one operation writes to all destinations as if they had the dtype of the first."""
 
     def copied(destinations, sources):
+        calls.append(len(destinations))
         for destination, source in zip(destinations, sources, strict=True):
             bits = source.to(destinations[0].dtype).view(-1).view(torch.uint8)
             place = destination.detach().view(-1).view(torch.uint8)
             place[: bits.numel()].copy_(bits.view(-1)[: place.numel()])
 
+    calls = []
     monkeypatch.setattr(torch, "_foreach_copy_", copied)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4))
     weights = {name: torch.rand_like(p).bfloat16().float() for name, p in module.named_parameters()}
     buffers = {name: b + 3 for name, b in module.named_buffers()}
@@ -137,6 +140,7 @@ def test_weights_of_several_dtypes_are_loaded_on_a_gpu_of_torch_2_11(monkeypatch
     network = Network(recipe, module, (4, 1, 1), torch.device("cpu"))
     network.load_parameters(weights)
     network.load_buffers(buffers)
+    assert calls == [2, 4, 2, 1]  # All of one dtype are copied together.
     for name, tensor in {**network.parameters, **network.buffers}.items():
         assert torch.equal(tensor.double(), {**weights, **buffers}[name].double()), name
 

@@ -133,6 +133,19 @@ def test_dropout_differs_by_tower_and_step_and_repeats():
     assert not torch.equal(first, other_step)
 
 
+def test_only_a_network_that_may_draw_is_seeded():
+    for recipe, shape, dataset in (
+        (tutorial_recipe("tutorial", 4), (3, 24, 24), cifar_like()),
+        (tutorial_recipe("tests.helpers:smooth", 4), (3, 24, 24), cifar_like()),
+        (get_recipe("digits"), (1, 8, 8), grey()),
+    ):
+        tower, state, _ = parts(recipe, shape)
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        tower(state, dataset.shard(plan(recipe, 0, len(dataset)), 0), 0)
+        assert torch.equal(before, torch.get_rng_state()) == (recipe.model == "tutorial")
+
+
 def test_a_tower_computes_with_the_state_that_it_gets():
     recipe = tutorial_recipe("tests.helpers:smooth", 1)
     tower, state, _ = parts(recipe)

@@ -69,42 +69,21 @@ class HeartbeatFile:
         return Beat(*self._fields)
 
 
-class Interval(NamedTuple):
-    """What a GPU computed between two events in its stream."""
-
-    activity: Activity
-    start: "torch.cuda.Event"
-    end: "torch.cuda.Event"
-
-    def seconds(self) -> float:
-        """Return how long it took. Waits for its end."""
-        self.end.synchronize()
-        return self.start.elapsed_time(self.end) / 1000  # type: ignore[no-any-return]
-
-
 class Mark(NamedTuple):
     """A reading of the clock."""
 
     seconds: float = 0.0  # time trained
     steps: int = 0  # steps done
     spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)  # seconds on each of ACTIVITIES
-    measured: int = 0  # steps that `spent` and `queued` cover
-    queued: tuple[Interval, ...] = ()  # of a GPU, not read yet and not in `spent`
-
-    def spent_on(self) -> dict[Activity, float]:
-        """Return the seconds on each activity. Waits for the GPU."""
-        spent = dict(zip(ACTIVITIES, self.spent, strict=True))
-        for interval in self.queued:
-            spent[interval.activity] += interval.seconds()
-        return spent
+    measured: int = 0  # steps that `spent` covers
 
 
 class Monitor(HeartbeatFile):
     """How far this process is, and the time that a session spends on training.
 
     A GPU computes asynchronously. There the activities are measured only if `begin_step` asks for
-    it, by events in the GPU's own stream, for which nobody waits before they are read. The training
-    time itself is right in any case.
+    it, by events in the GPU's own stream, for which nobody waits: a mark has what is computed by
+    then. The training time itself is right in any case.
 
     Attributes:
         warming_up: True while a step may take long, because it is the first one.
@@ -117,7 +96,8 @@ class Monitor(HeartbeatFile):
         self._endless = True
         self._on_gpu = False
         self._edge: torch.cuda.Event | None = None  # the last one of a step that is measured
-        self._queued: deque[Interval] = deque()
+        # Edges that the GPU has not reached yet: activity, its start and end.
+        self._ahead: deque[tuple[Activity, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._last = time.perf_counter()
         self._seconds, self._steps, self._measured = 0.0, 0, 0
         self._spent: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
@@ -174,7 +154,7 @@ class Monitor(HeartbeatFile):
         if self._edge is not None:
             before, self._edge = self._edge, _event()
             if self._activity is not None:
-                self._queued.append(Interval(self._activity, before, self._edge))
+                self._ahead.append((self._activity, before, self._edge))
 
     def _move(self) -> None:
         self._fields[_MOVES] += 1
@@ -204,11 +184,10 @@ class Monitor(HeartbeatFile):
     @property
     def mark(self) -> Mark:
         """The reading at the last change."""
-        while self._queued and self._queued[0].end.query():  # type: ignore[no-untyped-call]
-            interval = self._queued.popleft()
-            self._spent[interval.activity] += interval.seconds()
-        spent, queued = tuple(self._spent.values()), tuple(self._queued)
-        return Mark(self._seconds, self._steps, spent, self._measured, queued)
+        while self._ahead and self._ahead[0][2].query():  # type: ignore[no-untyped-call]
+            activity, start, end = self._ahead.popleft()
+            self._spent[activity] += start.elapsed_time(end) / 1000
+        return Mark(self._seconds, self._steps, tuple(self._spent.values()), self._measured)
 
     def steps_per_s(self) -> float:
         """Return the mean over this session, without its first five steps unless there are no
@@ -221,11 +200,17 @@ class Monitor(HeartbeatFile):
 
 def mean_seconds(since: Mark, now: Mark) -> dict[str, float]:
     """Return the mean seconds per step of each activity between two readings, or nothing if no
-    step was measured. Waits for the GPU.
+    step was measured.
     """
     steps = now.measured - since.measured
-    before = since.spent_on()
-    return {a: (s - before[a]) / steps for a, s in now.spent_on().items()} if steps else {}
+    return (
+        {
+            activity: (after - before) / steps
+            for activity, before, after in zip(ACTIVITIES, since.spent, now.spent, strict=True)
+        }
+        if steps
+        else {}
+    )
 
 
 def _event() -> "torch.cuda.Event":

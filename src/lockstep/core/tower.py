@@ -125,7 +125,7 @@ class Tower:
                 tower = flags_and_tower[-recipe.towers :]
                 metrics = vector.metrics
                 metrics.cross_entropy.copy_(loss)
-                metrics.last_cross_entropy.copy_(loss.masked_fill(tower[-1].logical_not(), 0.0))
+                metrics.last_cross_entropy.masked_fill_(tower[-1], loss)
                 metrics.correct.copy_(is_correct(logits, shard.labels).sum())
                 metrics.requests.copy_(flags_and_tower[: -recipe.towers])
                 vector.finish(gradients, buffer_deltas, tower)

@@ -8,6 +8,7 @@ computes the last gradients first, so a vector is filled from its end to its sta
 exchanged in parts.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from signal import Signals
@@ -205,20 +206,26 @@ class VectorBuilder:
 
 def copy(tensors: Sequence[Tensor], flat: Tensor) -> None:
     """Copy `tensors` into `flat` [their elements], one after the other, converting to its dtype."""
-    if tensors:
-        torch._foreach_copy_(views(flat, [tensor.shape for tensor in tensors]), list(tensors))
+    copy_each(tensors, views(flat, [tensor.shape for tensor in tensors]))
 
 
 @torch.no_grad()
 def copy_each(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of `values` to one of `tensors`, those of one dtype together.
+    """Copy each of `values` to one of `tensors`.
 
-    On a GPU, torch 2.11 writes wrong numbers if one operation has destinations of several dtypes:
-    https://github.com/pytorch/pytorch/issues/173383.
+    A GPU copies those of one dtype and equal strides together. Torch 2.11 writes wrong numbers
+    there if only dtypes differ: https://github.com/pytorch/pytorch/issues/173383.
     """
-    for dtype in {tensor.dtype: None for tensor in tensors}:
-        those = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
-        torch._foreach_copy_([tensors[n] for n in those], [values[n] for n in those])
+    alike = defaultdict[object, tuple[list[Tensor], list[Tensor]]](lambda: ([], []))
+    if tensors and not tensors[0].is_cuda:
+        alike[None] = [*tensors], [*values]
+        values = tensors = ()
+    for value, tensor in zip(values, tensors, strict=True):
+        group = alike[tensor.dtype, value.dtype, tensor.stride() == value.stride()]
+        group[0].append(tensor)
+        group[1].append(value)
+    for group in alike.values():
+        torch._foreach_copy_(*group)
 
 
 def excess(vector: Tensor) -> Tensor:

@@ -144,16 +144,17 @@ def distribution(values: Tensor) -> Tensor:
     middle = low / 2 + high / 2
     half = high / 2 - low / 2
     half = half.where(half > 0, 1.0)
-    # In deterministic computation torch refuses histc on a GPU, but not bincount: a sum of integers
-    # has no order. The greatest value is counted after the last bin, and elements that are not
-    # finite after that.
+    # On a GPU, torch refuses histc in deterministic computation, and bincount waits for the largest
+    # element. A sum of integers has no order. The greatest value is counted after the last bin, and
+    # elements that are not finite after that.
     places = (
         ((flat - middle) / half)
         .mul_(_BINS / 2)
         .add_(_BINS / 2)
         .nan_to_num_(_BINS + 1, _BINS + 1, _BINS + 1)
+        .long()
     )
-    counts = places.to(torch.uint8).bincount(minlength=_BINS + 2)
+    counts = places.new_zeros(_BINS + 2).scatter_add_(0, places, torch.ones_like(places))
     sums = torch.stack([low, high, kept.sum(), torch.dot(kept, kept)])
     return torch.cat([sums.double(), counts])
 
