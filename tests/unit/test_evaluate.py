@@ -20,7 +20,7 @@ from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
 from lockstep.core.build import build_model
 from lockstep.core.captured import Captured
-from lockstep.core.evaluation import Evaluation, classify, classify_both, evaluate
+from lockstep.core.evaluation import Evaluation, classify, evaluate
 from lockstep.core.group import Group
 from lockstep.core.multi_label import found_labels
 from lockstep.core.network import Network, persistent_buffers
@@ -95,16 +95,16 @@ def test_graphs_of_a_gpu_count_the_same():
     )
     dataset, buffers = data(53), persistent_buffers(model)
 
-    def evaluated(compute):
+    def evaluated(captured=None):
         return evaluate(
-            network, parameters, buffers, dataset, Group(), keep_logits=True, compute=compute
+            network, parameters, buffers, dataset, Group(), keep_logits=True, captured=captured
         )
 
-    plain = evaluated(classify_both)
+    plain = evaluated()
     with graphs_of_a_gpu():
-        captured = Captured("evaluations", classify_both, exact=True)
+        captured = Captured("evaluations", partial(classify, network.recipe), exact=True)
         for replays in (5, 11):  # of six chunks, all but the first; then all
-            result = evaluated(partial(captured, lambda: None))
+            result = evaluated(captured)
             assert result == plain
             assert torch.equal(result.logits, plain.logits)
             assert Graph.replays == replays
