@@ -20,7 +20,7 @@ from lockstep.core.state import State
 from lockstep.core.tower import NonFiniteError, Tower, named_towers
 from lockstep.core.vector import Metrics, Requests, copy_each, excess
 from lockstep.data.dataset import Dataset, Plan
-from lockstep.data.transforms import Packing, Tensors, Values, to_device
+from lockstep.data.transforms import Packing, Tensors, to_device
 from lockstep.kernels.portable import arithmetic
 
 # How many steps the host draws together: as many as have this many examples, but at most so many.
@@ -89,26 +89,16 @@ class Steps:
         self._first = 0  # the step of the first of them
         self._decay: list[str] = []  # the names of the decay terms
 
-    def compute(self, step: int) -> Callable[[], Requests]:
-        """Begin `step`. Return a function that waits until it is computed, reports it, and returns
-        the combined requests of all processes.
-
-        It raises NonFiniteError, in every process at the same step; `state` is then as before it.
-        """
-        raise NotImplementedError
-
     def _row(self, step: int) -> int:
-        """Return which of the plans is that of `step`. The host draws several steps together."""
+        """Return which of the plans is that of `step`. The host draws several steps together: new
+        ones with the first of them.
+        """
         if not 0 <= step - self._first < len(self._plans):
             count = max(1, min(_STEPS, _EXAMPLES // self._recipe.batch))
             steps = range(step, min(step + count, self._bound.steps))
             self._plans, self._first = self._bound.plans(steps), step
-            self._take(steps, self._dataset.draw(self._plans, self._reduction.owned))
+            self._drawn = self._dataset.draw(self._plans, self._reduction.owned)
         return step - self._first
-
-    def _take(self, steps: range, values: Values) -> None:
-        """Take the values of this process's towers in `steps`, each [steps, towers, b, ...]."""
-        raise NotImplementedError
 
     def _numbers(self, total: Tensor) -> Tensor:
         """Return what the host reads of a step: its metrics, the excess of the weights and of the
@@ -160,14 +150,16 @@ class AtOnce(Steps):
     takes part in a step.
     """
 
-    def _take(self, steps: range, values: Values) -> None:
-        self._values = to_device(values, self._dataset.labels.device)
-
     def compute(self, step: int) -> Callable[[], Requests]:
-        """Compute all of `step` but its update."""
+        """Compute all of `step` but its update. Return a function that makes and reports it, and
+        returns the combined requests of all processes.
+
+        It raises NonFiniteError, in every process at the same step; `state` is then as before it.
+        """
         monitor, reduction = self._log.monitor, self._reduction
         with monitor.doing("data", step):
-            row = self._row(step)
+            if not (row := self._row(step)):
+                self._values = to_device(self._drawn, self._dataset.labels.device)
         for place, number in enumerate(reduction.owned):
             with monitor.doing("data"):
                 own = {name: values[row, place] for name, values in self._values.items()}
@@ -233,13 +225,14 @@ class Ahead(Steps):
         # the state before the newest step, and before the one that is a step older
         self._before: Sequence[Sequence[Tensor]] = ()
 
-    def _take(self, steps: range, values: Values) -> None:
+    def _pack(self, first: int) -> None:
+        """Pack what the plans from step `first` on need besides the examples."""
         bound, average, owned = self._bound, self._recipe.ema, self._reduction.owned
+        steps = range(first, first + len(self._plans))
         groups = self._state.optimizer.param_groups
         rates = [[bound.learning_rate(step) * one["scale"] for one in groups] for step in steps]
         weights = [1.0 - average.decay_after(step + 1) if average else 0.0 for step in steps]
-        self._drawn = [*values]
-        rows = values | {
+        rows = self._drawn | {
             "rates": np.array(rates, np.float32),
             "weight": np.array(weights, np.float32),
             "updates": np.arange(steps.start + 1, steps.stop + 1),
@@ -254,10 +247,13 @@ class Ahead(Steps):
         self._rows = self._packing.packed(rows, device)
 
     def compute(self, step: int) -> Callable[[], Requests]:
-        """Queue `step` with its update."""
+        """Queue `step` with its update. Return a function that waits for it, and then does as that
+        of `AtOnce`.
+        """
         log, state, reduction = self._log, self._state, self._reduction
         with log.monitor.doing("data", step):
-            number = self._row(step)
+            if not (number := self._row(step)):
+                self._pack(step)
             self._plan, row = self._plans[number], self._rows[number]
             if (requests := self._poll_requests()) != Requests():
                 flags = torch.tensor(requests.flags(), dtype=torch.bool)

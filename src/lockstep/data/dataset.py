@@ -324,7 +324,7 @@ class Dataset:
             if plan.size_px:
                 images = resize(images, plan.size_px)
         priors = self.priors if pipeline.balanced else None
-        return Shard(tower, images, self.labels[examples], priors)
+        return Shard(tower, images, self.labels.index_select(0, examples), priors)
 
 
 # a batch spans at most two epochs, unless the dataset is smaller than a batch
