@@ -68,6 +68,11 @@ def test_a_shard_is_the_same(kind, train_set):
         assert torch.equal(got.labels, expected.labels)
 
 
+def test_a_tower_out_of_range_is_an_error(train_set):
+    with pytest.raises(IndexError):
+        train_set.shard(plan(), 4)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_have_the_same_examples_and_copy_no_pixels(kind, train_set):
     dataset = through(kind, train_set)

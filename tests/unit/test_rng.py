@@ -1,7 +1,6 @@
 """Random words, a fixed function of seed, stream, epoch and example; and the plan of a step."""
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from lockstep import rng
@@ -62,12 +61,13 @@ def test_seeds_fit_torch_generators():
 def plan(step: int, *, batch: int = 12, towers: int = 3, examples: int = 50, seed: int = 0) -> Plan:
     return Plan.at(
         seed=seed,
-        step=step,
+        steps=range(step, step + 1),
         batch=batch,
         towers=towers,
         examples=examples,
         pipeline=Pipeline(Plain()),
-    )
+        sizes_px=[None],
+    )[0]
 
 
 def test_each_example_is_seen_once_an_epoch():
@@ -94,8 +94,3 @@ def test_a_batch_may_be_larger_than_the_dataset():
 
 def test_another_seed_gives_another_order():
     assert (plan(0).examples != plan(0, seed=1).examples).any()
-
-
-def test_a_tower_out_of_range_is_an_error():
-    with pytest.raises(IndexError):
-        plan(0).keys(3)
