@@ -35,9 +35,11 @@ COLOURS = ("#d1495b", "#2e86ab", "#edae49", "#66a182")
 MEAN = 8  # steps whose losses a point of the curve is the mean of: single ones are noisy
 DASH = 7.0  # the length of each colour's dash on the common line
 PEER_TEXT = (
-    "PyTorch DistributedDataParallel, deterministic",
-    "algorithms, no dropout or batch norm: only the order",
-    "of additions differs. 2 processes (solid), 4 (dashed)",
+    "PyTorch DistributedDataParallel with",
+    "deterministic algorithms, on 2 processes",
+    "(solid) and on 4 (dashed): only the order",
+    "of additions differs, without dropout",
+    "or batch norm",
 )
 STYLE = """<style>
   .title { font-size: 15px; font-weight: 600; }
@@ -181,7 +183,10 @@ def _loss(measured: Measured) -> list[str]:
         label(16, 46, f"Training loss of lockstep train digits, mean of {MEAN} steps"),
         *_axes(TOP, HEIGHT, -3, 1, 1, steps),
     ]
-    for at, what in ((measured.killed, "kill -9 of a process"), (measured.resumed, "resumed here")):
+    for at, what in (
+        (measured.killed, "kill -9 of a process"),
+        (measured.resumed, "resumed from here"),
+    ):
         x = LEFT + (RIGHT - LEFT) * at / (steps - 1)
         left = at == min(measured.killed, measured.resumed)
         parts += [
@@ -222,7 +227,7 @@ def _differences(measured: Measured) -> list[str]:
         differences = [abs(a - b) for a, b in zip(one, measured.peer[n], strict=True)]
         drift = list(itertools.accumulate(differences, max))
         parts.append(element("path", class_=kind, d=line(drift, BELOW, DRIFT, low, high)))
-    x, y = LEFT + 78, BELOW + 62
+    x, y = LEFT + 130, BELOW + 40
     for number, text in enumerate(PEER_TEXT):
         parts.append(label(x, y + 15 * number, text))
     y = BELOW + DRIFT + 42

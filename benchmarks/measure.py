@@ -201,7 +201,7 @@ def networks(call: Call) -> Figures:
 
 
 def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None = None) -> Figures:
-    """Return accuracy, calibration, confident answers and time of a run of `photos`."""
+    """Return accuracy, calibration and time of a run of `photos`."""
     with patch.dict(os.environ, {"XDG_CACHE_HOME": cache} if cache else {}):
         html = lockstep.report(result["run"], quiet=True).html
     error = float(html.split("calibration error: ")[1].split("%")[0]) / 100
@@ -210,11 +210,20 @@ def of_photos(name: str, call: Call, result: dict[str, Any], cache: str | None =
         f"{name}: test accuracy": result["best"],
         f"{name}: expected calibration error": error,
     }
-    confident = result["confident"]
-    found[f"{name}: coverage"] = confident["coverage"]
-    if confident["accuracy"] is not None:
-        found[f"{name}: accuracy of confident answers"] = confident["accuracy"]
     return {**found, f"{name}: total time {start}": result["total_s"]}
+
+
+def confident(call: Call) -> Figures:
+    """The confident answers of the recipe `photos` on the test images of the folder WHAT, a seed a
+    round.
+    """
+    name, result = Path(call.what).name, train(call, call.what, "--seed", call.number)
+    found = result["confident"]
+    return {
+        f"{name}: test accuracy": result["best"],
+        f"{name}: coverage": found["coverage"],
+        f"{name}: accuracy of confident answers": found["accuracy"],
+    }
 
 
 def fit(call: Call) -> Figures:
@@ -353,7 +362,7 @@ def unfamiliar(call: Call) -> Figures:
     )
     figures = {}
     for each in sorted(call.data.iterdir()):
-        found = [one.answer == "unfamiliar" for one in classifier.predict([each])]
+        found = [one.mark == "unfamiliar" for one in classifier.predict([each])]
         figures[
             f"trained on {Path(call.what).name}: marked of {len(found)} images of {each.name}"
         ] = statistics.mean(found)
@@ -437,6 +446,7 @@ CASES: dict[str, tuple[Callable[[Call], Figures], int]] = {  # name -> (a round,
     "seeds": (seeds, 10),
     "photos": (photos, 5),
     "networks": (networks, 5),
+    "confident": (confident, 5),
     "fit": (fit, 5),
     "photos-tuned": (photos_tuned, 1),
     "unequal": (unequal, 5),

@@ -267,7 +267,7 @@ def step() -> str:
         "plan": (24, "of seed and step"),
         "shard": (112, "gather, augment"),
         "tower": (186, "forward, backward"),
-        "vector": (260, "gradient sums,/loss, flags"),
+        "vector": (260, "sums of gradients,/loss"),
         "tree": (358, "add in one/fixed tree"),
         "total": (432, "the same bits/in every process"),
         "update": (520, "one update, made/by every process"),
@@ -302,9 +302,7 @@ def step() -> str:
         parts += box(x - 60, at["tree"], 120, 36, name)
         parts += [arrow(c, at["vector"] + 40, x + (c - x) * 0.4, at["tree"] - 2) for c in own]
         parts.append(arrow(x, at["tree"] + 36, middle + (x - middle) * 0.3, at["total"] - 2))
-        parts += box(
-            x - 130, at["update"], 260, 42, "update", f"weights and average of process {process}"
-        )
+        parts += box(x - 130, at["update"], 260, 42, "update", f"the weights of process {process}")
         parts.append(arrow(middle + (x - middle) * 0.3, at["total"] + 36, x, at["update"] - 2))
     parts += box(middle - 110, at["total"], 220, 36, "total = (0 + 1) + (2 + 3)")
     return picture(width, at["update"] + 62, "One step of four towers on two processes", parts)
@@ -317,7 +315,7 @@ def badges() -> str:
     parts, x = [STYLE], 0
     for name, value in (
         ("Python", project["requires-python"].removeprefix(">=") + "+"),
-        ("license", project["license"]),
+        ("licence", project["license"]),
         ("digits sha256", digits[:8]),
     ):
         first, second = round(6.5 * len(name)) + 14, 8 * len(value) + 14

@@ -22,6 +22,7 @@ TOP = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
 }
 
 _LINK = re.compile(r"(\]\(|<img src=\")(?!\w+:|#)([^)\s#\"]+)")

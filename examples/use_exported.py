@@ -601,7 +601,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Answer = Literal["confident", "unsure", "unfamiliar"]
+Mark = Literal["confident", "unsure", "unfamiliar"]
 
 
 def verdict(
@@ -609,9 +609,9 @@ def verdict(
     thresholds: Sequence[float] | None,
     confident_from: Sequence[float | None] | None,
     unfamiliar: bool,
-) -> tuple[list[int], dict[int, Answer | None]]:
+) -> tuple[list[int], dict[int, Mark | None]]:
     """Return the numbers of the classes, the most probable first; and in this order the ones that
-    are found, each with its answer, None if the file cannot tell.
+    are found, each with its mark, None if the file cannot tell.
 
     `probabilities` is [classes]. With multi-label data, `thresholds` [classes] are the least
     probabilities of found labels. Without them, the first class is found. `confident_from`
@@ -690,8 +690,8 @@ class Exported:
         thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
         names = self.metadata["classes"]
         ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
-        answers: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
-        return [(names[label], float(row[label]), answer) for label, answer in answers.items()]
+        marks: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
+        return [(names[label], float(row[label]), mark) for label, mark in marks.items()]
 
 
 def images_in(place: Path) -> list[Path]:
@@ -727,8 +727,8 @@ def main(file: str, *places: str) -> int:
         try:
             found = exported.predict_labels(image)
             texts = [
-                f"{label} {probability:.2%}" + (f"{space}({answer})" if answer else "")
-                for label, probability, answer in found
+                f"{label} {probability:.2%}" + (f"{space}({mark})" if mark else "")
+                for label, probability, mark in found
             ]
             print(printable(f"{image}  {', '.join(texts)}"), flush=True)
         except LockstepError as error:

@@ -189,7 +189,7 @@ def test_the_script_answers_as_predict_for_sixty_odd_pictures(written, example):
     assert len({answer.label for answer in own}) > 3
     for picture, expected in zip(pictures, own, strict=True):
         label, probability, answer = found.predict(picture)
-        assert (label, answer) == (expected.label, expected.answer)
+        assert (label, answer) == (expected.label, expected.mark)
         assert probability == pytest.approx(expected.probability, abs=1e-3)
 
 

@@ -114,7 +114,7 @@ def test_order_formats_and_a_bad_file(trained_once, predict, pictures, tmp_path)
             assert row["top"][0] == {"label": row["label"], "probability": row["probability"]}
             assert sum(each["probability"] for each in row["top"]) == pytest.approx(1)
     for row, found in zip(columns, rows(record), strict=True):
-        assert (row["label"] or None, row["answer"] or None) == (found["label"], found["answer"])
+        assert (row["label"] or None, row["mark"] or None) == (found["label"], found["mark"])
         shares = {each["label"]: each["probability"] for each in found["top"]}
         assert {name: float(row[name]) for name in "0123456789" if row[name]} == shares
     for option in (["--json"], ["--top", 2]):

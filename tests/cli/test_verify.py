@@ -47,7 +47,7 @@ def test_steps_between_checkpoints_and_a_flipped_bit_are_named(run, here):
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[:3] == [
-        "steps 20 to 30 replayed: other bits",
+        "steps 20 to 30 of 30 replayed: other bits",
         "  compared  1 checkpoint, result.json, model.safetensors; 2 differ",
         "  stated    and not compared: previous and evaluations of checkpoints; loss.train, train_s, "
         "total_s, images_per_s, steps_per_s, peak_memory_bytes, processes, device, versions, "

@@ -85,7 +85,7 @@ def test_the_start_says_what_an_exchange_between_hosts_costs(hosts):
             SimpleNamespace(group=group, tower=SimpleNamespace(layout=layout))
         )
 
-    said = r"3; each step exchanges 3\.8 MiB .* they take [\d.]+ ms"
+    said = r"3; each step exchanges 3\.8 MiB .* process 0 takes [\d.]+ ms"
     for process in on_replicas(4, lines, hosts):
         assert len(process) == bool(hosts)
         assert all(re.fullmatch(said, text) for _, text in process)

@@ -183,14 +183,10 @@ def answer_of(connection):
 
 
 def test_an_answer_is_predicts_record_of_five_classes_and_unlike(classifier):
-    expected = replace(
-        classifier.predict(PICTURES[0], top=5), source="picture", answer="unfamiliar"
-    )
+    expected = replace(classifier.predict(PICTURES[0], top=5), source="picture", mark="unfamiliar")
     marked = like(
         classifier,
-        predict_pixels=lambda *words: replace(
-            classifier.predict_pixels(*words), answer="unfamiliar"
-        ),
+        predict_pixels=lambda *words: replace(classifier.predict_pixels(*words), mark="unfamiliar"),
     )
     with serving(marked) as port:
         answer = ask(port, body=PICTURES[0])

@@ -42,7 +42,7 @@ def test_labels_reach_the_thresholds_of_their_classes():
     assert (NONE.labels, NONE.text()) == ((), "b.png  dog 97.00% (no)")
     assert prediction_of("c.png", ROW, CLASSES, 1).labels is None
     record = FOUND.record()
-    assert (record["labels"], record["answers"]) == (("dog", "cat"), {})
+    assert (record["labels"], record["marks"]) == (("dog", "cat"), {})
     assert Prediction("x", error="no").record().keys() == record.keys()
 
 
@@ -51,18 +51,18 @@ def test_each_label_says_whether_it_is_confident():
         return prediction_of("a.png", ROW, CLASSES, 1, thresholds, confident_from, unfamiliar)
 
     marked = found(THRESHOLDS, LEAST)
-    assert (marked.answer, marked.answers) == (None, {"dog": "confident", "cat": "unsure"})
+    assert (marked.mark, marked.marks) == (None, {"dog": "confident", "cat": "unsure"})
     assert marked.text() == "a.png  dog 97.00% (confident), owl 80.00% (no), cat 20.00% (unsure)"
     unfamiliar = found(THRESHOLDS, LEAST, True)
-    assert unfamiliar.answers == {"dog": "unfamiliar", "cat": "unfamiliar"}
+    assert unfamiliar.marks == {"dog": "unfamiliar", "cat": "unfamiliar"}
     assert unfamiliar.text().endswith(
         "cat 20.00%  (unfamiliar: not like any training picture, so do not trust the class)"
     )
     nothing = found([1.0] * 3, LEAST, True)
-    assert (nothing.answer, nothing.answers) == ("unfamiliar", {})
+    assert (nothing.mark, nothing.marks) == ("unfamiliar", {})
     one = found(None, LEAST)
-    assert (one.answer, one.answers) == ("confident", None)
-    assert (found(None).answer, found(None, unfamiliar=True).answer) == (None, "unfamiliar")
+    assert (one.mark, one.marks) == ("confident", None)
+    assert (found(None).mark, found(None, unfamiliar=True).mark) == (None, "unfamiliar")
 
 
 def test_a_table_has_several_labels_in_a_field():
@@ -74,8 +74,8 @@ def test_a_table_has_several_labels_in_a_field():
     ]
     first, second = csv.DictReader(lines)
     assert first["true_labels"] == "cat|owl"
-    assert (first["labels"], first["answers"]) == ("dog|cat", "confident|unsure")
-    assert (second["labels"], second["answers"], second["true_labels"]) == ("", "", "")
+    assert (first["labels"], first["marks"]) == ("dog|cat", "confident|unsure")
+    assert (second["labels"], second["marks"], second["true_labels"]) == ("", "", "")
     assert [first[name] for name in ("probability", *CLASSES)] == ["0.97", "0.2", "0.97", "0.8"]
 
 

@@ -103,7 +103,7 @@ def head_run(tmp_path_factory):
 def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
     classifier = lockstep.load(head_run / "run")
     (bad := head_run / "bad.png").write_bytes(b"no image")
-    found = [p.answer for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
+    found = [p.mark for p in classifier.predict([*NOISE, head_run / "photos/dark", bad])]
     assert found[:6] == ["unfamiliar"] * 6
     assert found[6:-1].count("unfamiliar") <= 2  # of 80, some of which were held out
     assert {*found[6:-1]} <= {
@@ -111,12 +111,12 @@ def test_noise_is_marked_and_images_like_the_training_images_not(head_run):
         "unfamiliar",
     }  # A head tells bright from dark without a mistake.
     strict = lockstep.load(head_run / "run", confident=0.999)
-    assert {p.answer for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unfamiliar"}
+    assert {p.mark for p in strict.predict(head_run / "photos/dark")} <= {"unsure", "unfamiliar"}
     with lockstep_error("confident: got 95"):
         lockstep.load(head_run / "run", confident=95)
     assert found[-1] is None
     checkpoint = state_path(head_run / "run", 4)
-    assert [p.answer for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
+    assert [p.mark for p in lockstep.load(checkpoint).predict(NOISE)] == [None] * 6
 
 
 def test_an_older_checkpoint_has_no_answers_of_the_model_file(head_run, tmp_path):
@@ -127,7 +127,7 @@ def test_an_older_checkpoint_has_no_answers_of_the_model_file(head_run, tmp_path
         state_path(older, 4).unlink(missing_ok=True)
         table = tmp_path / f"{len(answers)}.csv"
         evaluate(EvaluateSpec(**fields_of_run(run, False), predictions=table), Context())
-        answers.append({row["answer"] for row in csv.DictReader(table.read_text().splitlines())})
+        answers.append({row["mark"] for row in csv.DictReader(table.read_text().splitlines())})
     assert answers[0] >= {"confident"}
     assert answers[1] == {""}
 
@@ -140,7 +140,7 @@ def test_predict_prints_the_mark_as_text_and_json(head_run, here):
         "(unfamiliar: not like any training picture, so do not trust the class)",
         "(confident)",
     ]
-    assert [json.loads(line)["answer"] for line in record.stdout.splitlines()] == [
+    assert [json.loads(line)["mark"] for line in record.stdout.splitlines()] == [
         "unfamiliar",
         "confident",
         None,
@@ -177,4 +177,4 @@ def test_unsound_facts_are_refused(head_run, tmp_path):
     with lockstep_error("is damaged: its tensor confident/answers"):
         lockstep.load(changed)
     statefile.write(changed, weights, statefile.metadata_of(own))
-    assert [p.answer for p in lockstep.load(changed).predict(NOISE[:1])] == [None]
+    assert [p.mark for p in lockstep.load(changed).predict(NOISE[:1])] == [None]

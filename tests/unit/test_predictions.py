@@ -88,7 +88,7 @@ def test_a_row_is_one_line_that_programs_read():
         "true_label": "cat",
         "label": "label",
         "probability": str(found.probability),
-        "answer": "",
+        "mark": "",
         "error": "",
         "cat": "0.25",
         "class label": str(found.probability),

@@ -69,8 +69,8 @@ class Exported:
         thresholds, confident_from = self.metadata["thresholds"], self.metadata["confident_from"]
         names = self.metadata["classes"]
         ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
-        answers: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
-        return [(names[label], float(row[label]), answer) for label, answer in answers.items()]
+        marks: dict[int, Any] = found or {ranked[0]: "no, unfamiliar" if unfamiliar else "no"}
+        return [(names[label], float(row[label]), mark) for label, mark in marks.items()]
 
 
 def images_in(place: Path) -> list[Path]:
@@ -106,8 +106,8 @@ def main(file: str, *places: str) -> int:
         try:
             found = exported.predict_labels(image)
             texts = [
-                f"{label} {probability:.2%}" + (f"{space}({answer})" if answer else "")
-                for label, probability, answer in found
+                f"{label} {probability:.2%}" + (f"{space}({mark})" if mark else "")
+                for label, probability, mark in found
             ]
             print(printable(f"{image}  {', '.join(texts)}"), flush=True)
         except LockstepError as error:

@@ -25,7 +25,7 @@ def doctor() -> Iterator[str | Record]:
     """Check that this machine computes the right bits.
 
     The command trains 20 steps of `digits` on one and on two processes, and compares both results
-    with the weights that every machine computes. It also prints the processor, the arithmetic that
+    with the known weights of these steps. It also prints the processor, the arithmetic that
     is available, and the GPUs, or why torch sees none. The exit code is 4 if the bits are wrong, or
     if the processes cannot connect or compute.
 

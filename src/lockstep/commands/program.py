@@ -74,12 +74,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Train image classifiers on 1 to N processes, with bit-identical weights for every N.
 
-The recipe decides the weights, to the last bit. The placement (devices, processes, intervals)
-decides only the speed. In native arithmetic, each kind of device has bits of its own.
+The recipe decides the weights, to the last bit. The placement (number of processes, intervals)
+decides only the speed. In native arithmetic, each kind of CPU or GPU has bits of its own.
 
 \b
 Examples:
-  lockstep train                        train on handwritten digits, in seconds
+  lockstep train                        train on handwritten digits, in 10 to 40 s
   lockstep eval runs/digits-1           evaluate that run
   lockstep predict runs/digits-1 a.png  classify images
   lockstep serve runs/digits-1          classify pictures on a web page

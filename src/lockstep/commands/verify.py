@@ -141,7 +141,8 @@ def lines_of(record: Record) -> Iterator[str]:
         for name, count in counts.items()
     ]
     verdict = "the same bits" if same else "other bits"
-    replayed = "steps {} to {}".format(*record["parts"][0])
+    begin, end = record["parts"][0]
+    replayed = f"steps {begin} to {end} of {record['steps']}"
     if chain:
         numbers, count = chain["replayed"], len(chain["steps"]) - 1
         steps = sum(end - begin for begin, end in record["parts"])

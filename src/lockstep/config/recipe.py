@@ -101,7 +101,7 @@ class Recipe(Settings):
         test_time_augmentation: Views of a test image whose logits are averaged: off (the image
             alone), flip (also its mirror image), flip-translate (both also moved by one pixel), or
             flip-translate-unsure (moved only for the least certain quarter of each eval_batch).
-        towers: Number of towers, the logical replicas of the model that share a batch. Each keeps
+        towers: Number of towers, each of which computes one equal share of the batch. Each keeps
             its share, so with more towers the batch grows.
         batch: Images per step, over all towers.
         steps: Length of the run in steps; or give `epochs`.

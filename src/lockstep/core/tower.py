@@ -1,4 +1,4 @@
-"""Tower: one logical replica of the model, the unit of numerics."""
+"""Tower: one equal share of each batch, computed with the same weights; the unit of numerics."""
 
 from collections.abc import Callable, Sequence
 

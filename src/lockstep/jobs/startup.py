@@ -107,8 +107,8 @@ def host_lines(replica: Replica) -> list[Line]:
         group.gather(vector[:1]).tolist()  # All have it.
         milliseconds = (time.perf_counter() - began) * 1000
     text = (
-        f"{hosts}; each step exchanges {vector.nbytes / 2**20:.1f} MiB once or twice, and from "
-        f"process 0 to all others they take {milliseconds:.1f} ms"
+        f"{hosts}; each step exchanges {vector.nbytes / 2**20:.1f} MiB up to twice; sending them "
+        f"from process 0 takes {milliseconds:.1f} ms"
     )
     return [("hosts", text)]
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.pages.page import spotlit
-from lockstep.pages.verdict import Answer, verdict
+from lockstep.pages.verdict import Mark, verdict
 
 # Field -> value -> its words for people.
 MARKS: dict[str, dict[Any, str]] = {
-    "answer": {
+    "mark": {
         "confident": "confident",
         "unsure": "unsure",
         "unfamiliar": "unfamiliar: not like any training picture, so do not trust the class",
@@ -42,7 +42,7 @@ class Prediction:
         labels: with multi-label data, the labels whose probability reaches the threshold of their
             class, the most probable first; may be empty. None with single-label data, or if the
             image cannot be read.
-        answer: "unfamiliar" if the image is less like the training images than 99 % of held-out
+        mark: "unfamiliar" if the image is less like the training images than 99 % of held-out
             images are (out of distribution), so that its class cannot be trusted. Else "confident"
             if such answers are right at least 95 times in 100, or as often as the classifier was
             asked for, for pictures like the training ones: this was found on held-out training
@@ -50,7 +50,7 @@ class Prediction:
             are equally frequent, else where they are as frequent as in training. None if the image
             cannot be read, or the model file cannot tell: only recipes with a linear `head` can.
             With multi-label data it is "unfamiliar" or None.
-        answers: with multi-label data, the answer for each of `labels`, if the model file can tell.
+        marks: with multi-label data, the mark of each of `labels`, if the model file can tell.
         error: why the image cannot be read, or None.
         probabilities: those of all classes, in order of label, float64 [classes]. None if the image
             cannot be read.
@@ -66,13 +66,13 @@ class Prediction:
     probability: float | None = None
     top: tuple[tuple[str, float], ...] = field(default=(), repr=False)
     labels: tuple[str, ...] | None = None
-    answer: Answer | None = None
-    answers: dict[str, Answer] | None = None
+    mark: Mark | None = None
+    marks: dict[str, Mark] | None = None
     error: str | None = None
     probabilities: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     evidence: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Return the prediction as a JSON object, without arrays, which do not compare. Its keys
         are always the same.
         """
@@ -82,13 +82,13 @@ class Prediction:
 
     def ranked(self, digits: int) -> list[str]:
         """Return the most probable classes with their probabilities in percent; with multi-label
-        data also the answer for each, or "no" for a label that is not found.
+        data also the mark of each, or "no" for a label that is not found.
         """
         texts = []
         for label, probability in self.top:
             mark = None if self.labels is None or label in self.labels else "no"
-            if self.answers and self.answer != "unfamiliar":
-                mark = self.answers.get(label, mark)
+            if self.marks and self.mark != "unfamiliar":
+                mark = self.marks.get(label, mark)
             texts.append(f"{label} {probability:.{digits}%}" + (f" ({mark})" if mark else ""))
         return texts
 
@@ -120,7 +120,7 @@ def prediction_of(
     classes. Those of a network whose output is not finite are NaN.
 
     With multi-label data, `thresholds` [classes] are the least probabilities of found ones. See
-    `verdict` for the answers.
+    `verdict` for the marks.
     """
     if probabilities.isnan().any():
         return Prediction(source, error="the network's output is not finite")
@@ -128,7 +128,7 @@ def prediction_of(
     ranked, found = verdict(row, thresholds, confident_from, unfamiliar)
     shown = ranked[: max([top, *(ranked.index(label) + 1 for label in found)])]
     names, shares = [classes[label] for label in shown], row[shown].tolist()
-    by_label = {classes[label]: answer for label, answer in found.items()}
+    by_label = {classes[label]: mark for label, mark in found.items()}
     return Prediction(
         source,
         names[0],
@@ -137,7 +137,7 @@ def prediction_of(
         tuple(zip(names, shares, strict=True)),
         tuple(by_label) if several else None,
         ("unfamiliar" if unfamiliar else None) if several else by_label[names[0]],
-        {label: answer for label, answer in by_label.items() if answer} if several else None,
+        {label: mark for label, mark in by_label.items() if mark} if several else None,
         probabilities=row,
     )
 

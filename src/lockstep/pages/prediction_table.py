@@ -38,7 +38,7 @@ def head(classes: Sequence[str], *, multi_label: bool, with_truth: bool = False)
     """
     ending = "s" if multi_label else ""
     true = [f"true_label{ending}"] if with_truth else []
-    names = ["file", *true, f"label{ending}", "probability", f"answer{ending}", "error"]
+    names = ["file", *true, f"label{ending}", "probability", f"mark{ending}", "error"]
     for name in classes:
         while name in names:
             name = f"class {name}"
@@ -55,15 +55,15 @@ def row(prediction: Prediction, classes: Sequence[str], truth: Sequence[str] | N
     probabilities: Sequence[float | None] = [None] * len(classes)
     if prediction.probabilities is not None:
         probabilities = prediction.probabilities.tolist()
-    label, answer = _text(prediction.label or ""), str(prediction.answer or "")
+    label, mark = _text(prediction.label or ""), str(prediction.mark or "")
     if prediction.labels is not None:
         label = _joined(prediction.labels)
-        answer = _BETWEEN.join((prediction.answers or {}).values()) or answer
+        mark = _BETWEEN.join((prediction.marks or {}).values()) or mark
     true = [] if truth is None else [_joined(truth)]
     if truth is not None and prediction.labels is None and len(truth) == 1:
         true = [_text(truth[0])]  # the one label of an image, which is its own field
     name, error = _text(str(prediction.source)), _text(prediction.error or "")
-    return _line([name, *true, label, prediction.probability, answer, error, *probabilities])
+    return _line([name, *true, label, prediction.probability, mark, error, *probabilities])
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -101,7 +101,8 @@ def training(run: Run) -> Section:
         by = ""
         if run.recipe().multi_label and key == "accuracy":
             by = " (images that get exactly their labels, with the threshold 0.5)"
-        ends = [f"{line.name} {' to '.join(_ends(line))}" for line in lines if line.points]
+        form = ".1%" if key == "accuracy" else ".4g"
+        ends = [f"{line.name} {' to '.join(_ends(line, form))}" for line in lines if line.points]
         drawn.append(
             Figure(
                 figures.curves(lines, key),
@@ -272,8 +273,9 @@ def provenance(run: Run) -> Section:
     )
 
 
-def _ends(line: Line) -> list[str]:
+def _ends(line: Line, form: str) -> list[str]:
     """Return the first and the last value of a line; of a point, the only one."""
     return [
-        "" if y is None else f"{y:.4g}" for _, y in dict.fromkeys([line.points[0], line.points[-1]])
+        "" if y is None else format(y, form)
+        for _, y in dict.fromkeys([line.points[0], line.points[-1]])
     ]

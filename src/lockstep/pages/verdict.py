@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Answer = Literal["confident", "unsure", "unfamiliar"]
+Mark = Literal["confident", "unsure", "unfamiliar"]
 
 
 def verdict(
@@ -17,9 +17,9 @@ def verdict(
     thresholds: Sequence[float] | None,
     confident_from: Sequence[float | None] | None,
     unfamiliar: bool,
-) -> tuple[list[int], dict[int, Answer | None]]:
+) -> tuple[list[int], dict[int, Mark | None]]:
     """Return the numbers of the classes, the most probable first; and in this order the ones that
-    are found, each with its answer, None if the file cannot tell.
+    are found, each with its mark, None if the file cannot tell.
 
     `probabilities` is [classes]. With multi-label data, `thresholds` [classes] are the least
     probabilities of found labels. Without them, the first class is found. `confident_from`
