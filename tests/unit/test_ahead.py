@@ -103,6 +103,11 @@ def test_graphs_have_the_bits_of_kernels_and_of_a_host_that_takes_part(changes):
     assert log.losses == at_once.losses
 
 
+def test_portable_adam_has_the_bits_of_a_host_that_takes_part():
+    changes = {"optimizer": "adamw", "arithmetic": "portable", "weight_decay": {"default": 0.1}}
+    assert same(trained(3, changes=changes, as_graph=False), trained(3, None, changes, ahead=False))
+
+
 def test_each_size_of_images_has_its_graph():
     sizes = {"sizes_px": [16, 24], "shares": [0.5, 0.5]}
     changes = {"model": "residual", "model_options": {"widths": [4]}, "progressive": sizes}

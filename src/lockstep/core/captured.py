@@ -155,6 +155,4 @@ def obstacle(recipe: Recipe) -> str | None:
         return "float16 changes the scale of its loss"
     if recipe.model not in MODELS:
         return "the network is not built in, and the host seeds the random numbers of its layers"
-    if recipe.arithmetic == "portable" and recipe.optimizer.kind in ("adam", "adamw"):
-        return "the host computes the rates of portable Adam"
     return None

@@ -146,7 +146,8 @@ class State:
     ) -> None:
         """Make the update number `updates` without counting it. Hold `update_lock`.
 
-        `rates` are the learning rates of the optimizer's groups, and `weight` is that of the new
+        `rates` are the learning rates of the optimizer's groups (in portable Adam, tensors of all
+        `adam_rates`), and `weight` is that of the new
         parameters in their average. They are numbers, or tensors [] of the device, float32 and
         int64, which a CUDA graph reads anew each time.
         """

@@ -22,6 +22,7 @@ from lockstep.core.vector import Metrics, Requests, copy_each, excess
 from lockstep.data.dataset import Dataset, Plan
 from lockstep.data.transforms import Packing, Tensors, to_device
 from lockstep.kernels.portable import arithmetic
+from lockstep.kernels.portable.layers import adam_rates
 
 # How many steps the host draws together: as many as have this many examples, but at most so many.
 _EXAMPLES, _STEPS = 4096, 32
@@ -230,7 +231,15 @@ class Ahead(Steps):
         bound, average, owned = self._bound, self._recipe.ema, self._reduction.owned
         steps = range(first, first + len(self._plans))
         groups = self._state.optimizer.param_groups
-        rates = [[bound.learning_rate(step) * one["scale"] for one in groups] for step in steps]
+        rates: list[list[Any]] = [
+            [bound.learning_rate(step) * one["scale"] for one in groups] for step in steps
+        ]
+        if self._recipe.arithmetic == "portable" and "betas" in groups[0]:
+            for step, of_step in zip(steps, rates, strict=True):
+                for number, one in enumerate(groups):
+                    first, second = one["betas"]
+                    numbers = of_step[number], first, second, one["weight_decay"], step + 1
+                    of_step[number] = adam_rates(*numbers)
         weights = [1.0 - average.decay_after(step + 1) if average else 0.0 for step in steps]
         rows = self._drawn | {
             "rates": np.array(rates, np.float32),
