@@ -12,16 +12,14 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
 from benchmarks.gpu.trial import Facts, Table, replica
-from lockstep.core.loop import Observer
-from lockstep.core.tower import Tower
-from lockstep.data import dataset, transforms
+from lockstep.core import loop
+from lockstep.core.steps import Observer
 
 # A launch does not depend on the number of images, but a batch must have one for each tower.
 CASES = (
@@ -43,7 +41,7 @@ _EMPTY = {
     "lift_fresh",
     "_local_scalar_dense",
 }
-_BEFORE = 2  # steps that are not counted: of one tower, the second one compares its graph
+_BEFORE = 3  # steps that are not counted: the third one compares the graph of the second
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,24 +68,27 @@ def counted(case: str, as_graph: bool = True) -> Facts:
     """Return operators, launches and copies of one step of `case`, and the most frequent
     launches.
     """
-    with (
-        operators_of_a_gpu(),
-        graphs_of_a_gpu(),
-        mock.patch.object(dataset, "to_device", wraps=transforms.to_device) as to_device,
-    ):
-        changes = {"arithmetic": "native", "steps": _BEFORE + 1}
+    with operators_of_a_gpu(), graphs_of_a_gpu():
+        changes = {"arithmetic": "native", "steps": _BEFORE + 3}
         trained = replica(case, torch.device("cpu"), 300, changes)
-        trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
-        updates = trained.updates(Observer())
+        updates = loop.updates(
+            trained.train_set,
+            trained.tower,
+            trained.reduction,
+            trained.state,
+            Observer(),
+            boundary=lambda updates: False,
+            ahead=True,
+            as_graph=as_graph,
+        )
         for _ in range(_BEFORE):
             next(updates)
-        to_device.reset_mock()
         replays = Graph.replays
         with Count() as count:
             next(updates)
         count.launches["CUDA graph"] = Graph.replays - replays
     most = dict(count.launches.most_common(12))
-    launches, copies = count.launches.total(), to_device.call_count
+    launches, copies = count.launches.total(), count.launches["copy_"]
     return {"operators": count.operators, "launches": launches, "copies": copies, "most": most}
 
 

@@ -3,20 +3,22 @@ reads the images of a recipe from wherever its dataset is.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from lockstep import files, hardware, numerics
 from lockstep.config.placement import Placement
 from lockstep.config.recipe import Recipe
-from lockstep.core.captured import obstacle
-from lockstep.core.evaluation import Evaluation, Progress, evaluate
-from lockstep.core.loop import Observer, updates
+from lockstep.core.captured import Captured, obstacle
+from lockstep.core.evaluation import Evaluation, Progress, classify, evaluate
+from lockstep.core.loop import updates
 from lockstep.core.model import Model
 from lockstep.core.reduction import Reduction
 from lockstep.core.state import State, classifier_weights
+from lockstep.core.steps import Observer
 from lockstep.core.tower import Tower
 from lockstep.core.vector import Requests
 from lockstep.data import DATASETS, IMAGE_FOLDER, MEMORY, arrays, folder
@@ -163,15 +165,21 @@ class Replica:
     @cached_property
     def tower(self) -> Tower:
         """What computes the towers of this process, one by one."""
-        on_gpu = self.device.type == "cuda"
-        return Tower(self.bound, self.network, as_graph=on_gpu and self.without_graphs is None)
+        return Tower(self.bound, self.network)
+
+    @cached_property
+    def _chunks(self) -> Captured | None:
+        """What classifies the chunks of an evaluation as CUDA graphs, or None."""
+        if self.device.type == "cpu" or self.without_graphs:
+            return None
+        return Captured("evaluations", partial(classify, self.recipe), exact=self.recipe.exact)
 
     @property
     def without_graphs(self) -> str | None:
-        """Why towers on a GPU are computed kernel by kernel, in words; None if as CUDA graphs."""
+        """Why a GPU computes kernel by kernel, in words; None if it does by CUDA graphs."""
         if not self.placement.graphs:
             return f"the option {option('graphs', False)}"
-        return obstacle(self.recipe, self.network.module)
+        return obstacle(self.recipe)
 
     def split(self, name: str, examples: int | None = None) -> Dataset:
         """Return a split, or `examples` of it at even distances, on the device; for a recipe with
@@ -208,11 +216,26 @@ class Replica:
         return dataset.to(self.device)
 
     def updates(
-        self, log: Observer, *, poll_requests: Callable[[], Requests] = Requests
+        self,
+        log: Observer,
+        *,
+        poll_requests: Callable[[], Requests] = Requests,
+        boundary: Callable[[int], bool] = lambda updates: True,
     ) -> Generator[Requests]:
-        """Train the state to the last step, as `core.loop.updates`."""
+        """Train the state to the last step, as `core.loop.updates`. All processes call this
+        together.
+        """
+        obstacles = self.device.type == "cpu" or obstacle(self.recipe)
         return updates(
-            self.train_set, self.tower, self.reduction, self.state, log, poll_requests=poll_requests
+            self.train_set,
+            self.tower,
+            self.reduction,
+            self.state,
+            log,
+            poll_requests=poll_requests,
+            boundary=boundary,
+            ahead=not self.group.gather(torch.tensor([int(bool(obstacles))])).any(),
+            as_graph=self.placement.graphs,
         )
 
     def evaluate(
@@ -225,7 +248,14 @@ class Replica:
         """Evaluate the "ema" or "raw" weights."""
         parameters = self.state.parameters_of(weights)
         return evaluate(
-            self.network, parameters, self.state.buffers, dataset, self.group, progress, keep_logits
+            self.network,
+            parameters,
+            self.state.buffers,
+            dataset,
+            self.group,
+            progress,
+            keep_logits,
+            self._chunks,
         )
 
     def evaluate_all(self, progress: Progress = lambda share: None) -> dict[str, Evaluation]:

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.core.evaluation import Evaluation
-from lockstep.core.loop import Observer
 from lockstep.core.state import NamedTensors
+from lockstep.core.steps import Observer
 from lockstep.errors import DATA, LockstepError, option
 from lockstep.files import Record, finite
 from lockstep.jobs.agreement import require_agreement, restore

@@ -302,6 +302,17 @@ def sgd_(
         parameter.sub_(gradient * lr)
 
 
+def adam_rates(
+    lr: float, beta1: float, beta2: float, weight_decay: float, updates: int
+) -> tuple[float, float, float]:
+    """Return the numbers of update number `updates` (1 for the first) in Adam: the share of the
+    parameters that decoupled decay keeps, the root of the correction of the squares, and the rate.
+    """
+    first = 1.0 - rounding.power(beta1, updates)
+    second = 1.0 - rounding.power(beta2, updates)
+    return 1.0 - lr * weight_decay, math.sqrt(second), lr / first
+
+
 def adam_(
     parameters: list[Tensor],
     gradients: list[Tensor],
@@ -320,22 +331,24 @@ def adam_(
     maximize: bool,
     **others: Any,
 ) -> None:
-    """Make the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place."""
+    """Make the update of torch.optim.Adam, or of AdamW if weight decay is `decoupled`, in place.
+
+    `lr` is the learning rate, or a tensor of all `adam_rates`.
+    """
     if amsgrad or maximize:
         raise NotImplementedError
+    rates: Sequence[Any] = lr.unbind() if isinstance(lr, Tensor) else ()
     # The optimizer has counted this update, and updates all parameters together.
-    count = int(steps[0])
-    first = 1.0 - rounding.power(beta1, count)
-    second = 1.0 - rounding.power(beta2, count)
+    kept, root, rate = rates or adam_rates(lr, beta1, beta2, weight_decay, int(steps[0]))
     for parameter, gradient, mean, square in _in_chunks(parameters, gradients, means, squares):
         if weight_decay and decoupled:
-            parameter.mul_(1.0 - lr * weight_decay)
+            parameter.mul_(kept)
         elif weight_decay:
             gradient = gradient + parameter * weight_decay
         mean.mul_(beta1).add_(gradient * (1.0 - beta1))
         square.mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
-        divisor = elementary.divided(elementary.sqrt(square), math.sqrt(second)).add_(eps)
-        parameter.sub_((mean / divisor).mul_(lr / first))
+        divisor = elementary.divided(elementary.sqrt(square), root).add_(eps)
+        parameter.sub_((mean / divisor).mul_(rate))
 
 
 portable("_fused_adam", in_place=True)(partial(adam_, decoupled=False))
