@@ -1,8 +1,9 @@
 """A recipe on random images, and a table that loses nothing."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 
 from benchmarks import invented, kinds
 from benchmarks.common import save
+from benchmarks.gpu.stand_ins import Graph, graphs_of_a_gpu, operators_of_a_gpu
 from lockstep import numerics
 from lockstep.config.overrides import make, parse
 from lockstep.config.placement import Placement
+from lockstep.core.tower import Tower
 from lockstep.jobs.context import Context
 from lockstep.jobs.replica import Replica
 from lockstep.recipes import RECIPES, get_recipe
@@ -38,9 +41,20 @@ def replica(
     recipe = make(fields, full_size | changes, parse(settings, {}))
     numerics.configure(recipe.threads_per_tower, recipe.exact)
     splits = invented.load(recipe.dataset, max(examples, recipe.batch), recipe.image_px)
-    return Replica(
+    trained = Replica(
         recipe, Placement(device=device.type, **placement), Context(device=device), splits
     )
+    if issubclass(torch.cuda.CUDAGraph, Graph):  # A CPU stands in for a GPU.
+        as_graph = trained.without_graphs is None
+        trained.tower = Tower(trained.bound, trained.network, as_graph=as_graph)
+    return trained
+
+
+@contextlib.contextmanager
+def simulated_gpu() -> Iterator[None]:
+    """Let the CPU compute a `replica` as a GPU does, by CUDA graphs where the placement allows."""
+    with operators_of_a_gpu(), graphs_of_a_gpu():
+        yield
 
 
 def device() -> torch.device:
@@ -105,3 +119,8 @@ class Table:
             table = {"head": self._head, "rows": self._rows}
             save(self._name, {**gpu(), "n": 1, "table": table, "cases": self._cases}, self._out)
         return facts
+
+    def fail(self, why: str) -> None:
+        """Print what is wrong with the rows, and fail."""
+        print(why, flush=True)
+        self.failed = True
